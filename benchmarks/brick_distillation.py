@@ -4,8 +4,8 @@
     uv run python benchmarks/brick_distillation.py --device cuda --out benchmarks/results/NAME.json
 
 A BRICK is a small module that replaces a block. The loop implements Eq. 20 directly: it trains one BRICK per block,
-each with its own torch.optim.Adam. One variant of the loop uses cached activations. The other runs the backbone up to
-the block for every batch, as a simple program would.
+each with its own torch.optim.Adam. One variant of the loop uses cached activations. The other variant runs the backbone
+up to the block for every batch, as a simple program would.
 
 The models are ViTs of three widths with random weights, and the images belong to one domain. The three variants are
 timed in turn, and the table shows medians. On a CPU, one thread is used.
@@ -47,7 +47,7 @@ def backbone(width: int) -> LayeredModel:
 
 
 def start(width: int, device: str) -> dict[str, Tensor]:
-    """Return the untrained BRICKs of all blocks, stacked by factor."""
+    """Return the untrained BRICKs (the modules that replace blocks) as one tensor per factor, (blocks, ...)."""
     generator = torch.Generator().manual_seed(0)
     fresh = {"a1": (RANK, width), "b1": (width, RANK), "a2": (RANK, width), "b2": (width, RANK)}
     return {
@@ -65,7 +65,7 @@ def side_by_side(model: LayeredModel, images: ImageSet, bricks: dict[str, Tensor
 
 
 def loop_cached(model: LayeredModel, images: ImageSet, bricks: dict[str, Tensor], epochs: int) -> dict[str, Tensor]:
-    """Distil block by block, with activations computed once."""
+    """Distil block by block, from activations that are computed once."""
     passed = activations(model, [images], BATCH)
     return _loop(bricks, epochs, len(images), lambda layer, rows: (passed[layer, rows], passed[layer + 1, rows]))
 
@@ -106,7 +106,10 @@ WAYS = {"side by side": side_by_side, "loop, cached": loop_cached, "loop, plain"
 
 
 def measure(width: int, images: int, epochs: int, times: int, device: str) -> dict[str, float]:
-    """Return each variant's median seconds, their ratios to ours, and the largest relative difference of the BRICKs."""
+    """Return the median seconds of each variant, their ratios to `side by side`, and the largest difference of BRICKs.
+
+    The difference is the norm of the difference of two factors, divided by the norm of the factor from `side by side`.
+    """
     model, bricks = backbone(width).to(device), start(width, device)
     size = WIDTHS[width][0]
     pixels = torch.randint(256, (images, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

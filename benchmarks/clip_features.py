@@ -1,12 +1,12 @@
-"""Time FedAG's rounds with CLIP's features cached and with the features computed anew; check for identical results.
+"""Time FedAG's rounds with and without a cache of CLIP's features, and check that the results are identical.
 
     uv run python benchmarks/clip_features.py
     uv run python benchmarks/clip_features.py --device cuda --out benchmarks/results/NAME.json
 
 There are two experiments. The first is the shipped experiment on digits with its small CLIP. The second uses noise
-images at 224 px, and a CLIP with the shape of B/32 and a ViT-Tiny on the clients, both with random weights; clients
-train for one step. Runs with and without the cache are timed in turn. The first round, which fills the cache, is left
-out. On a CPU, one thread is used.
+images at 224 px, a CLIP of the size of ViT-B/32 on the server and a ViT-Tiny on each client. Both models have random
+weights, and each client trains for one step per round. Runs with and without the cache are timed in turn. The first
+round, which fills the cache, is left out. On a CPU, one thread is used.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def noise(root: Path) -> None:
 
 
 def clip(folder: Path) -> None:
-    """Write a CLIP checkpoint with the shape of B/32 and random weights, and with the tokenizer of the shipped CLIP."""
+    """Write a CLIP of the size of ViT-B/32 with random weights, and with the tokenizer of the shipped CLIP."""
     tokens = SHIPPED / "digits_clip"
     folder.mkdir()
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "preprocessor_config.json"):

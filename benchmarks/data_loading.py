@@ -3,8 +3,8 @@
     uv run python benchmarks/data_loading.py
     uv run python benchmarks/data_loading.py --root DIR --layout domains --size 64 --out benchmarks/results/NAME.json
 
-Without `--root`, 10,000 JPEG images of random smooth colours are first written to a temporary folder. Both sides
-produce shuffled batches of normalised float32 pixels on one thread. They are timed in turn, and the medians are
+Without `--root`, 10,000 JPEG images of random smooth colours are first written to a temporary folder. Both loaders
+produce shuffled batches of normalised float32 pixels on one thread. The loaders are timed in turn, and the medians are
 reported.
 """
 
@@ -51,7 +51,7 @@ def write_images(root: Path, count: int, size: int) -> None:
 
 
 def from_folder(root: Path, size: int, workers: int) -> Callable[[], int]:
-    """Return a function that reads an epoch with ImageFolder and DataLoader, as the methods' published code does."""
+    """Return a function that reads all images once with ImageFolder and DataLoader, like the papers' code."""
     transform = v2.Compose(
         [
             v2.Resize(size, v2.InterpolationMode.BICUBIC),
@@ -70,7 +70,7 @@ def from_folder(root: Path, size: int, workers: int) -> Callable[[], int]:
 
 
 def from_store(sets: list[ImageSet]) -> Callable[[], int]:
-    """Return a function that reads an epoch of the prepared data sets from their memory maps."""
+    """Return a function that reads all images of prepared data sets once, from their memory maps."""
 
     def batches() -> Iterator[torch.Tensor]:
         for images in sets:
@@ -82,7 +82,7 @@ def from_store(sets: list[ImageSet]) -> Callable[[], int]:
 
 
 def time_in_turn(sides: dict[str, Callable[[], int]], repeats: int) -> dict[str, float]:
-    """Return the median seconds of each side, by name. In each repetition, all sides run once."""
+    """Return the median seconds of each loader, by name. In each repetition, all loaders run once."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, epoch in sides.items():
@@ -113,7 +113,7 @@ sys.stdin.readline()
 
 
 def memory(config: PreparedData, processes: int) -> dict[str, float]:
-    """Return the memory of parallel trials in MiB after one round over all images, as means over their processes."""
+    """Return the memory of parallel trials after one round over all images, as means over their processes in MiB."""
     command = [sys.executable, "-c", TRIAL, str(config.size), *config.domains]
     trials = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(processes)
@@ -134,7 +134,7 @@ def memory(config: PreparedData, processes: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prepare the images, time both sides, measure memory, and print or write the results."""
+    """Prepare the images, time the loaders, measure memory, and print or write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, help="images in the layout <domain>/<class>/*")
     parser.add_argument("--count", type=int, default=10_000, help="number of images to write if --root is not given")

@@ -3,7 +3,7 @@
     uv run python benchmarks/frozen_prefix.py
     uv run python benchmarks/frozen_prefix.py --device cuda --out benchmarks/results/NAME.json
 
-The model is a CLIP with the shape of ViT-Tiny (12 blocks of width 192 at 224 px), with random weights and rank-1
+The model is a CLIP of the size of ViT-Tiny (12 blocks of width 192 at 224 px), with random weights and rank-1
 adapters. As in FedMS's SAL (sparsely activated LoRA), only the topmost 1, 3, 6 or all 12 blocks are trained. A session
 is two passes over the images. Without a cache, both passes run all blocks. With a cache, the second pass reads the
 activations that the first one wrote. The table compares the second passes, which are timed in turn. On a CPU, one
@@ -44,7 +44,7 @@ ACTIVE = (1, 3, 6, 12)
 
 
 def tokens_of(texts: Any) -> tuple[Tensor, Tensor]:
-    """Return ten random tokens for each text, the length of a typical prompt, and the position of the last one."""
+    """Return ten random tokens for each text, as many as in a typical prompt, and the position of the last token."""
     drawn = torch.randint(1, 500, (len(texts), 10), generator=torch.Generator().manual_seed(1))
     return drawn, torch.full((len(texts),), 9)
 
@@ -74,7 +74,7 @@ class Client:
     start: AdapterState
 
     def session(self, kept: FrozenRows) -> tuple[list[float], AdapterState]:
-        """Run both passes; return the seconds of each step of the second pass, and the trained adapter."""
+        """Train for two passes over the images; return the seconds of each step of the second pass, and the adapter."""
         network, path = self.model, range(BLOCKS)
         network.load_adapter(self.start)
         parameters = network.trainable()

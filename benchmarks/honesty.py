@@ -47,7 +47,14 @@ MANIFEST = SweepManifest(
 
 
 def sweep(rng: np.random.Generator, n: int, apart: tuple[float, ...], skewed: bool) -> list[TrialRecord]:
-    """Simulate the trials of all arms with n common seeds; if `skewed`, the residuals of the three arms are skewed."""
+    """Simulate the trials of a baseline and its arms with n common seeds.
+
+    Args:
+        rng: The generator of all random numbers.
+        n: The number of seeds.
+        apart: The true difference of each arm from the baseline.
+        skewed: Whether the residuals of the arms are skewed. Those of the baseline are always normal.
+    """
     shared = rng.normal(0, SEEDS, n)
     records = []
     for arm, more in enumerate((0.0, *apart)):
@@ -88,7 +95,7 @@ def unpaired(arms: list[ArmStatistics]) -> list[float]:
 
 
 def judge(tally: Tally, records: list[TrialRecord], apart: tuple[float, ...]) -> None:
-    """Compare the statistics of one simulated sweep with its true values, and count the hits."""
+    """Compare the statistics of one simulated sweep with its true values, and count the correct statements."""
     baseline, *others = arms = summarise(MANIFEST, records)
     tally.add("mean", covers(baseline.interval, TRUE))
     compared = [one.comparison for one in others if one.comparison is not None]
@@ -110,7 +117,7 @@ def judge(tally: Tally, records: list[TrialRecord], apart: tuple[float, ...]) ->
 
 
 def rows(repetitions: int) -> Iterator[dict[str, str]]:
-    """Yield a row for each number of seeds, with normal and with skewed residuals."""
+    """Yield a row of the table for each number of seeds, first with normal and then with skewed residuals."""
     for skewed in (False, True):
         for n in (3, 5, 6, 8, 10, 20):
             tally, rng = Tally(), np.random.default_rng(n + 100 * skewed)

@@ -1,9 +1,10 @@
-"""Measure how many seeds pairing saves: the spread of differences with common and with independent seeds.
+"""Measure how many seeds a sweep saves by running all arms with the same seeds.
 
     python benchmarks/pairing.py ablations/lora_rank [ablations/learning_rate ...] [--store mlruns] [--to FILE]
 
-The difference d of an arm from the baseline has the variance var(d) with common seeds, and var(arm) + var(baseline)
-with independent seeds. Their ratio tells how many times fewer seeds are needed for an interval of the same length.
+The difference d of an arm from the baseline has the variance var(d) if both use the same seeds, and var(arm) +
+var(baseline) if their seeds are independent. The ratio of these variances is the factor by which common seeds reduce
+the number of seeds that an interval of the same length needs.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def of_sweep(sweep: SweepStore) -> Iterator[list[str]]:
 
 
 def numbers(arm: Mapping[int, float], baseline: Mapping[int, float]) -> list[str]:
-    """Return the cells for an arm and its baseline, given their values by seed; spreads are in percentage points."""
+    """Return a table row from the values of an arm and its baseline by seed. Spreads are in percentage points."""
     seeds = sorted(set(arm) & set(baseline))
     first, second = (np.array([values[seed] for seed in seeds]) for values in (arm, baseline))
     common, independent = np.std(first - second, ddof=1), np.hypot(first.std(ddof=1), second.std(ddof=1))
@@ -77,7 +78,7 @@ def numbers(arm: Mapping[int, float], baseline: Mapping[int, float]) -> list[str
 
 
 def saved(first: NDArray[np.float64], second: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-    """Return (var(first) + var(second)) / var(first - second)."""
+    """Return (var(first) + var(second)) / var(first - second), by which pairing divides the number of seeds."""
     apart = np.var(first - second, axis=axis, ddof=1)
     return (np.var(first, axis=axis, ddof=1) + np.var(second, axis=axis, ddof=1)) / np.maximum(apart, 1e-12)
 

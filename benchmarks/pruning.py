@@ -8,7 +8,7 @@ The first command replays `results/pruning_curves.csv`, and writes `results/prun
 `results/pruning_curves.yaml` and `pruning_strata.yaml` to your search spaces as `curves` and `strata`.
 
 A problem is a random choice of arms and seeds in a random order. The true value of an arm is its mean at the last round
-over all recorded seeds. The strategies use fedsweep's own code:
+over all recorded seeds. The strategies use the code of fedsweep's schedulers:
 
 - Per-trial ASHA is `fedsweep.sweep.pruning.trial_rules.Rungs`, which receives the rounds of simulated workers.
 - Pruning of arms is `fedsweep.sweep.pruning.arm_rules.halve`.
@@ -42,7 +42,7 @@ console = Console(stderr=True, highlight=False)
 
 
 def families() -> dict[str, dict[str, Play]]:
-    """Return the compared families of strategies, each with its settings by name."""
+    """Return the compared strategies by name, each with its settings by name."""
 
     def settings(play: Any, **more: Any) -> dict[str, Play]:
         return {f"grace {grace}, eta {eta}": partial(play, grace=grace, eta=eta, **more) for grace, eta in SETTINGS}
@@ -61,7 +61,7 @@ def families() -> dict[str, dict[str, Play]]:
 
 
 def study(of_seeds: dict[int, list[Problem]]) -> list[dict[str, Any]]:
-    """Return a row per number of seeds, family and setting, with the scores averaged over problems."""
+    """Return a row per number of seeds, strategy and setting, with the scores averaged over problems."""
     rows = []
     jobs = [(seeds, family, *one) for seeds in of_seeds for family, all in families().items() for one in all.items()]
     for seeds, family, setting, play in track(jobs, description="problems", console=console):
@@ -72,7 +72,7 @@ def study(of_seeds: dict[int, list[Problem]]) -> list[dict[str, Any]]:
 
 
 def shuffles(curves: Array, grace: int, eta: float, count: int) -> list[dict[str, Any]]:
-    """Run the same trials `count` times in random orders, on 1 to 16 workers, and compare which are stopped."""
+    """Run the same trials `count` times in random orders, on 1 to 16 workers, and compare the sets of pruned trials."""
     arms, seeds, _ = curves.shape
     trials = [(arm, seed) for arm in range(arms) for seed in range(seeds)]
     problem = Problem(curves, curves[:, :, -1].mean(axis=1), trials, range(arms))
@@ -110,14 +110,18 @@ def shuffles(curves: Array, grace: int, eta: float, count: int) -> list[dict[str
 
 
 def stopped_of(name: str, problem: Problem, order: Sequence[Trial], grace: int, eta: float) -> int:
-    """Return the number of trials that a single worker stops if it runs them in this order."""
+    """Return the number of trials that are pruned if a single worker runs the trials in this order."""
     strategy = (Arms if name == OURS else asha)(problem.curves, order, grace, eta)
     rounds = work(strategy, problem.curves.shape[:2], 1, dict.fromkeys(order, 1.0)).rounds
     return int((rounds < problem.curves.shape[2]).sum())
 
 
 def waiting(of_problems: Sequence[Problem], grace: int, eta: float) -> list[dict[str, Any]]:
-    """Return the workers' time in average rounds, and their share of all rounds, with and without running ahead."""
+    """Compare the time of a sweep if workers wait at rungs and if idle workers run ahead of the decisions.
+
+    Each row belongs to a strategy and a number of workers. It has means over the problems: the time in mean durations
+    of a round, the share of the time in which workers are busy, and the share of all rounds that were run.
+    """
     rows = []
     for workers in (2, 4, 8, 16):
         for name in ("arms, waiting at rungs", "arms, running ahead (ours)", "per-trial ASHA"):
@@ -140,9 +144,10 @@ def waiting(of_problems: Sequence[Problem], grace: int, eta: float) -> list[dict
 
 
 def stratified(labels: Sequence[str], curves: Array, seeds: int, grace: int, eta: float) -> list[dict[str, Any]]:
-    """Compare strategies on a sweep over tasks of unequal difficulty, with pruning over all tasks and per task.
+    """Compare pruning over all tasks with pruning per task, on a sweep over tasks of unequal difficulty.
 
-    For each task, a row has the share of trials that pass the first rung, and how often the task's best arm survives.
+    Each row belongs to a strategy. For each task, it has the share of trials that pass the first rung, and the share of
+    problems in which the best arm of the task survives.
     """
     tasks = list(dict.fromkeys(label.split(", ")[0] for label in labels))
     of_arm = [tasks.index(label.split(", ")[0]) for label in labels]

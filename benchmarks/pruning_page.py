@@ -1,4 +1,4 @@
-"""The page and the figure of `pruning.py`."""
+"""The Markdown page and the figure that `pruning.py` writes."""
 
 from collections.abc import Iterable, Sequence
 from textwrap import fill
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from pruning_problems import RESULTS, Array  # beside this file
+from pruning_problems import RESULTS, Array  # in the same folder
 
 Row = dict[str, Any]
 COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#d55e00", "#e69f00", "#cc79a7", "#999999", "#000000")
 
 
 def best_within(rows: Sequence[Row], budget: float, score: str) -> Row | None:
-    """Return the setting with the best score among those with a mean budget of at most `budget`, or None."""
+    """Return the row with the best score among those that run at most the share `budget` of all rounds, or None."""
     sign = 1 if score == "regret" else -1
     return min((row for row in rows if row["budget"] <= budget + 1e-9), key=lambda row: sign * row[score], default=None)
 
@@ -31,7 +31,7 @@ def of(rows: Sequence[Row], **wanted: Any) -> list[Row]:
 
 
 def budget_table(rows: Sequence[Row], budgets: Sequence[float]) -> str:
-    """Return a table of survival and regret by family of strategies and budget."""
+    """Return a table of the best arm's survival and the regret, with a row per strategy and a column per budget."""
     lines = []
     for family in dict.fromkeys(row["family"] for row in rows):
         mine = of(rows, family=family)
@@ -46,7 +46,7 @@ def budget_table(rows: Sequence[Row], budgets: Sequence[float]) -> str:
 
 
 def setting_table(rows: Sequence[Row], settings: Sequence[str]) -> str:
-    """Return a table of all scores of the families at given settings."""
+    """Return a table of all scores of each strategy at the given settings."""
     lines = [
         [
             f"{row['family']}, {row['setting']}",
@@ -56,12 +56,12 @@ def setting_table(rows: Sequence[Row], settings: Sequence[str]) -> str:
         for setting in settings
         for row in of(rows, setting=setting)
     ]
-    head = ["", "rounds", "survives with all seeds", "with any", "is answered", "answer in top 3", "regret, points"]
+    head = ["", "rounds", "survives with all seeds", "with any", "selected", "selected arm in top 3", "regret, points"]
     return table(head, lines)
 
 
 def mean_table(rows: Sequence[Row]) -> str:
-    """Return a table of the families that have a grace and an eta, averaged over all settings."""
+    """Return a table of scores averaged over all settings, for each strategy with a grace and an eta."""
     lines = []
     for family in dict.fromkeys(row["family"] for row in rows if "eta" in row["setting"]):
         mine = of(rows, family=family)
@@ -70,11 +70,11 @@ def mean_table(rows: Sequence[Row]) -> str:
         }
         shares = [f"{mean[name]:.0%}" for name in ("budget", "whole", "survived", "right")]
         lines.append([family, *shares, f"{mean['regret']:.2f}"])
-    return table(["", "rounds", "survives with all seeds", "with any", "is answered", "regret, points"], lines)
+    return table(["", "rounds", "survives with all seeds", "with any", "selected", "regret, points"], lines)
 
 
 def figure(rows: Sequence[Row]) -> None:
-    """Draw survival and regret against the share of rounds, for each number of seeds."""
+    """Draw survival and regret against the share of rounds for each number of seeds, and write `pruning.png`."""
     counts = sorted({row["seeds"] for row in rows})
     drawn = Figure(figsize=(4.2 * len(counts), 7), layout="constrained")
     FigureCanvasAgg(drawn)
@@ -96,8 +96,8 @@ def figure(rows: Sequence[Row]) -> None:
             panel.axhline(whole[name], color="black", linewidth=0.8, linestyle=":")
             panel.set_ylabel(label if column == 0 else "")
             panel.grid(alpha=0.25)
-        panels[0, column].set_title(f"{seeds} seed{'s' * (seeds > 1)} an arm")
-        panels[1, column].set_xlabel("rounds played, % of all")
+        panels[0, column].set_title(f"{seeds} seed{'s' * (seeds > 1)} per arm")
+        panels[1, column].set_xlabel("rounds run, % of all")
     panels[0, 0].legend(fontsize=7, loc="lower right")
     drawn.savefig(RESULTS / "pruning.png", dpi=110, metadata={"Software": None})
 
@@ -120,7 +120,7 @@ def curves_text(labels: Sequence[str], curves: Array) -> str:
 
 
 def item(name: str, text: str) -> str:
-    """Return an item of a Markdown list, wrapped."""
+    """Return an item of a Markdown list, wrapped at 120 characters."""
     return fill(f"- {name}: {text}", 120, subsequent_indent="  ", break_on_hyphens=False)
 
 
@@ -135,15 +135,22 @@ def write(
     waiting: Sequence[Row],
     strata: Sequence[Row],
 ) -> None:
-    """`pruning.md` and `pruning.png`."""
+    """Write `pruning.md` and `pruning.png`."""
     figure(scores)
     counts = sorted({row["seeds"] for row in scores})
     by_budget = "\n\n".join(
-        f"With {n} seed{'s' * (n > 1)}:\n\n{budget_table(of(scores, seeds=n), budgets)}" for n in counts
+        f"Results with {n} seed{'s' * (n > 1)}:\n\n{budget_table(of(scores, seeds=n), budgets)}" for n in counts
     )
     count = shuffles[0]["count"]
     stopped = table(
-        ["", "different outcomes", "runs unlike the first", "best arm survived", "stopped, worst first", "best first"],
+        [
+            "",
+            "different outcomes",
+            "runs unlike the first",
+            "best arm survived",
+            "pruned, worst first",
+            "pruned, best first",
+        ],
         [
             [row["strategy"], str(row["different"]), str(row["unlike"]), f"{row['survived']:.0%}"]
             + [f"{row[end]} of {row['trials']}" for end in ("worst first", "best first")]
@@ -171,7 +178,7 @@ def write(
         problems=problems,
         arms=arms,
         by_budget=by_budget,
-        means="\n\n".join(f"With {n} seed{'s' * (n > 1)}:\n\n{mean_table(of(scores, seeds=n))}" for n in counts),
+        means="\n\n".join(f"Means with {n} seed{'s' * (n > 1)}:\n\n{mean_table(of(scores, seeds=n))}" for n in counts),
         defaults=setting_table(of(scores, seeds=counts[-1]), ["grace 1, eta 3", "grace 3, eta 3", "all rounds"]),
         seeds=counts[-1],
         count=count,
@@ -184,8 +191,8 @@ def write(
 
 PAGE = """# Pruning on recorded curves
 
-Which scheduler keeps the best arm of a sweep, for the same number of rounds? `benchmarks/pruning.py` replays
-recorded learning curves under each scheduler:
+Which scheduler is most likely to keep the best arm of a sweep, for the same number of rounds? `benchmarks/pruning.py`
+replays recorded learning curves under each scheduler:
 
 ```sh
 uv run python benchmarks/pruning.py
@@ -198,17 +205,18 @@ The script writes this page from `pruning_curves.csv`. The curves come from two 
 
 The tables compare these strategies:
 
-- *arms (ours)*: the scheduler `arms`. All seeds of an arm are promoted together. After a rung, an arm below the cut
-  is pruned if it is worse than the last promoted arm with every seed. Otherwise it is spared.
-- *arms, nobody spared*: successive halving of the means over the seeds. All arms below the cut are pruned.
+- *arms (ours)*: the scheduler `arms`, which compares whole arms after some rounds, called rungs. The arms with the best
+  means over the seeds are promoted. Each other arm is pruned if it is worse than the last promoted arm with every seed.
+  Otherwise, the arm is spared and continues too.
+- *arms, nobody spared*: successive halving of whole arms. All arms that are not promoted are pruned.
 - *arms, spared by a t test*: as *arms (ours)*, but an arm is spared if a paired t-test over the seeds does not find
   it worse (one-sided, at 10 %).
 - *per-trial ASHA*, *per-trial median stopping*: the schedulers `asha` and `median`, which prune single trials.
 - *synchronous halving of trials*: successive halving of single trials.
 - *random search*: complete arms or complete trials in random order, until the rounds are used up.
 
-At most as many arms are spared as are promoted by their means. *Grace* is the round of the first rung. Of the arms
-or trials at each rung, one in *eta* is promoted.
+At a rung, at most as many arms are spared as are promoted. The setting *grace* is the round of the first rung. The
+setting *eta* determines the share of arms or trials that are promoted at each rung, which is one in *eta*.
 
 ## Survival for the same number of rounds
 
@@ -217,48 +225,56 @@ order. The truly best arm of a problem is the arm with the highest mean at the l
 
 Each cell has three numbers: `survives with any seed / survives with all seeds · regret`.
 
-- The first two are the shares of the problems, in percent, in which the truly best arm reaches the last round with
-  at least one of its seeds, or with all of them. Only arms with all their seeds have complete paired differences.
-- The regret is the distance in percentage points between the truly best arm and the answer. The answer is the arm
-  with the highest mean over its finished trials.
+- The first number is the percentage of problems in which at least one trial of the truly best arm reaches the last
+  round.
+- The second number is the percentage of problems in which all trials of the truly best arm do. Only arms with all their
+  seeds have complete paired differences.
+- The regret is the difference in true accuracy, in percentage points, between the truly best arm and the selected arm.
+  A strategy selects the arm with the highest mean over its finished trials.
 
-Each number belongs to the strategy's best setting for it (grace 1 to 3, eta 2 to 4) among the settings that play at
-most the column's share of all rounds. The settings were chosen on the same problems, so the numbers are optimistic
-for all strategies that have settings.
+Each number is the best that a strategy reaches with any of its settings (grace 1 to 3, eta 2 to 4). Settings that run a
+larger share of the rounds than the heading of the column are excluded. The settings were chosen on the same problems,
+so the numbers are optimistic for all strategies that have settings.
 
-Two limits apply. All problems are drawn from one sweep of {seeds} seeds, so they resemble each other, and
-differences of a few percent do not carry over to another sweep. With {seeds} seeds, a problem contains exactly the
-seeds that define the truly best arm, so a strategy that prunes nothing is always right. With fewer seeds, no
-strategy is always right.
+The results have two limits:
+
+- All problems are drawn from one sweep of {seeds} seeds and resemble each other. Differences of a few percent may not
+  occur in another sweep.
+- With {seeds} seeds, a problem contains exactly the seeds that define the truly best arm, so a strategy that prunes
+  nothing always selects this arm. With fewer seeds, no strategy always selects this arm.
 
 {by_budget}
 
 ![survival of the best arm and regret against the share of rounds](pruning.png)
 
-The next tables choose no setting. They list means over all nine settings, in which the strategies play different
-shares of the rounds. "Is answered" is the share of the problems in which the answer is the truly best arm.
+The next tables list means over all nine settings instead of the best setting. Averaged in this way, the strategies run
+different shares of the rounds. The column "selected" is the share of the problems in which the truly best arm is
+selected.
 
 {means}
 
-Two settings with {seeds} seeds, and all rounds without pruning:
+The last table shows two of the settings with {seeds} seeds, and a sweep that runs all rounds without pruning:
 
 {defaults}
 
 ## Dependence on the order of trials
 
-All arms and seeds of `curves` ran {count} times (grace 3, eta 3): each time in another order, on 1 to 16 workers,
+All arms and seeds of `curves` were run {count} times (grace 3, eta 3): each time in another order, on 1 to 16 workers,
 and with rounds of unequal duration. An outcome is the set of pruned trials with the rounds at which they were
-pruned. The last two columns count the trials that are pruned on one worker if the arms arrive in the order of their
-quality.
+pruned. The last two columns count the pruned trials if one worker runs the arms in the order of their true values,
+from the worst to the best or from the best to the worst.
 
 {stopped}
 
 ## Waiting at rungs
 
-The problems are drawn as above, with {seeds} seeds and with rounds of unequal duration (grace 3, eta 3). Each cell
-has three numbers: `time · utilisation · rounds`. The time until the last worker is finished is in average rounds.
-The utilisation is the share of the time in which workers are busy. Rounds are the share of all rounds that were
-played, including rounds played ahead of a decision.
+The problems are drawn as in the first section, with {seeds} seeds and with rounds of unequal duration (grace 3, eta
+3). Each cell has three numbers: `time · utilisation · rounds`.
+
+- The time is measured until the last worker has finished. Its unit is the mean duration of a round.
+- The utilisation is the share of this time in which workers are busy.
+- The third number is the share of all rounds that were run. This share includes rounds beyond a rung that idle workers
+  ran before the decision at this rung.
 
 {waited}
 
@@ -266,7 +282,8 @@ played, including rounds played ahead of a decision.
 
 In `strata`, the arms belong to three tasks of unequal difficulty. Each cell has two numbers for one task: the share
 of its trials that pass the first rung, and the share of the problems in which its best arm survives with any seed.
-All arms are judged together, or those of each task separately (`per: [partition.alpha]`); grace 3, eta 3.
+The strategies "per task" compare only arms or trials of the same task (`per: [partition.alpha]`). The other strategies
+compare the arms or trials of all tasks. All strategies use grace 3 and eta 3.
 
 {per}
 """

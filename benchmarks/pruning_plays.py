@@ -1,4 +1,4 @@
-"""Pruning strategies for `pruning.py`: functions from a problem to the number of rounds of each trial."""
+"""Pruning strategies for `pruning.py`: functions that map a problem to the number of rounds that each trial runs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ Play = Callable[[Problem], Rounds]
 def halved(
     problem: Problem, grace: int, eta: float, together: bool = True, strata: Sequence[int] | None = None
 ) -> Rounds:
-    """Prune by synchronous halving, of whole arms if `together` is set, else of individual trials."""
+    """Prune whole arms by synchronous halving if `together` is set, and individual trials otherwise."""
     arms, seeds, rounds = problem.curves.shape
     of_trial = {
         (arm, seed): {step + 1: value for step, value in enumerate(problem.curves[arm, seed].tolist())}
@@ -64,8 +64,8 @@ def some_arms(problem: Problem, budget: float) -> Rounds:
 def ruled(problem: Problem, grace: int, eta: float, spares: Callable[[Array, Array], bool]) -> Rounds:
     """Prune whole arms as `halve` does, but with another rule for arms that are not among the best at a rung.
 
-    `spares` decides whether an additional arm is promoted, from the values (seeds,) of the arm and of the last arm that
-    is promoted by its mean.
+    `spares` returns whether such an arm continues nevertheless. It receives the values (seeds,) of the arm, and of the
+    last arm that is promoted by its mean.
     """
     curves = problem.curves
     arms, seeds, last = curves.shape
@@ -80,12 +80,12 @@ def ruled(problem: Problem, grace: int, eta: float, spares: Callable[[Array, Arr
 
 
 def nobody(_one: Array, _last: Array) -> bool:
-    """Promote no additional arm: plain halving."""
+    """Spare no arm, as in plain successive halving."""
     return False
 
 
 def by_t_test(one: Array, last: Array) -> bool:
-    """Promote an additional arm unless a paired t test finds it worse, one-sided at 10 %."""
+    """Spare an arm unless a paired t-test finds it worse than the last promoted arm, one-sided at 10 %."""
     difference = one - last
     if len(difference) == 1:
         return False

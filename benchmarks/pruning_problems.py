@@ -1,4 +1,4 @@
-"""Problems for `pruning.py`, resampled from the curves of finished sweeps, and the scores of their solutions."""
+"""Problems for `pruning.py`, resampled from the curves of finished sweeps, and the scores of strategies on them."""
 
 import csv
 import math
@@ -17,14 +17,14 @@ RESULTS = Path(__file__).parent / "results"
 CURVES = RESULTS / "pruning_curves.csv"
 Array = NDArray[np.float64]
 Rounds = NDArray[np.int64]
-"""The number of rounds run of each trial, (arms, seeds)."""
+"""The number of rounds that each trial runs, (arms, seeds)."""
 Trial = tuple[int, int]
 """The indices of an arm and a seed."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The complete curves of a sweep, and the true values of its arms."""
+    """A sweep with known results: the complete curves of its trials, and the true values of its arms."""
 
     curves: Array
     """Accuracies from 0 to 1, (arms, seeds, rounds)."""
@@ -33,7 +33,7 @@ class Problem:
     order: Sequence[Trial]
     """The order in which trials are started."""
     arms: Sequence[int]
-    """The indices of these arms among the recorded ones."""
+    """The indices of the problem's arms among the recorded arms."""
 
     @property
     def best(self) -> int:
@@ -46,21 +46,21 @@ class Score:
     """The scores of a strategy on a problem."""
 
     budget: float
-    """The rounds run, as a share of all rounds."""
+    """The share of all rounds that were run."""
     survived: float
-    """Whether at least one trial of the truly best arm reached the last round, 0 or 1."""
+    """1 if at least one trial of the truly best arm reached the last round, else 0."""
     whole: float
-    """Whether all trials of the truly best arm reached the last round, 0 or 1."""
+    """1 if all trials of the truly best arm reached the last round, else 0."""
     right: float
-    """Whether the truly best arm is the answer: the best mean among arms that reached the last round, 0 or 1."""
+    """1 if the truly best arm is selected, else 0. Selected is the best mean among arms that reached the last round."""
     top3: float
-    """Whether the answer is among the three truly best arms, 0 or 1."""
+    """1 if the selected arm is among the three truly best arms, else 0."""
     regret: float
-    """The difference of the truly best arm and the answer in percentage points."""
+    """The true value of the truly best arm minus that of the selected arm, in percentage points."""
 
     @classmethod
     def of(cls, problem: Problem, rounds: Rounds) -> "Score":
-        """Return the scores of the rounds that a strategy ran."""
+        """Return the scores of a strategy from the number of rounds that it ran of each trial."""
         ended = rounds == problem.curves.shape[2]
         last = np.where(ended, problem.curves[:, :, -1], np.nan)
         finished = ended.any(axis=1)
@@ -88,7 +88,7 @@ def read(sweep: str) -> tuple[list[str], Array]:
 
 
 def record(folders: Sequence[Path]) -> None:
-    """Write the objective of finished sweeps to a CSV file, a line per trial, without untuned models (round 0)."""
+    """Write the objective of finished sweeps to a CSV file, with a line per trial and a column per round from 1."""
     lines = []
     for sweep in map(SweepStore, folders):
         manifest = sweep.manifest()

@@ -1,4 +1,4 @@
-"""Simulated workers for `pruning.py`, which run rounds of trials and ask a strategy after each round."""
+"""Simulated workers for `pruning.py`, which run the rounds of trials under a pruning strategy."""
 
 import heapq
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ NO_LOG = Path("not written")
 
 
 class Strategy(Protocol):
-    """A rule for the next trial to run, and for stopping trials."""
+    """A pruning strategy: it chooses the next trial to run, and decides after each round whether a trial continues."""
 
     def next(self, running: Mapping[Trial, int]) -> tuple[Trial, int] | None:
-        """Return a trial and the round up to which a free worker runs it, or None if there is none at the moment."""
+        """Return the next trial for a free worker and the round up to which it runs, or None if none can run now."""
 
     def goes_on(self, trial: Trial, round: int) -> bool:
         """Record a finished round, and return whether the trial continues."""
@@ -28,7 +28,7 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True)
 class Work:
-    """The rounds that the workers ran."""
+    """The number of rounds that the workers ran of each trial, and the time that they took."""
 
     rounds: Rounds
     time: float
@@ -36,7 +36,10 @@ class Work:
 
 
 def work(strategy: Strategy, shape: tuple[int, int], workers: int, seconds: Mapping[Trial, float]) -> Work:
-    """Simulate workers until no trial is left. If rounds end at the same time, the trial started first counts first."""
+    """Simulate workers until no trial is left.
+
+    Rounds that end at the same time are reported in the order in which their trials were started.
+    """
     rounds = np.zeros(shape, dtype=np.int64)
     running: dict[Trial, int] = {}
     events: list[tuple[float, int, Trial]] = []
@@ -66,7 +69,7 @@ class Unlogged(Decisions):
 
 
 class TrialByTrial:
-    """A strategy that runs trials in a given order, and stops each by a rule on the values reported so far."""
+    """A strategy that runs trials in a given order, and prunes each trial by a rule on the values reported so far."""
 
     def __init__(
         self, rule: Rungs | Medians, curves: Array, order: Sequence[Trial], strata: Sequence[int] | None = None
@@ -80,7 +83,7 @@ class TrialByTrial:
         return None if trial is None else (trial, self.curves.shape[2])
 
     def goes_on(self, trial: Trial, round: int) -> bool:
-        """Return whether the rule lets the trial continue."""
+        """Return whether the trial has rounds left and the rule does not prune it."""
         if round == self.curves.shape[2]:
             return False
         stratum = str(self.strata[trial[0]]) if self.strata else ""
@@ -90,13 +93,13 @@ class TrialByTrial:
 def asha(
     curves: Array, order: Sequence[Trial], grace: int, eta: float, strata: Sequence[int] | None = None
 ) -> TrialByTrial:
-    """Return the strategy of per-trial ASHA."""
+    """Return the strategy that prunes single trials by ASHA."""
     rule = Rungs(ASHAScheduler(grace_rounds=grace, reduction_factor=eta), curves.shape[2], NO_LOG)
     return TrialByTrial(rule, curves, order, strata)
 
 
 def medians(curves: Array, order: Sequence[Trial], grace: int) -> TrialByTrial:
-    """Return the strategy of median stopping."""
+    """Return the strategy that prunes single trials by the median stopping rule."""
     return TrialByTrial(Medians(MedianScheduler(grace_rounds=grace), NO_LOG), curves, order)
 
 
@@ -121,7 +124,7 @@ class Arms:
         return halve(self.histories, self.milestones, self.rounds, self.eta)
 
     def next(self, running: Mapping[Trial, int]) -> tuple[Trial, int] | None:
-        """Return a trial of the first arm that has rounds to run, or None."""
+        """Return a trial of the first arm that has rounds left to run, or None if there is no such arm."""
         offers = {**self.verdicts.promoted, **(self.verdicts.undecided if self.ahead else {})}
         for arm, until in offers.items():
             for seed, history in self.histories[arm].items():
@@ -130,7 +133,7 @@ class Arms:
         return None
 
     def goes_on(self, trial: Trial, round: int) -> bool:
-        """Record a round and update the decisions; trials always continue up to the offered round."""
+        """Record a round and update the decisions. Return True, as trials always run to the round that `next` set."""
         arm, seed = trial
         self.histories[arm][seed][round] = float(self.curves[arm, seed, round - 1])
         if round in (*self.milestones, self.rounds):

@@ -18,7 +18,7 @@ ClientId = str
 
 @dataclass(frozen=True)
 class PixelStack:
-    """Several tensors of images that are used as one concatenated tensor, without copying them."""
+    """Several tensors of images that are used like one concatenated tensor, without copying the images."""
 
     parts: tuple[Tensor, ...]
 
@@ -34,7 +34,7 @@ class PixelStack:
         return grouped.index_select(dim, torch.cat([here for _, here, _ in places]).argsort())
 
     def places(self, rows: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return for each part: the part, the positions in `rows` (k,) of its images, and their row numbers."""
+        """Return each part with the positions of its images in `rows` (k,), and their row numbers in the part."""
         starts = [0, *accumulate(map(len, self.parts))]
         within = [((start <= rows) & (rows < end)).nonzero().flatten() for start, end in pairwise(starts)]
         return [(part, here, rows[here] - start) for part, here, start in zip(self.parts, within, starts, strict=False)]
@@ -61,13 +61,13 @@ class ImageSet:
         return self.images.parts if isinstance(self.images, PixelStack) else (self.images,)
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a copy of the images (k, 3, height, width) at `index` (k,), and their labels (k,)."""
+        """Return copies of the images (k, 3, height, width) and the labels (k,) of the examples at `index` (k,)."""
         rows = index if self.rows is None else self.rows[index]
         # index_select copies whole images; indexing with `[rows]` copies byte by byte and is eight times slower.
         return self.images.index_select(0, rows), self.labels[index]
 
     def places(self, index: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return for each tensor: the tensor, the positions in `index` (k,) of its images, and their row numbers."""
+        """Return each tensor with the positions of its images in `index` (k,), and their row numbers in the tensor."""
         import torch  # already imported if there are tensors
 
         rows = index if self.rows is None else self.rows[index]
@@ -76,11 +76,11 @@ class ImageSet:
         return [(self.images, torch.arange(len(rows)), rows)]
 
     def select(self, index: Tensor) -> ImageSet:
-        """Return the examples at `index` as a set that shares the pixels."""
+        """Return the examples at `index` as a set that shares the pixels with this one."""
         return ImageSet(self.images, self.labels[index], index if self.rows is None else self.rows[index])
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the images and labels of all examples in order, `size` at a time; as views if `rows` is None."""
+        """Yield batches of `size` images and labels in order. The batches are views if `rows` is None."""
         for start in range(0, len(self), size):
             here = slice(start, start + size)
             if self.rows is not None:
@@ -92,10 +92,10 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples of an image set, with known intermediate outputs of a frozen model.
+    """Examples of an image set, with cached intermediate outputs of a frozen model.
 
     `tokens` (k, ...) are the outputs after the first `done` blocks of the forward pass; if None, the forward pass
-    begins with the pixels. `side_inputs` are further inputs that a method has for each image, one row (...) per image.
+    begins with the pixels. `side_inputs` are further inputs of a method, with one row (...) per image.
     """
 
     source: ImageSet
@@ -124,7 +124,7 @@ class Domain:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """The domains of a data set, a digest of their content, and the `held_out` domains that no client has."""
+    """The domains of a data set, a digest of their content, and the `held_out` domains, whose images no client has."""
 
     name: str
     class_names: tuple[str, ...]
@@ -193,8 +193,8 @@ class ClientUpdate:
 class ServerState:
     """The state of a run between rounds. Methods with more state extend this class.
 
-    `layers` are the blocks of the server's model, with which it is evaluated: all blocks, except in `all_small`.
-    `client_memory` and `server_memory` belong to the base optimizer. `gamma_star` is FedRA's Gamma* so far, that is,
+    `layers` are the blocks with which the server's model is evaluated: all blocks, except in the method `all_small`.
+    `client_memory` and `server_memory` are state of the base optimizer. `gamma_star` is FedRA's Gamma* so far, that is,
     the smallest number of clients that held an active block in any round, or None before the first round.
     """
 

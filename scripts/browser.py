@@ -1,4 +1,4 @@
-"""Headless Chromium for tests and screenshots: it opens a page, waits for text, and takes pictures.
+"""A headless Chromium browser for tests and screenshots: it opens a page, waits for text, and takes pictures.
 
 Chromium is controlled over two pipes with the DevTools protocol
 (https://chromedevtools.github.io/devtools-protocol/).
@@ -58,7 +58,9 @@ class Browser:
         self._profile = tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True)
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        high = [fcntl.fcntl(one, fcntl.F_DUPFD, 20) for one in (theirs_in, theirs_out)]  # so that they are not 3 or 4
+        high = [
+            fcntl.fcntl(one, fcntl.F_DUPFD, 20) for one in (theirs_in, theirs_out)
+        ]  # so that the new descriptors are not 3 or 4
 
         def connect() -> None:  # the browser reads commands from descriptor 3 and writes answers to 4
             os.dup2(high[0], 3)

@@ -1,7 +1,7 @@
 """Draw the figures of docs/results.md from the tables in docs/results/.
 
     python scripts/results_figures.py           # write docs/images/results_*.png
-    python scripts/results_figures.py --check   # exit 1 if a picture was drawn from other numbers than the tables have
+    python scripts/results_figures.py --check   # exit 1 if a picture shows other numbers than the tables
 
 Each picture contains a digest of its numbers.
 """
@@ -116,7 +116,7 @@ def estimate(label: str, text: str) -> Estimate:
 
 
 def differences(one: Table) -> list[Estimate]:
-    """Return the differences of all arms but the baseline, with their intervals."""
+    """Return the difference from the baseline and its interval, for each arm but the baseline."""
     return [
         estimate(NAMES[row[0].split()[0]], f"{one.cell(row[0], 'difference')} {one.cell(row[0], '95% interval')}")
         for row in one.rows
@@ -125,11 +125,11 @@ def differences(one: Table) -> list[Estimate]:
 
 
 Groups = dict[str, list[Estimate]]
-"""Estimates by the experiment that they come from."""
+"""Estimates by experiment."""
 
 
 def read_depth_methods(folder: Path) -> tuple[Groups, Groups]:
-    """Return the differences of the depth methods to FedRA, and the gains from BRICKs over each method."""
+    """Return the differences between the depth methods and FedRA, and the gain from BRICKs with each method."""
     headings = {
         "PACS, Table 1": "Table 1 on PACS",
         "digits, Table 1": "Table 1 on digits",
@@ -147,7 +147,7 @@ def read_depth_methods(folder: Path) -> tuple[Groups, Groups]:
 
 
 def read_fedag(folder: Path) -> Groups:
-    """Return the differences of all methods to FedAG on PACS, out of domain and in domain."""
+    """Return the differences between FedAG and all other methods on PACS, out of domain and in domain."""
     one = table(folder, "fedag.md", "Table 2 on PACS: each domain held out in turn", "mean minus FedAG")
     columns = {"out of domain": "mean minus FedAG", "in domain": "in domain minus FedAG"}
     return {
@@ -157,7 +157,7 @@ def read_fedag(folder: Path) -> Groups:
 
 
 def read_fedms(folder: Path) -> tuple[dict[str, tuple[float, float]], Groups]:
-    """Return megabytes and accuracy of each method without an attack, and the costs of both attacks."""
+    """Return megabytes and accuracy of each method without an attack, and the accuracy that each attack costs."""
     one = table(folder, "fedms.md", "Malicious clients", "no attack")
     names = [row[0] for row in one.rows]
     sent = {NAMES[name]: (number(one.cell(name, "MB sent")), number(one.cell(name, "no attack"))) for name in names}
@@ -173,7 +173,7 @@ Shares = dict[str, dict[int, float]]
 
 
 def read_statistics(folder: Path) -> dict[str, Shares]:
-    """Return the columns of the simulated sweeps, by the distribution of the noise."""
+    """Return the table of simulated sweeps, by the distribution of the noise (normal or skewed)."""
     one = table(folder, "platform.md", "Coverage and error rates on simulated sweeps", "bootstrap")
     seeds = one.head.index("seeds")
     return {
@@ -191,7 +191,7 @@ def read_statistics(folder: Path) -> dict[str, Shares]:
 
 
 def draw_depth_methods(data: tuple[Groups, Groups]) -> Figure:
-    """Draw the methods minus FedRA at the left, and BRICKs on minus off at the right."""
+    """Draw each method minus FedRA on the left, and each method with BRICKs minus without them on the right."""
     methods, bricks = data
     figure, (left, right) = panels(2, 2, 4.9, 3.9)
     dots(left, methods, COLOURS)
@@ -204,7 +204,7 @@ def draw_depth_methods(data: tuple[Groups, Groups]) -> Figure:
 
 
 def draw_fedag(data: Groups) -> Figure:
-    """Draw the differences to FedAG, out of domain at the left and in domain at the right."""
+    """Draw each method minus FedAG, out of domain on the left and in domain on the right."""
     figure, both = panels(2, 2, 4.9, 4.0)
     for axes, (where, estimates), colour in zip(both, data.items(), COLOURS, strict=False):
         dots(axes, {where: estimates}, [colour])
@@ -216,7 +216,7 @@ def draw_fedag(data: Groups) -> Figure:
 
 
 def draw_fedms(data: tuple[dict[str, tuple[float, float]], Groups]) -> Figure:
-    """Draw accuracy against megabytes at the left, and the costs of attacks at the right."""
+    """Draw accuracy against megabytes on the left, and the accuracy that attacks cost on the right."""
     sent, costs = data
     figure, (left, right) = panels(2, 2, 4.9, 3.6)
     for name, (megabytes, accuracy) in sent.items():
@@ -239,7 +239,7 @@ def draw_fedms(data: tuple[dict[str, tuple[float, float]], Groups]) -> Figure:
 
 
 def draw_statistics(data: dict[str, Shares]) -> Figure:
-    """Draw the coverage of intervals at the left, and detected differences at the right."""
+    """Draw the coverage of intervals on the left, and the share of detected differences on the right."""
     from matplotlib.lines import Line2D
 
     figure, (left, right) = panels(2, 2, 4.9, 4.0)
@@ -332,7 +332,7 @@ def digest(data: Any) -> str:
 
 
 def drawn_from(picture: Path) -> str:
-    """Return the digest of the numbers that a picture was drawn from."""
+    """Return the digest of the numbers that a picture shows."""
     from PIL import Image
 
     with Image.open(picture) as image:
@@ -354,12 +354,12 @@ def write(results: Path, images: Path) -> list[Path]:
 
 
 def outdated(results: Path, images: Path) -> list[str]:
-    """Return the names of the pictures that were drawn from other numbers than the tables have now."""
+    """Return the names of the pictures that show other numbers than the tables have now."""
     return [name for name, (read, _) in FIGURES.items() if drawn_from(images / f"{name}.png") != digest(read(results))]
 
 
 def main() -> None:
-    """Draw all figures, or check them."""
+    """Draw all figures or, with `--check`, compare them with the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a picture is outdated")
     if parser.parse_args().check:

@@ -1,10 +1,10 @@
-"""Print random docstrings and sentences of the documentation, to be judged without the code.
+"""Print random docstrings and sentences of the documentation, so that a reader can judge them without the code.
 
 uv run python scripts/sample_prose.py 60 7                      # 60 of each, drawn with seed 7
 uv run python scripts/sample_prose.py 60 7 fedsweep/report docs/guides   # only from these places
 
 Mark each entry A (clear on first reading), B (needs a second reading) or C (unclear even with its signature). At least
-85 % should be A, and none C.
+85 % of the marks should be A, and none should be C.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def sentences(path: Path) -> Iterator[str]:
 
 
 def files(places: Iterable[str], suffix: str) -> list[Path]:
-    """Return the files with a suffix among files and folders of the repository, sorted."""
+    """Return the files with a suffix among `places`, which are files and folders of the repository, sorted."""
     found: set[Path] = set()
     for place in places:
         path = ROOT / place
@@ -83,7 +83,7 @@ def files(places: Iterable[str], suffix: str) -> list[Path]:
 
 
 def main() -> None:
-    """Print the samples selected on the command line."""
+    """Print the docstrings and sentences that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("n", type=int, help="number of docstrings and number of sentences to print; 0 prints all")
     parser.add_argument("seed", type=int)

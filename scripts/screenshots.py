@@ -4,7 +4,7 @@
     python scripts/screenshots.py --store mlruns        use the newest sweep in a results folder
     python scripts/screenshots.py --store mlruns --sweep 20260101-120000-ab12
 
-The script needs Chromium. It uses no network besides this machine's loopback interface.
+The script needs Chromium. It uses no network except this machine's loopback interface.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FEDSWEEP = [sys.executable, "-m", "fedsweep.cli"]
 
 
 def main() -> None:
-    """Run the sweep unless a results folder is given, serve MLflow's page, and take the pictures."""
+    """Run a sweep unless a results folder is given, serve MLflow's page, and take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", type=Path, help="results folder with a sweep; by default, a new sweep is run")
     parser.add_argument("--sweep", help="id of the sweep; the newest by default")

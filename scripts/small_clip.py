@@ -50,7 +50,7 @@ class Captioned(nn.Module):
         self._tokens: dict[str, Any] = {}
 
     def forward(self, images: Tensor, template: str) -> Tensor:
-        """Return the scaled cosine similarities of the images and of all names, inserted into `template`."""
+        """Return the scaled cosine similarities (n, m) of the images and of all names, inserted into `template`."""
         logits: Tensor = self.output(images, template).logits_per_image
         return logits
 
@@ -65,7 +65,7 @@ class Captioned(nn.Module):
 def write_vocabulary(folder: Path, captions: Iterable[str], size: int) -> None:
     """Learn a byte-level pair encoding like CLIP's from captions, and write it to a folder.
 
-    Other texts are encoded byte by byte. Pairs of letters with the same frequency are merged in any order, so that
+    Other texts are encoded byte by byte. Pairs of letters with the same frequency are merged in any order, so the
     tokens may differ between runs.
     """
     tokenizer = Tokenizer(BPE(end_of_word_suffix="</w>"))
@@ -142,7 +142,8 @@ def train(
         train_set: The training images.
         recipe: The hyperparameters.
         loss_of: The loss of pixels (n, 3, h, w) in [0, 1] and labels (n,), with a generator for its random choices.
-        at_epoch: Called after the first step of each epoch, with the number of finished epochs and the step's loss.
+        at_epoch: A function that is called after the first step of each epoch, with the number of finished epochs and
+            the loss of this step.
     """
     matrices = [one for one in network.parameters() if one.ndim > 1]
     others = [one for one in network.parameters() if one.ndim < 2]

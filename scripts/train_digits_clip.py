@@ -1,11 +1,11 @@
-"""Train the small CLIP models and the gate's trunk that ship with fedsweep, on MNIST digits and their names.
+"""Train the small networks that ship with fedsweep on MNIST digits: the CLIP models, and the trunk of FedMS's gate.
 
     fedsweep data prepare mnist --root DIR --size 16     # DIR: a folder with mnist.parquet
     python scripts/train_digits_clip.py base             # or patch8, large, trunk; 10 to 30 minutes each on one core
 
-All random choices derive from one seed. Training images are augmented as in `fedsweep pretrain digits_vit`, and none
-belongs to a domain of the experiments. The output is a checkpoint in transformers' format, in half precision, with a
-JSON card.
+All random choices derive from one seed. Training images are augmented as in `fedsweep pretrain digits_vit`. None of
+these images belongs to a domain of the experiments. The output is a checkpoint in transformers' format, in half
+precision, with a JSON card.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def recipe(what: str) -> Recipe:
 
 @torch.inference_mode()
 def accuracy(network: nn.Module, images: ImageSet) -> float:
-    """Return the accuracy on a set of images; that of a CLIP is zero-shot, with the digits' numerals in a prompt."""
+    """Return the accuracy on a set of images. A CLIP is tested zero-shot, with the digits' numerals in a prompt."""
     right = 0
     for pixels, labels in images.batches(500):
         if isinstance(network, Captioned):

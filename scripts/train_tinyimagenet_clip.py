@@ -4,8 +4,8 @@
     python scripts/train_tinyimagenet_clip.py            # about 50 minutes on one core
 
 The output is `backbones/tinyimagenet_clip` in the data folder: a checkpoint in transformers' format, in half precision,
-with a JSON card. Do not distribute it, because Tiny-ImageNet has no licence that would allow that. Captions contain the
-name of a class or a broader word, such as dog or house. All random choices derive from one seed.
+with a JSON card. Do not distribute it, because no licence of Tiny-ImageNet allows that. Captions contain the name of a
+class or a broader word, such as dog or house. All random choices derive from one seed.
 """
 
 import argparse
@@ -153,7 +153,7 @@ class Taught(Captioned):
     """A CLIP with an additional classifier on its image encoder during training.
 
     The classifier speeds up training from scratch: at first, the encodings of all texts are nearly equal, so that the
-    contrastive loss alone gives the image encoder little to learn. It is not saved.
+    contrastive loss alone gives the image encoder little to learn. The classifier is not saved.
     """
 
     def __init__(self, clip: Any, tokenizer: Any, names: Sequence[str], classes: int) -> None:
@@ -162,7 +162,7 @@ class Taught(Captioned):
 
 
 def names_of(class_names: Sequence[str]) -> list[str]:
-    """Return the names of the classes, as a backbone writes them in prompts, followed by the broader words."""
+    """Return the names of the classes as in a backbone's prompts, followed by broader words such as dog and house."""
     return [*map(readable, class_names), *BROADER]
 
 
@@ -172,9 +172,9 @@ def captions(class_names: Sequence[str]) -> list[str]:
 
 
 def matches(class_names: Sequence[str]) -> Tensor:
-    """Return which names match which classes, as 0 or 1: (classes, names).
+    """Return a matrix (classes, names) that is 1 if a class has a name, else 0.
 
-    The columns are the names of the classes followed by the broader words.
+    The columns are the names of the classes, followed by broader words such as dog and house.
 
     Raises:
         UserError: The classes do not have their WordNet names.
@@ -186,7 +186,7 @@ def matches(class_names: Sequence[str]) -> Tensor:
 
 
 def drawn(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the images, a few of them turned into grey images and a few into dark outlines on white."""
+    """Return the images after turning a few of them into grey images, and a few into dark outlines on white."""
     chance = torch.rand(len(pixels), generator=generator)
     some = chance < COLOURLESS + OUTLINED
     grey = (pixels[some] * torch.tensor(GREY).view(1, 3, 1, 1)).sum(1, keepdim=True)
@@ -203,9 +203,9 @@ def drawn(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def accuracies(network: Captioned, images: ImageSet, goes: Tensor) -> tuple[float, float]:
-    """Return the zero-shot accuracy among class names, and the accuracy among broader words.
+    """Return the zero-shot accuracy among class names, and the accuracy among broader words such as dog.
 
-    The second is over the images whose class has a broader word; any matching word counts as correct.
+    The second accuracy is over images whose class has a broader word. Any matching word counts as correct.
     """
     classes, own, broader, with_broader = len(goes), 0, 0, 0
     for pixels, labels in images.batches(500):

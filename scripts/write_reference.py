@@ -1,4 +1,4 @@
-"""Write docs/reference/ from the code: the commands with their options, and all hyperparameters.
+"""Write the pages in docs/reference/ from the code: all commands with their options, and all hyperparameters.
 
 uv run python scripts/write_reference.py           # write
 uv run python scripts/write_reference.py --check   # exit with code 1 if a page is out of date
@@ -29,6 +29,8 @@ FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 GENERATED = "<!-- Written by scripts/write_reference.py; change the code, not this page. -->"
 RULES = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false", dict: "names and values"}
+CHOICES = {"data": "kind of data", "synthetic": "source of synthetic images"}
+"""Words for the parts of a configuration whose names are no words for a choice."""
 
 
 def pages() -> dict[str, str]:
@@ -37,7 +39,7 @@ def pages() -> dict[str, str]:
 
 
 def _wrapped(page: str) -> str:
-    """Wrap the paragraphs of a page; tables and code blocks have no line of this length that begins with a word."""
+    """Wrap the paragraphs of a page that are longer than 120 characters. No line in a code block is that long."""
     lines = (
         textwrap.fill(line, 118, break_long_words=False, break_on_hyphens=False)
         if len(line) > 120 and line[0] != "|"
@@ -48,11 +50,12 @@ def _wrapped(page: str) -> str:
 
 
 def command_line() -> str:
-    """Return the page on the command line, with a section for each command from typer's objects."""
+    """Return the page on the command line, which has a section for each command."""
     group = typer.main.get_command(app)
     lines = ["# Command line", "", GENERATED, "", f"{group.help}", ""]
     lines += [
-        "After a mistake in your input, one sentence is on stderr and the exit code is 2. After Ctrl-C, it is 130.",
+        "If your input is invalid, fedsweep prints one sentence to stderr and exits with code 2. "
+        "After Ctrl-C, the exit code is 130.",
         "",
     ]
     for verb, command in _verbs(group):
@@ -92,7 +95,7 @@ def hyperparameters() -> str:
     """Return the page on hyperparameters: those of a run, of a search space and of a pre-training."""
     lines = ["# Hyperparameters", "", GENERATED, ""]
     lines += [
-        "Each hyperparameter has one dotted name in experiments, in search spaces, on the command line and in MLflow."
+        "Each hyperparameter has the same dotted name in experiments, search spaces, the command line and MLflow."
     ]
     lines += ["`fedsweep show fedra_digits` prints all hyperparameters of an experiment with their values.", ""]
     rows = [row for name, field in RunConfig.model_fields.items() if not _records(field) for row in [_row(name, field)]]
@@ -100,16 +103,17 @@ def hyperparameters() -> str:
     for part, field in RunConfig.model_fields.items():
         for record in _records(field):
             lines += [*_section(part, record), ""]
-    lines += ["# Search spaces", "", "The entries of a file under `search_spaces/`.", ""]
+    lines += ["# Search spaces", "", "A YAML file in `search_spaces/` has these entries:", ""]
     rows = [_row(name, field) for name, field in SearchSpace.model_fields.items()]
-    about = "An entry of `space` has exactly one kind of values; `step` and `when` are optional additions."
+    about = "An axis is an entry of `space`. It has exactly one of the fields that give its values, from `grid` to "
+    about += "`loginteger`. The fields `step` and `when` are optional."
     lines += [*_fields_table(rows), "", "## axes", "", about, ""]
     lines += [*_fields_table([_row(name, field) for name, field in Axis.model_fields.items()]), ""]
     for part, field in SearchSpace.model_fields.items():
         for record in _records(field):
             if record is not Axis:
                 lines += [*_section(part, record), ""]
-    lines += ["# Pre-trainings", "", "The entries of a file under `experiments/pretrain/`.", ""]
+    lines += ["# Pre-trainings", "", "A YAML file in `experiments/pretrain/` has these entries:", ""]
     rows = [_row(name, field) for name, field in PretrainConfig.model_fields.items()]
     lines += [*_fields_table(rows), ""]
     for part, field in PretrainConfig.model_fields.items():
@@ -120,18 +124,18 @@ def hyperparameters() -> str:
 
 
 def _section(part: str, record: type[Config]) -> list[str]:
-    """Return a section of the page: the heading, description and fields of a record."""
+    """Return a section of the page: the heading, the description and the fields of a record."""
     named = record.model_fields.get("name")
     heading = f"## {part}" if named is None else f"## {part}: {named.default}"
     rows = list(_rows(part, record))
     about = " ".join((record.__doc__ or "").split())
     if named is not None:
-        about += f" Selected with `{part}.name: {named.default}`."
+        about += f" Set `{part}.name` to `{named.default}` to select this {CHOICES.get(part, part.replace('_', ' '))}."
     return [heading, "", about, *(["", *_fields_table(rows)] if rows else [])]
 
 
 def _rows(part: str, record: type[Config], of: str = "") -> Iterator[list[str]]:
-    """Yield a row for each field of a record, followed by those of a nested record without a section of its own."""
+    """Yield a row for each field of a record. Fields of nested records follow, unless these have their own section."""
     described = {one for field in RunConfig.model_fields.values() for one in _records(field)}
     for name, field in record.model_fields.items():
         if name != "name":
@@ -140,7 +144,7 @@ def _rows(part: str, record: type[Config], of: str = "") -> Iterator[list[str]]:
             for inner in _records(field) if get_origin(field.annotation) is not tuple else []:
                 if inner not in described:
                     kind = inner.model_fields.get("name")
-                    yield from _rows(f"{part}.{name}", inner, f"of {kind.default}: " if kind else "")
+                    yield from _rows(f"{part}.{name}", inner, f"only for {kind.default}: " if kind else "")
 
 
 def _records(field: FieldInfo) -> list[type[Config]]:
@@ -162,13 +166,13 @@ def _row(name: str, field: FieldInfo) -> list[str]:
     kind = _kind(field.annotation).removesuffix(" or `null`")
     null = ["or `null`"] if NoneType in get_args(field.annotation) else []
     filled = ["not empty" for rule in field.metadata if getattr(rule, "min_length", None)]
-    patterns = [f"like `{rule.pattern}`" for rule in field.metadata if getattr(rule, "pattern", None)]
+    patterns = [f"that matches `{rule.pattern}`" for rule in field.metadata if getattr(rule, "pattern", None)]
     value = ", ".join([" ".join([kind, *_rules(field.metadata), *patterns]), *filled, *null])
     return [f"`{name}`", value, default, field.description or "see below"]
 
 
 def _kind(annotation: Any) -> str:
-    """Return a type as words for readers."""
+    """Return a type in plain words, such as `whole number`."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if annotation in PLAIN:
         return PLAIN[annotation]
@@ -190,7 +194,7 @@ def _kind(annotation: Any) -> str:
 
 
 def _rules(metadata: list[Any]) -> list[str]:
-    """Return a field's bounds as a list of one phrase, or an empty list."""
+    """Return the bounds of a field as a list with one phrase, such as `≥ 0 and < 1`, or an empty list."""
     bounds = [(sign, getattr(rule, attribute, None)) for rule in metadata for attribute, sign in RULES.items()]
     rules = [f"{sign} {bound:g}" for sign, bound in bounds if bound is not None]
     return [" and ".join(rules)] if rules else []

@@ -34,7 +34,7 @@ def identical_rounds(first: Iterable[RoundResult], second: Iterable[RoundResult]
 
 
 def unkept(federation: Federation) -> Federation:
-    """Return the same federation without a cache for the activations of frozen blocks."""
+    """Return a federation that does not cache the activations of frozen blocks, and is otherwise the same."""
     reader = replace(federation.trainer.reader, kept=FrozenRows())
     return replace(federation, trainer=replace(federation.trainer, reader=reader))
 
@@ -59,7 +59,7 @@ def memory(node: Any) -> set[int]:
 
 
 def copied(state: AdapterState) -> AdapterState:
-    """Return a deep copy."""
+    """Return a copy of an adapter with copied tensors."""
     return {name: tensor.clone() for name, tensor in state.items()}
 
 

@@ -47,7 +47,7 @@ NOT_QUICK = tuple(
 
 
 def only_quick(config: pytest.Config) -> bool:
-    """Return whether this is a run of the quick tier, in which nothing imports torch."""
+    """Return whether only the quick tests are run, which do not import torch."""
     return bool(config.option.markexpr == "quick")
 
 
@@ -58,7 +58,7 @@ def is_quick(path: Path) -> bool:
 
 
 class QuickCollection:
-    """A plugin that collects only the modules of the quick tier, because others import torch; also in `fedsweep/`."""
+    """A plugin that collects only quick test modules, also in `fedsweep/`, because other modules import torch."""
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """Ignore files that are not quick, but not the folders above them."""
@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the fixtures of torch, except in a process that only distributes tests, to save their import time."""
+    """Load the fixtures that need torch, except in a process that only distributes tests to other processes."""
     alone = config.option.showfixtures or not config.getoption("numprocesses", None)
     if only_quick(config):
         config.pluginmanager.register(QuickCollection())
@@ -85,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the millions of imported objects, which live until the end, from later garbage collections."""
+    """Exclude the millions of imported objects from garbage collection, because they live until the end."""
     gc.collect()
     gc.freeze()
 

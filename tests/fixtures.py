@@ -166,7 +166,7 @@ def listed() -> dict[tuple[Path, str], dict[str, Path]]:
 
 @pytest.fixture
 def listed_once(listed: dict[tuple[Path, str], dict[str, Path]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Search the folders for YAML files only once, in a module whose tests write none."""
+    """Search the folders for YAML files only once. Use this fixture only in a module whose tests write none."""
     looked = paths.available
 
     def available(kind: paths.Kind) -> dict[str, Path]:
@@ -209,7 +209,7 @@ def built_models() -> dict[tuple[Any, ...], Mould]:
 def federation(
     tiny: RunConfig, built_models: dict[tuple[Any, ...], Mould], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Federation]:
-    """Build a federation: `federation({"method": "all_small"})`, by default of 40 training images per client.
+    """Return a function that builds a federation, as in `federation({"method": "all_small"})`.
 
     Clients differ in their number of images, so that weights by samples and uniform weights differ.
     """

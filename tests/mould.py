@@ -9,7 +9,7 @@ from torch import nn
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler that leaves tensors out and keeps them by their identity."""
+    """A pickler that stores tensors by their identity instead of their content."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -23,7 +23,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that inserts one copy of each tensor, so that parameters and shared tensors stay as such."""
+    """An unpickler that copies each tensor once, so that parameters stay parameters and shared tensors stay shared."""
 
     def __init__(self, pickled: bytes, tensors: dict[int, torch.Tensor]) -> None:
         super().__init__(io.BytesIO(pickled))
@@ -31,7 +31,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class Mould:
-    """A snapshot of a module, for any number of copies."""
+    """A snapshot of a module, from which any number of copies can be made."""
 
     def __init__(self, module: nn.Module) -> None:
         file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Import contracts, each tested with an import that breaks it, and the heavy packages that modules load."""
+"""The import contracts, each tested with an import that breaks it, and the heavy packages that modules load."""
 
 import subprocess
 import sys

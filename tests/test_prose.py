@@ -23,7 +23,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def documented(path: Path) -> Iterator[tuple[ast.AST, str, str]]:
-    """Yield every node with a docstring, where it is, and the docstring."""
+    """Yield every node with a docstring, the location of the node, and the docstring."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Module | ast.ClassDef | Function) and (text := ast.get_docstring(node)):
             line = getattr(node, "lineno", 1)
@@ -31,7 +31,7 @@ def documented(path: Path) -> Iterator[tuple[ast.AST, str, str]]:
 
 
 def is_noun(node: ast.AST) -> bool:
-    """Return whether a docstring names a value: that of a class, a module, a property or a test."""
+    """Return whether a docstring should be a noun phrase: in classes, modules, properties and tests."""
     if not isinstance(node, Function) or node.name.startswith("test_"):
         return True
     names = {part for one in node.decorator_list for part in re.findall(r"\w+", ast.unparse(one))}
@@ -39,7 +39,7 @@ def is_noun(node: ast.AST) -> bool:
 
 
 def faults(node: ast.AST, text: str) -> Iterator[str]:
-    """Yield each rule that a docstring breaks."""
+    """Yield a description of each rule that a docstring breaks."""
     first = re.split(r"[^\w`']", text, maxsplit=1)[0].lower()
     if first in CLAUSES:
         yield f"opens with `{first}`"
@@ -48,7 +48,7 @@ def faults(node: ast.AST, text: str) -> Iterator[str]:
 
 
 def long_lines(text: str) -> Iterator[int]:
-    """Yield the numbers of the lines over 120 characters that are neither code, table nor an unbreakable link."""
+    """Yield the numbers of all lines over 120 characters outside code, tables and unbreakable links."""
     in_code = False
     for number, line in enumerate(text.splitlines(), 1):
         in_code ^= line.lstrip().startswith("```")

@@ -24,7 +24,7 @@ def script():
 
 @pytest.fixture
 def pages(tmp_path) -> Path:
-    """A copy of the appendices that a test may change."""
+    """Copy the appendices, so that a test may change them."""
     return shutil.copytree(PAGES, tmp_path / "pages")
 
 

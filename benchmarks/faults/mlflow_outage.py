@@ -62,7 +62,7 @@ def compare(folder: Path, url: str) -> tuple[dict[str, int], list[str]]:
 
 
 def play(folder: Path, server: Server, away: float, rounds: int, say: Any = print) -> list[str]:
-    """Run the sweep, stop the server for `away` seconds during it, and return the differences."""
+    """Run the sweep without the server for `away` seconds, and return the differences between MLflow and the files."""
     space = {
         **GRID,
         "fixed": {**GRID["fixed"], "federation.rounds": rounds},

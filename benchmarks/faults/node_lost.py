@@ -3,9 +3,9 @@
     python -m benchmarks.faults.node_lost
     python -m benchmarks.faults.node_lost --rounds 20 --out benchmarks/results/NAME.json
 
-All nodes are raylets with one core on this machine. One node is killed with all its workers as soon as the trials have
-written the given number of rounds to disk. Both sweeps run through the command line. The script fails if a table or a
-history differs.
+All nodes are Ray processes on this machine, with one core each. One node is killed with all its workers as soon as the
+trials have written a given number of rounds to disk. Both sweeps are started by the command line. The script fails if
+the tables or the histories of the two sweeps differ.
 """
 
 import argparse

@@ -6,14 +6,19 @@
 
 The model is ViT-Ti/16 at 224 px with random weights, and there are six clients with 12 to 3 blocks.
 
-Agreement: both sides run two rounds from the same adapters and heads, with the same allocations and batches. fedsweep
-is configured like the released code where that differs from the paper or the paper gives no details: LoRA in the patch
-embedding, uniform weights, and a limit on local steps; for DepthFL, the positions of the heads, the ramp, and one last
-head for all clients. Dropout is off, because its random masks cannot be matched. The exit code is 1 if a tensor differs
-by more than the tolerance, or has not changed during training.
+Agreement: both programs run two rounds from the same adapters and heads, with the same allocations and batches. Dropout
+is off, because its random masks cannot be matched. fedsweep follows the released code in these settings, which differ
+from the paper or are missing in it:
 
-Time and memory: FedRA runs with the released dropout, on one thread. All sides take turns at every client. Memory is
-measured in a separate process for each side.
+- LoRA in the patch embedding
+- uniform weights of the clients
+- a limit on local steps
+- for DepthFL: the positions of the heads, the ramp, and one last head for all clients
+
+The exit code is 1 if a tensor differs by more than the tolerance, or has not changed during training.
+
+Time and memory: FedRA runs with the released dropout, on one thread. The programs take turns at every client. The
+memory of each program is measured in a separate process.
 """
 
 import argparse
@@ -44,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--code", type=Path, required=True, help="clone of the authors' repository")
     made.add_argument(
-        "--repeats", type=int, default=3, help="number of timed rounds of each side; 0 checks the agreement only"
+        "--repeats", type=int, default=3, help="number of timed rounds of each program; 0 checks the agreement only"
     )
     made.add_argument("--out", type=Path)
     made.add_argument("--peak-of", choices=["nothing", *timing.SIDES], help=argparse.SUPPRESS)
@@ -52,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def compare(code: Path) -> dict[str, list[agreement.Groups]]:
-    """Return the agreement after each round, by method."""
+    """Return the largest differences between the tensors of both programs after each round, by method."""
     compared = {}
     for name, comparison in COMPARISONS.items():
         with console.status(f"agreement: {name}"):
@@ -61,7 +66,7 @@ def compare(code: Path) -> dict[str, list[agreement.Groups]]:
 
 
 def measure(code: Path, repeats: int) -> dict[str, Any]:
-    """Return the times and the peak memory of all sides."""
+    """Return the times and the peak memory of all compared programs."""
     return {"cpu": timing.time_in_turn(code, repeats, console), "peak_mib": timing.memory(code)}
 
 
@@ -98,7 +103,7 @@ def main() -> None:
         figures = provenance(code, given.repeats) | {"agreement": compared} | timed
         given.out.write_text(json.dumps(figures, indent=2) + "\n")
     if not all(agreement.agree(groups) for rounds in compared.values() for groups in rounds):
-        console.print(f"The two sides differ by more than {TOLERANCE:g}, or a tensor has not changed.")
+        console.print(f"The two programs differ by more than {TOLERANCE:g}, or a tensor has not changed.")
         sys.exit(1)
 
 

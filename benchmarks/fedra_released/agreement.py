@@ -1,4 +1,4 @@
-"""The largest differences between the tensors of the two sides after a round."""
+"""The largest differences between the tensors of the released code and of fedsweep after a round."""
 
 import math
 from pathlib import Path
@@ -16,7 +16,7 @@ Groups = dict[str, dict[str, float]]
 
 
 def agreement(code: Path, comparison: Comparison) -> list[Groups]:
-    """Run the same rounds on both sides, and return the comparison of their tensors after each round."""
+    """Run the same rounds with the released code and with fedsweep, and compare their tensors after each round."""
     ours = Fedsweep(comparison.method, 0.0, UNEQUAL)
     theirs = Released(code, comparison, ours.weights(), 0.0)
     start = ours.state.adapter
@@ -40,9 +40,10 @@ def agreement(code: Path, comparison: Comparison) -> list[Groups]:
 
 
 def _whole_epoch(seen: list[Batch], images: int) -> list[Batch]:
-    """Return a released client's loader: the batches that fedsweep's client saw, then NaN up to the length of an epoch.
+    """Return a whole epoch of batches for a client of the released code.
 
-    The limit on local steps keeps the released code from reading the NaN batches; otherwise, its tensors become NaN.
+    The first batches are those that fedsweep's client trained on. All others are NaN. The limit on local steps must
+    keep the released code from reading them, or its tensors become NaN.
     """
     epoch = math.ceil(images / BATCH)
     if len(seen) != min(epoch, math.ceil(min(UNEQUAL) / BATCH) + 1):

@@ -1,4 +1,4 @@
-"""The side of fedsweep: the model, the clients with their images, and the steps of a round."""
+"""fedsweep's part of the comparison: the model, the clients with their images, and the steps of a round."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,7 +53,7 @@ class Fedsweep:
         self.state = method.init(self.model, self.clients, self.server)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the frozen weights under timm's names, without the head."""
+        """Return the frozen weights by timm's names, without the head."""
         tensors = {name.removeprefix("backbone."): tensor for name, tensor in self.model.state_dict().items()}
         plain = {name.replace(".base_layer", ""): tensor for name, tensor in tensors.items()}
         return {name: tensor for name, tensor in plain.items() if ".lora_" not in name and "head" not in name}
@@ -71,7 +71,7 @@ class Fedsweep:
         self.state = self.method.aggregate(self.state, updates, self.server)
 
     def play(self, number: int, matrix: np.ndarray | None) -> list[list[Batch]]:
-        """Run a round with the allocation `matrix`, or the method's own if None; return the batches of each client."""
+        """Run a round, and return the batches of each client. If `matrix` is None, the method draws the allocation."""
         rows = self.allocate(number)
         if matrix is not None:
             given = [LayerAllocation.of(np.flatnonzero(row).tolist()) for row in matrix]
@@ -92,7 +92,7 @@ class Fedsweep:
 
 
 def _draw_weights(model: LayeredModel, generator: torch.Generator) -> None:
-    """Draw weights large enough for visible changes; timm's initial weights and B = 0 change little in a few steps."""
+    """Replace timm's initial weights and LoRA's B = 0 by larger random weights, which change visibly in a few steps."""
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1 and ".lora_A." not in name:
             std = 0.02 if ".lora_B." in name or "embed" in name else 1.5 * parameter[0].numel() ** -0.5

@@ -1,4 +1,4 @@
-"""The side of the released code: adapters for the authors' modules, and the calls of their main loop by method."""
+"""The released code's part of the comparison: wrappers of its modules, and the calls of its main loop by method."""
 
 import importlib
 import sys
@@ -29,7 +29,7 @@ EVERYONE = list(range(len(DEPTHS)))
 
 @dataclass(frozen=True)
 class Comparison:
-    """A method of fedsweep, and the calls with which the released main loop runs it.
+    """A method of fedsweep, and the calls with which the main loop of the released code runs the same method.
 
     `deal(server, round)` returns the tensors that each client loads, and the allocation matrix if one was drawn.
     `train(client, server, round, fewest)` and `aggregate(server, updates)` call the released code.
@@ -71,7 +71,7 @@ class Released:
             raise KeyError(f"not tensors of the released model: {', '.join(unknown)}")
 
     def adapter(self, names: Sequence[str]) -> AdapterState:
-        """Return the server's adapters and head under fedsweep's names."""
+        """Return the server's adapters and head by fedsweep's names."""
         tensors = self._server.global_model.state_dict()
         return {name: tensors[_their_name(name)].clone() for name in names}
 
@@ -106,7 +106,7 @@ def without_cuda() -> Iterator[None]:
 
 
 def _released_modules(code: Path) -> list[Any]:
-    """Import and return the released modules. Their generic names are in the module path during the import only."""
+    """Import and return the released modules. Their folder is on the module path only during the import."""
     import peft  # noqa: F401  # before the released modules, one of whose folders has the name of a package that peft imports
 
     with patch.object(sys, "path", [str(code), *sys.path]), patch.dict(sys.modules):
@@ -120,7 +120,7 @@ def _with_dropout(config: Callable[..., Any], dropout: float) -> Callable[..., A
 
 
 def _their_name(name: str) -> str:
-    """Return the released code's name of a tensor: another prefix, and numbered heads between blocks."""
+    """Return the released code's name for a tensor, which has another prefix and numbers for heads between blocks."""
     if name.startswith("heads."):
         _, depth, tensor = name.split(".")
         return f"back.base_model.model.mid_head.{BETWEEN.index(int(depth))}.{tensor}"

@@ -1,4 +1,4 @@
-"""The setting of both sides: six clients, a small ViT and random images."""
+"""The setting of the comparison: six clients, a small ViT and random images."""
 
 from collections.abc import Iterable
 

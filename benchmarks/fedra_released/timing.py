@@ -1,4 +1,4 @@
-"""The CPU time of a FedRA round on each side, and its peak memory in a separate process."""
+"""The CPU time and the peak memory of a FedRA round with each of the compared programs."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ from .released import COMPARISONS, EVERYONE, Released
 from .setting import BATCH, DEPTHS, DROPOUT, EQUAL, EVALUATIONS, TESTED, normalised
 
 SIDES = ("released", "fedsweep", "fedsweep, paper")
-"""The compared sides. The last one has no LoRA in the patch embedding, like the paper and fedsweep's default."""
+"""The compared programs. The last one has no LoRA in the patch embedding, like the paper and fedsweep's default."""
 
 LABELS = {
     "training_ms_per_layer_sample": "training, ms / (layer x image)",
@@ -34,7 +34,7 @@ Step = tuple[str, Callable[[], object]]
 
 
 def player(side: str, code: Path) -> Callable[[int], Iterator[Step]]:
-    """Return a function that yields the steps of a round on one side; all sides have the same steps."""
+    """Return a function that yields the steps of a round of one program. All programs have the same steps."""
     ours = Fedsweep(COMPARISONS["fedra"].method, DROPOUT, EQUAL, patch_embed=side != "fedsweep, paper")
     return _player_released(code, ours) if side == "released" else partial(_play_ours, ours)
 
@@ -67,9 +67,9 @@ def _player_released(code: Path, ours: Fedsweep) -> Callable[[int], Iterator[Ste
 
 
 def time_in_turn(code: Path, repeats: int, console: Console) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the CPU times of each side: for each step, the median and the minimum over all rounds but the first.
+    """Return the CPU times of each program: for each step, the median and the minimum over all rounds but the first.
 
-    The sides take turns at every step, so that other load on the machine affects all of them equally.
+    The programs take turns at every step, so that other load on the machine affects all of them equally.
     """
     sides = {side: player(side, code) for side in SIDES}
     seconds: dict[str, list[list[float]]] = {side: [] for side in SIDES}
@@ -103,7 +103,7 @@ def _times(kinds: list[str], seconds: np.ndarray) -> dict[str, float]:
 
 
 def memory(code: Path) -> dict[str, float]:
-    """Return the peak MiB of a process that runs one round, by side, and of a process that only imports modules."""
+    """Return the peak memory in MiB of a round with each program, and of a process that only imports modules."""
     peaks = {}
     for side in ("nothing", "released", "fedsweep"):
         command = [sys.executable, "-m", str(__package__), "--code", str(code), "--peak-of", side]
@@ -112,7 +112,7 @@ def memory(code: Path) -> dict[str, float]:
 
 
 def peak(side: str, code: Path) -> float:
-    """Run one round of a side, or nothing if `side` is `nothing`, and return this process's peak memory in MiB."""
+    """Run one round of a program, or none if `side` is `nothing`. Return this process's peak memory in MiB."""
     if side != "nothing":
         for _, step in player(side, code)(0):
             step()
@@ -121,7 +121,7 @@ def peak(side: str, code: Path) -> float:
 
 
 def table(timed: dict[str, Any]) -> Table:
-    """Return a table of times and peak memory by side."""
+    """Return a table of times and peak memory by program."""
     made = Table("median (minimum)", *SIDES, title="CPU time on one thread, and memory")
     median, least = timed["cpu"]["median"], timed["cpu"]["least"]
     for key, label in LABELS.items():

@@ -1,4 +1,4 @@
-"""Tables of parameters and bytes, which are counted without training and printed in full."""
+"""Tables of the parameters of models and the bytes that clients send, counted without training."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -16,7 +16,7 @@ NARROWEST = 80  # minimum width of a table; in a narrower terminal, its lines wr
 
 
 def show_counts(plan: Plan) -> None:
-    """Print the parameters of each arm's model, with a paper's values, and those of a client by depth and stage."""
+    """Print the parameter counts of each arm's model and clients, next to a paper's values if there are any."""
     measure, console = plan.space.measure, result_console()
     classes = measure.classes if isinstance(measure, Parameters) else 0
     arms = plan.arms
@@ -31,7 +31,7 @@ def show_counts(plan: Plan) -> None:
 
 
 def models(arms: Sequence[Arm], counted: Sequence[Counted], reference: Reference | None, width: int) -> Iterator[Table]:
-    """Yield tables at most `width` wide, with a column per arm, a row per count and rows of the paper's values."""
+    """Yield tables of at most `width` characters, with a column per arm, and rows of counts and a paper's values."""
     found: list[Mapping[str, float]] = [{**one.parameters, **one.shares} for one in counted]
     asked = reference.metrics() if reference else []
     present = [name for name in COUNTS if any(name in one for one in found)]
@@ -66,7 +66,7 @@ def row_name(metric: str) -> str:
 
 
 def clients(arms: Sequence[Arm], counted: Sequence[Counted]) -> tuple[Table, Table]:
-    """Return two tables with a row per client depth and stage: parameters held and trained, and bytes sent."""
+    """Return two tables with a row per client depth and training stage: parameter counts, and bytes sent."""
     bricks = any(client.bricks for one in counted for client in one.clients)
     heads = ["parameters\nheld", *(["BRICKs\nof these", "%\nmore"] if bricks else []), "trained", "% of the\nbackbone"]
     held = _of_clients(heads)

@@ -36,16 +36,18 @@ def prepare(
     name: Annotated[str, Argument(metavar="NAME", help="name for the prepared data set, e.g. `pacs`")],
     root: Annotated[Path, Option(metavar="DIR", help="folder with the images")],
     layout: Annotated[
-        str | None, Option(help="layout of the folder, one of `fedsweep data list`; detected by default")
+        str | None, Option(help="layout of the folder, as named by `fedsweep data list`; detected by default")
     ] = None,
     size: Annotated[int, Option(help="height and width of the decoded images in pixels")] = 224,
     backbone: Annotated[
-        str | None, Option(metavar="TIMM_NAME", help="resize and crop as timm does to evaluate this model")
+        str | None, Option(metavar="TIMM_NAME", help="timm model whose resizing and cropping for evaluation are used")
     ] = None,
     test_fraction: Annotated[
         float, Option(help="share of each class held out for testing, if the data set has no split of its own")
     ] = 0.2,
-    classes: Annotated[int | None, Option(help="number of classes to prepare, from the first; all by default")] = None,
+    classes: Annotated[
+        int | None, Option(help="number of classes to prepare, starting with the first; all by default")
+    ] = None,
     skip_corrupt: Annotated[bool, Option("--skip-corrupt", help="skip images that cannot be decoded")] = False,
     workers: WorkersOption = None,
     force: Annotated[bool, Option("--force", help="replace an existing data set of the same name and size")] = False,
@@ -53,9 +55,9 @@ def prepare(
     """Decode the images of a data set once, so that all trials can share them in memory.
 
     The short side of each image is resized to `--size` pixels (bicubic) and the centre is cropped. With `--backbone`,
-    images are resized and cropped as timm does to evaluate that model. As in torchvision, palette, grey and CMYK images
-    become RGB, the alpha channel is dropped and EXIF orientation is ignored. If the data set has its own split into
-    training and test images, that split is used. After an interruption, run the same command again to continue.
+    images are resized and cropped as in timm's evaluation of that model. As in torchvision, palette, grey and CMYK
+    images become RGB, the alpha channel is dropped and EXIF orientation is ignored. If the data set has its own split
+    into training and test images, that split is used. After an interruption, run the same command again to continue.
 
     Example: `fedsweep data prepare pacs --root pacs-64 --size 64`
     """
@@ -94,10 +96,10 @@ def _print_prepared(made: Prepared, plan: Plan) -> None:
     console.print(summary(card), "")
     console.print(f"Layout {card.layout}; {split_words(card)}.")
     if plan.listing.absent:
-        console.print(f"Not in the folder, and left out: {', '.join(plan.listing.absent)}.")
+        console.print(f"Left out, because they are not in the folder: {', '.join(plan.listing.absent)}.")
     if card.skipped:
         named = ", ".join(card.skipped[:10]) + (" ..." if len(card.skipped) > 10 else "")
-        console.print(f"Images that cannot be decoded, and were skipped: {len(card.skipped)} ({named})")
+        console.print(f"Skipped images, which cannot be decoded: {len(card.skipped)} ({named})")
     verb = "Already prepared" if made.already else "Prepared"
     console.print(f"{verb}: {relative(made.folder)}, {megabytes(card.bytes)} MB, digest {card.digest[:12]}")
     if made.already and card.made_with != MADE_WITH:
@@ -125,7 +127,7 @@ def list_stores() -> None:
     if cards:
         console.print(stores_table(cards), "")
     elif not damaged:
-        console.print(f"No data set is prepared in {relative(data_folder())} yet.", "", sep="\n")
+        console.print(f"No data set is prepared yet in the folder {relative(data_folder())}.", "", sep="\n")
     for sentence in damaged:
         console.print(f"Damaged: {sentence}", "", sep="\n", style="yellow")
     for folder in unfinished():
@@ -151,8 +153,8 @@ def show(
 ) -> None:
     """Print the number of images per domain and class of a prepared data set, and draw sample images.
 
-    The contact sheet of sample images makes a wrong crop or a wrong label easy to see. It is written next to the data
-    set, or to the file given by `--out`.
+    The sample images are drawn on one contact sheet, which makes a wrong crop or a wrong label easy to see. The contact
+    sheet is written next to the data set, or to the file given by `--out`.
 
     Example: `fedsweep data show pacs --size 64 --verify`
     """
@@ -193,11 +195,12 @@ def partition(
     overrides: Overrides = None,
     out: OutOption = None,
 ) -> None:
-    """Show the number of images of each class on each client, as a table and a picture.
+    """Print the number of images and classes of each client, and draw the images by client and class.
 
-    For a search space, the picture has one panel for each different partition among its arms, drawn with the first
-    seed. The skew is the mean total-variation distance between the labels of a client and those of its domain. It is 0
-    if all clients of a domain have the same distribution of labels.
+    The column `distance` is the total-variation distance between the label distribution of a client and that of its
+    domain. The skew of a partition is the mean of these distances. It is 0 if all clients of a domain have the same
+    distribution of labels. For a search space, the picture has one panel for each different partition among its arms,
+    drawn with the first seed.
 
     Example: `fedsweep data partition ablations/lora_rank federation.rounds=5`
     """
@@ -224,7 +227,7 @@ DECIDES = ("data", "partition", "seed")  # the parts of an experiment that deter
 
 
 def _panels(configs: Iterable[RunConfig]) -> tuple[list[Panel], tuple[str, ...]]:
-    """Return one panel for each different partition among the experiments, and the names of the classes."""
+    """Return one panel of the picture for each different partition of the experiments, and the names of the classes."""
     from fedsweep.federation.build_and_run import split
     from fedsweep.preparation.figures import Panel
 
@@ -248,7 +251,7 @@ def _panels(configs: Iterable[RunConfig]) -> tuple[list[Panel], tuple[str, ...]]
 
 
 def _partition_table(panel: Panel, class_names: tuple[str, ...]) -> Table:
-    """Return a table of a partition: the images, classes and label skew of each client."""
+    """Return a table with each client's number of images and classes, most frequent class and label distance."""
     from fedsweep.preparation.figures import class_counts, distances, skew
 
     clients, classes = panel.clients, len(class_names)
@@ -256,7 +259,7 @@ def _partition_table(panel: Panel, class_names: tuple[str, ...]) -> Table:
     table = Table("client", title=title, title_justify="left", box=None)
     for heading in ("images", "classes"):
         table.add_column(heading, justify="right")
-    table.add_column("most of")
+    table.add_column("most frequent")
     table.add_column("distance", justify="right")
     for client, row, distance in zip(clients, class_counts(clients, classes), distances(clients, classes), strict=True):
         most = int(row.argmax())
@@ -267,7 +270,7 @@ def _partition_table(panel: Panel, class_names: tuple[str, ...]) -> Table:
 
 @app.command()
 def generate(
-    experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="experiment with `synthetic.name: diffusers`")],
+    experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="experiment whose `synthetic.name` is `diffusers`")],
     overrides: Overrides = None,
     device: DeviceOption = "cpu",
     workers: WorkersOption = None,
@@ -278,7 +281,7 @@ def generate(
     interruption, run the same command again to continue. With a larger `synthetic.share`, only the additional images
     are generated.
 
-    Example: `fedsweep data generate fedag_animals --device cuda`
+    Example: `fedsweep data generate fedag_office_home --device cuda`
     """
     changes = parse_overrides(overrides or [])
     find("experiments", experiment)  # report a wrong name before importing torch, which is slow

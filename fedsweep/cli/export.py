@@ -28,28 +28,31 @@ def export(
         str,
         Argument(
             metavar="TRIAL",
-            help="a trial's key or its first characters, `SPACE[@SWEEP][:ARM]`, or an experiment that was run",
+            help="key of a trial or the start of the key, arm of a sweep as `SPACE[@SWEEP][:ARM]`, or experiment that "
+            "was run",
         ),
     ],
     to: Annotated[Path, Option("--to", metavar="DIR", help="folder to write; it must be new or empty")],
     client: Annotated[
         str | None,
-        Option(help="export this client's own model instead of the global one, if the method trains client models"),
+        Option(
+            help="id of a client whose own model is exported, if the method trains one; by default, the global model"
+        ),
     ] = None,
     unfinished: Annotated[
-        bool, Option("--unfinished", help="also accept a trial that is not finished, or was pruned")
+        bool, Option("--unfinished", help="also accept trials that are not finished or were pruned")
     ] = False,
     register: Annotated[
         str | None,
-        Option(metavar="NAME", help="also register it as a version of this model in MLflow's model registry"),
+        Option(metavar="NAME", help="also add the model to MLflow's model registry, as a new version of NAME"),
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
 ) -> None:
-    """Write a trained model to a folder that timm, or transformers and PEFT, can load without fedsweep.
+    """Export a trained model to a folder that timm, or transformers with PEFT, can load without fedsweep.
 
-    If TRIAL matches several trials, the best one by the sweep's objective is exported. The exported model is then
-    loaded again, and the export fails if its predictions differ from those of the run's model.
+    If TRIAL matches several trials, the trial with the best objective is exported. As a check, the exported model is
+    loaded again. The export fails if its predictions differ from those of the run's model.
 
     Example: `fedsweep export ablations/lora_rank:lora.rank=4 --to rank4`
     """
@@ -80,11 +83,11 @@ def export(
         with progress_console().status("registering in MLflow"):
             version = registration.add(target, *version_of(card))
         console.print(f"Registered in MLflow as {register}, version {version}.")
-    console.print(f"{relative(target / 'README.md')} shows how to load it without fedsweep.", soft_wrap=True)
+    console.print(f"{relative(target / 'README.md')} shows how to load the model without fedsweep.", soft_wrap=True)
 
 
 def version_of(card: ExportCard) -> tuple[str, dict[str, str]]:
-    """Return the name of a model version's artifact folder, unique for its round and client, and the version's tags."""
+    """Return the artifact folder's name, which is unique for round and client, and the tags of a model version."""
     whose = f"-{card.origin.client}" if card.origin.client else ""
     tags = {"method": card.method, "seed": str(card.seed), "round": str(card.round), "trial": card.origin.key}
     return f"export-{card.round}{whose}", {f"fedsweep.{name}": value for name, value in tags.items()}
@@ -95,13 +98,15 @@ def predict(
     images: Annotated[Path, Argument(metavar="IMAGES", help="folder of images; subfolders are searched too")],
     form: Annotated[str, Option("--format", help="output format: `table`, `csv` or `json`")] = "table",
     top: Annotated[int, Option(min=1, help="number of classes to list for each image, the most probable first")] = 1,
-    output: Annotated[Path | None, Option(metavar="FILE", help="file to write instead of printing")] = None,
+    output: Annotated[
+        Path | None, Option(metavar="FILE", help="file to write the predictions to, instead of printing them")
+    ] = None,
 ) -> None:
     """Classify the images of a folder with an exported model.
 
-    The images are decoded, resized and cropped like those that the model was tuned on. If an image cannot be read, its
-    name is printed, the others are still classified, and the exit code is 1. If every image is in a folder named after
-    its class, the accuracy is printed too.
+    The images are decoded, resized and cropped like the images that the model was tuned on. If images cannot be read,
+    their names are printed, all other images are classified, and the exit code is 1. If every image is in a folder
+    named after its class, the accuracy is printed too.
 
     Example: `fedsweep predict rank4 photos --format csv --output photos.csv`
     """

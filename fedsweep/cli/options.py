@@ -16,16 +16,19 @@ if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
 
 Overrides = Annotated[
-    list[str] | None, Argument(metavar="[NAME=VALUE]...", help="values to change, by dotted name, e.g. `lora.rank=4`")
+    list[str] | None,
+    Argument(metavar="[NAME=VALUE]...", help="values to change, by dotted name, e.g. `federation.rounds=5`"),
 ]
-_STORE = "results folder, which also holds MLflow's database, or a URI such as `s3://BUCKET/RUNS`"
+_STORE = "results folder, which also contains MLflow's database; or the URI of a remote one, e.g. `s3://BUCKET/RUNS`"
 StoreOption = Annotated[str, Option("--store", envvar="FEDSWEEP_STORE", metavar="FOLDER|URI", help=_STORE)]
-_COLUMNS = "columns of the table besides the objective: `worst_domain`, `megabytes_up`, `rounds_to=0.7` or any metric"
+_COLUMNS = (
+    "columns of the table in addition to the objective: `worst_domain`, `megabytes_up`, `rounds_to=0.7` or any metric"
+)
 ColumnsOption = Annotated[str | None, Option("--columns", metavar="NAME,...", help=_COLUMNS)]
-_MLFLOW = "http(s) address of the MLflow server to use; `store` uses the database in the results folder"
+_MLFLOW = "http(s) address of an MLflow server, or the word `store` for the database in the results folder"
 MlflowOption = Annotated[str | None, Option("--mlflow", envvar="FEDSWEEP_MLFLOW", metavar="ADDRESS", help=_MLFLOW)]
 DEFAULT_STORE = "mlruns"
-DeviceOption = Annotated[str, Option("--device", help="device for training: `cpu` or `cuda`")]
+DeviceOption = Annotated[str, Option("--device", help="device to compute on: `cpu` or `cuda`")]
 WorkersOption = Annotated[
     int | None, Option("--workers", help="number of processes that decode images; one per core by default")
 ]

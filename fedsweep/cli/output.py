@@ -1,4 +1,4 @@
-"""Console output of the commands: plans, results, and their location."""
+"""Console output of the commands: plans, results and warnings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def relative(path: Path) -> str:
 
 
 def page_command(store: str, server: str | None = None) -> str:
-    """Return the `fedsweep ui` command for a results folder or MLflow server, without options that are defaults."""
+    """Return the `fedsweep ui` command for a results folder or MLflow server, without options at their default."""
     words, named = ["fedsweep", "ui"], os.environ.get("FEDSWEEP_MLFLOW")
     if Path(store) != Path(os.environ.get("FEDSWEEP_STORE", DEFAULT_STORE)):
         words += ["--store", store]
@@ -71,10 +71,10 @@ def duration(seconds: float) -> str:
 
 
 def plan_table(name: str, axes: Mapping[str, Axis], arms: Sequence[Arm] | None, around: Arm | None = None) -> Table:
-    """Return a table of a grid's arms, or of a sampled search's ranges if `arms` is None.
+    """Return a table of the arms of a grid or, if `arms` is None, of the ranges of a sampled search.
 
-    The caption lists the conditions under which an axis applies. If `around` is given, the label of each arm shows only
-    its differences from that arm.
+    The caption lists the conditions under which an axis is active. If `around` is given, the label of each arm shows
+    only its differences from that arm.
     """
     conditions = [f"{key} only if {axis.shown_conditions()}" for key, axis in axes.items() if axis.when]
     caption = Text("\n".join(conditions), style="none") if conditions else None
@@ -91,7 +91,7 @@ def plan_table(name: str, axes: Mapping[str, Axis], arms: Sequence[Arm] | None, 
 
 
 def show_recorded(console: Console, config: RunConfig, folder: Path, page_command: str) -> None:
-    """Print the location of a run's results, and a warning if the run used stand-ins for synthetic images."""
+    """Print the location of a run's results, and a warning if other images replaced its synthetic images."""
     picture = " (with `tsne.png`)" if config.evaluation.tsne_classes else ""
     console.print(f"Recorded in {relative(folder)}{picture} and in MLflow; run `{page_command}` to open MLflow.")
     if made := stand_in(config.marks()):
@@ -123,7 +123,7 @@ def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None)
 
 
 def show_sweep(result: SweepResult, page_command: str) -> None:
-    """Print the locations of a sweep's results and any errors; exit with the sweep's status unless it is 0."""
+    """Print the locations of a sweep's results, and any errors. Exit with the status of the sweep unless it is 0."""
     console, session, tally = result_console(), result.session, result.tally
     name, folder = session.plan.name, relative(result.folder)
     if result.report_error is not None and not disk_is_full(result.report_error):
@@ -158,7 +158,7 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
 
 
 def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
-    """Print a warning if files could not be uploaded to the remote results folder; return whether there are any."""
+    """Print a warning if files could not be uploaded to the remote results folder. Return whether it was printed."""
     if not remote.unsent:
         return False
     reason = next(iter(remote.unsent.values()))
@@ -170,7 +170,7 @@ def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
 
 
 def show_undelivered(console: Console, recorder: Recorder, page_command: str) -> None:
-    """Print a warning if runs are incomplete in MLflow, with the reason and the command that completes them."""
+    """Print a warning if runs are incomplete in MLflow, with the reason and the command that copies the rest."""
     if missing := recorder.unsynced:
         why = recorder.outage or "MLflow rejected them."
         runs = "run is" if len(missing) == 1 else "runs are"

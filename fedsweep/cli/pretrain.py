@@ -7,22 +7,27 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from fedsweep.cli.options import DeviceOption, Overrides, checked_device
+from fedsweep.cli.options import DeviceOption, checked_device
 from fedsweep.cli.output import progress_console, relative
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import parse_overrides, read_yaml
 
+PretrainOverrides = Annotated[
+    list[str] | None,
+    Argument(metavar="[NAME=VALUE]...", help="values to change, by dotted name, e.g. `optimizer.lr=5e-4`"),
+]
+
 
 def pretrain(
-    experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="a pre-training, e.g. `tinyimagenet_vit`")],
-    overrides: Overrides = None,
+    experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="pre-training to run, e.g. `tinyimagenet_vit`")],
+    overrides: PretrainOverrides = None,
     out: Annotated[
         Path | None, Option(help="file to write instead of `backbones/EXPERIMENT.safetensors` in the data folder")
     ] = None,
     device: DeviceOption = "cpu",
     threads: Annotated[
-        int | None, Option(min=1, help="number of CPU threads; changes the weights slightly  [default: 1]")
+        int | None, Option(min=1, help="number of CPU threads, which slightly affects the weights  [default: 1]")
     ] = None,
     resume: Annotated[bool, Option("--resume", help="continue after the last saved epoch")] = False,
 ) -> None:

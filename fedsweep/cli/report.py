@@ -29,7 +29,9 @@ FILES = {
 
 
 def report(
-    space: Annotated[str, Argument(metavar="SEARCH_SPACE", help="search space, e.g. `ablations/lora_rank`")],
+    space: Annotated[
+        str, Argument(metavar="SEARCH_SPACE", help="search space of the sweep, e.g. `ablations/lora_rank`")
+    ],
     sweep: Annotated[str | None, Option("--sweep", help="id of the sweep; the newest by default")] = None,
     format: Annotated[
         str, Option("--format", help=f"format to print: `terminal`, {', '.join(f'`{one}`' for one in FILES)}")
@@ -37,7 +39,7 @@ def report(
     columns: ColumnsOption = None,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Rebuild a sweep's report (table, figures and HTML page) from its recorded results.
+    """Print the report of a sweep, and write its files (table, figures and HTML page) again from the recorded results.
 
     Example: `fedsweep report ablations/lora_rank --columns worst_domain,megabytes_up,rounds_to=0.7 --format latex`
     """
@@ -74,10 +76,10 @@ def compare(
         str, Argument(metavar="A", help="a sweep as `SPACE[@SWEEP]`, or one of its arms as `SPACE[@SWEEP]:lora.rank=4`")
     ],
     second: Annotated[str, Argument(metavar="B", help="the sweep or arm to compare it with, in the same form")],
-    format: Annotated[str, Option("--format", help="`terminal`, `markdown` or `csv`")] = "terminal",
+    format: Annotated[str, Option("--format", help="format to print: `terminal`, `markdown`, `csv`")] = "terminal",
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Compare two sweeps arm by arm, or two arms, over the seeds that both have finished.
+    """Compare two sweeps arm by arm, or compare two arms, over the seeds that both have finished.
 
     Example: `fedsweep compare ablations/lora_rank:lora.rank=4 ablations/lora_rank:lora.rank=16`
     """
@@ -103,7 +105,7 @@ def compare(
 
 
 def _side(home: Store, given: str) -> tuple[Side, Arm]:
-    """Return the sweep named by `SPACE[@SWEEP][:ARM]`, and the arm's values or an empty dict without `:ARM`."""
+    """Return the sweep that `SPACE[@SWEEP][:ARM]` names, and the values of the arm, or an empty dict without `:ARM`."""
     from fedsweep.report.compare_sweeps import Side
 
     where, colon, arm = given.partition(":")

@@ -82,7 +82,7 @@ def ui(
         str | None,
         Argument(
             metavar="[SEARCH_SPACE]",
-            help="search space whose newest sweep is linked; by default, the newest sweep of all",
+            help="search space whose newest sweep the links show; by default, the newest sweep of any search space",
         ),
     ] = None,
     sweep: Annotated[str | None, Option("--sweep", help="id of the sweep; the newest by default")] = None,
@@ -92,7 +92,7 @@ def ui(
     ] = "127.0.0.1",
     open_browser: Annotated[bool, Option("--open", help="open the first link in a browser")] = False,
     deliver: Annotated[
-        bool, Option("--deliver", help="first copy results that MLflow lacks from the results folder")
+        bool, Option("--deliver", help="first copy the results that are missing in MLflow from the results folder")
     ] = False,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
@@ -130,7 +130,7 @@ def ui(
 
 
 def _serve(root: Path, host: str, port: int, loopback: bool, opened: str | None) -> NoReturn:
-    """Run MLflow's server until it ends or Ctrl-C is pressed; open `opened` in a browser once the server answers."""
+    """Run MLflow's server until it ends or Ctrl-C is pressed. Open `opened` in a browser once the server answers."""
     from fedsweep.tracking.ui import answers, server_command
 
     if not loopback:
@@ -177,7 +177,7 @@ def show(
     name: Annotated[str, Argument(metavar="NAME", help="experiment or search space")],
     overrides: Overrides = None,
 ) -> None:
-    """Print all values of an experiment, or the arms and the number of trials of a search space.
+    """Print all hyperparameters of an experiment, or the arms and the number of trials of a search space.
 
     Example: `fedsweep show fedra_digits lora.rank=4`
     """
@@ -200,7 +200,7 @@ class RoundTable:
     """A table of a run's rounds on stdout, with a progress bar and a time estimate on stderr."""
 
     def __init__(self, config: RunConfig, as_json: bool) -> None:
-        """Choose the columns: global model, held-out domains, and the clients' models if clients have test images."""
+        """Choose the columns: accuracies of the global model and, if clients have test images, of client models."""
         self.as_json = as_json
         self.shown: dict[str, str] = {}
         if config.partition.test_share > 0:
@@ -230,7 +230,7 @@ class RoundTable:
             self.progress.stop()
 
     def add(self, record: RoundRecord) -> None:
-        """Print a round without its duration, so that repeated runs print the same rows."""
+        """Print a row for a round. It has no duration, so that repeated runs print the same rows."""
         if self.as_json:
             print(json.dumps({"round": record.round, **record.metrics}), flush=True)
         else:

@@ -26,9 +26,10 @@ SPACE_OPTIONS = {
     "gpus_per_trial": "resources.gpus_per_trial",
     "system_metrics": "resources.system_metrics",
 }
-"""The entry of a search space that each option of `tune` changes, by option."""
+"""The entry of the search space that each option of `tune` changes."""
 ADDRESS = (
-    "where trials run: `local`, HOST:PORT of a Ray cluster, or `auto` for the cluster of this machine or RAY_ADDRESS"
+    "`local` (run trials on this machine), HOST:PORT of a Ray cluster, or `auto` (the cluster in RAY_ADDRESS or on "
+    "this machine)"
 )
 
 
@@ -36,36 +37,43 @@ def tune(
     context: Context,
     space: Annotated[str, Argument(metavar="SEARCH_SPACE", help="search space to run, e.g. `ablations/lora_rank`")],
     overrides: Overrides = None,
-    experiment: Annotated[str | None, Option(help="experiment to vary, instead of the file's")] = None,
-    seeds: Annotated[str | None, Option(help="seeds to run instead of the file's, e.g. `0,1,2,3,4`")] = None,
-    samples: Annotated[int | None, Option(help="number of configurations that a sampled search tries")] = None,
+    experiment: Annotated[str | None, Option(help="experiment to vary, instead of the one in the search space")] = None,
+    seeds: Annotated[
+        str | None, Option(help="seeds to run, instead of those in the search space, e.g. `0,1,2,3,4`")
+    ] = None,
+    samples: Annotated[int | None, Option(help="number of configurations that a random or TPE search tries")] = None,
     warm_start: Annotated[
         str | None,
         Option(
             metavar="SPACE[@SWEEP]",
-            help="earlier sweep that TPE learns from; without `@SWEEP`, the newest of the space",
+            help="earlier sweep that a TPE search learns from; without `@SWEEP`, the newest one of SPACE",
         ),
     ] = None,
     subsets: Annotated[
         str | None,
-        Option(help="with `ablate`: `one` leaves out one component at a time, `all` every combination"),
+        Option(help="`one` (leave out one component of `ablate` at a time) or `all` (leave out every combination)"),
     ] = None,
     design: Annotated[
-        str | None, Option(help="`full` runs the whole grid, `one_factor` changes one value of the baseline at a time")
+        str | None,
+        Option(help="`full` (run the whole grid) or `one_factor` (change one value of the baseline at a time)"),
     ] = None,
     scheduler: Annotated[
-        str | None, Option(help="scheduler instead of the file's: `none`, `asha`, `median`, `arms` or `pbt`")
+        str | None,
+        Option(help="scheduler, instead of the one in the search space: `none`, `asha`, `median`, `arms` or `pbt`"),
     ] = None,
     cpus_per_trial: Annotated[float | None, Option(help="CPU cores per trial")] = None,
     gpus_per_trial: Annotated[
-        str | None, Option(help="GPUs per trial: 0.5 lets two trials share one, `auto` measures how many fit on one")
+        str | None,
+        Option(help="GPUs per trial: with 0.5, two trials share a GPU; `auto` measures how many trials fit on one"),
     ] = None,
     system_metrics: Annotated[
         bool | None, Option("--system-metrics", help="record the CPU, memory and GPU use of each round in MLflow")
     ] = None,
     at_once: Annotated[
         int | None,
-        Option(min=1, help="maximum number of parallel trials; a Ray cluster that can grow adds nodes for this many"),
+        Option(
+            min=1, help="maximum number of parallel trials; an autoscaling Ray cluster adds nodes for this many trials"
+        ),
     ] = None,
     columns: ColumnsOption = None,
     dry_run: Annotated[
@@ -75,7 +83,9 @@ def tune(
         bool, Option("--fresh", help="run all trials again, even if an earlier sweep has finished the same ones")
     ] = False,
     resume: Annotated[bool, Option("--resume", help="resume the newest sweep of this search space")] = False,
-    sweep: Annotated[str | None, Option("--sweep", help="with --resume: id of the sweep to resume")] = None,
+    sweep: Annotated[
+        str | None, Option("--sweep", help="with --resume: id of the sweep to resume; the newest by default")
+    ] = None,
     address: Annotated[str, Option("--address", envvar="FEDSWEEP_ADDRESS", help=ADDRESS)] = "local",
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
@@ -119,12 +129,12 @@ def tune(
 
 
 def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of `tune` that the user gave, as changes to the search space by dotted name."""
+    """Return the changes to the search space that the given options of `tune` make, by dotted name."""
     given = {dotted: options[name] for name, dotted in SPACE_OPTIONS.items() if options.get(name) is not None}
     if "seeds" in given:
         parsed = parse_yaml(f"[{given['seeds']}]", "`--seeds`")
         if not all(isinstance(one, int) and not isinstance(one, bool) for one in parsed):
-            raise UserError(f"`--seeds` must be whole numbers such as 0,1,2, but it is `{given['seeds']}`.")
+            raise UserError(f"`--seeds` must be a list of whole numbers such as 0,1,2, but it is `{given['seeds']}`.")
         given["seeds"] = parsed
     if "columns" in given:
         given["columns"] = listed(given["columns"])

@@ -1,1 +1,4 @@
-"""Modules that all others use: errors, configuration, YAML, paths, files, random streams, process usage. No torch."""
+"""Basic modules that all others use, such as errors, configuration, YAML, paths and random streams.
+
+None of them imports torch.
+"""

@@ -1,4 +1,4 @@
-"""The base class of all configuration: frozen pydantic records with dotted field names (`lora.rank`). No torch."""
+"""The base class of all configuration: immutable pydantic records with dotted field names such as `lora.rank`."""
 
 import json
 import re
@@ -25,22 +25,22 @@ _WORDING = {
     "a valid array": "a list",
     "an object": "a mapping of names to values",
 }
-"""Our replacements for phrases of pydantic's messages."""
+"""Replacements for phrases in pydantic's messages."""
 _COUNT = re.compile(r" after validation, not \d+")
-"""The end of pydantic's messages about a list's length; the value that follows shows it already."""
+"""The end of pydantic's messages about the length of a list. It is left out, because the message shows the list."""
 
 
 class Config(BaseModel):
-    """The base class of all configuration: immutable, strict about types, and without unknown names."""
+    """The base class of all configuration. It is immutable, does not convert types, and rejects unknown names."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     what_a_name_is: ClassVar[str] = "a hyperparameter of this run"
-    """The kind of a valid name, for the error message about an unknown name."""
+    """A phrase for valid names of the record, for the error message about an unknown name."""
 
     @classmethod
     def of(cls, data: Mapping[str, Json], where: str) -> Self:
-        """Return the validated record of plain data.
+        """Return the validated record for data from a YAML file or the command line.
 
         A bare string sets the `name` of a nested record: ``{"method": "all_small"}``.
 
@@ -49,7 +49,7 @@ class Config(BaseModel):
             where: Origin of the data, with which error messages begin.
 
         Raises:
-            UserError: For the first invalid value, with its dotted name, the rule and the value.
+            UserError: A value is invalid. The message has its dotted name, the rule and the value.
         """
         data = _spelt_out(cls, data)
         try:
@@ -63,14 +63,15 @@ class Config(BaseModel):
     def override(self, changes: Mapping[str, Json], where: str) -> Self:
         """Return a validated copy with some values changed.
 
-        Records are replaced before their fields: ``{"method": "depthfl", "method.heads": [4]}`` sets DepthFL's heads.
+        Records are replaced before their fields: ``{"method": "depthfl", "method.heads": [4]}`` selects DepthFL and
+        then sets its heads.
 
         Args:
             changes: New values by dotted name.
             where: Origin of the changes, with which error messages begin.
 
         Raises:
-            UserError: For an unknown name or an invalid value.
+            UserError: A name is unknown, or a value is invalid.
         """
         data, homeless = self._changed(changes)
         for name, met in homeless.items():
@@ -80,7 +81,10 @@ class Config(BaseModel):
         return type(self).of(data, where)
 
     def tentative(self, changes: Mapping[str, Json]) -> dict[str, Json]:
-        """Return all values, defaults included, by dotted name after unvalidated `changes`; skip unknown names."""
+        """Return all values by dotted name, including defaults, after `changes`.
+
+        The changes are not validated, and changes of unknown names are ignored.
+        """
         return flat(_spelt_out(type(self), self._changed(changes)[0], defaults=True))
 
     @model_validator(mode="after")
@@ -90,14 +94,17 @@ class Config(BaseModel):
         return self
 
     def _violations(self) -> Iterable[str]:
-        """Yield a sentence for each violated rule between fields. The first sentence becomes the error message.
+        """Yield an error message for each violated rule between fields. Only the first message is shown.
 
-        The generator is not continued after a `yield`, so later code may assume that all earlier rules hold.
+        The generator is not resumed after its first `yield`, so later code may assume that all earlier rules hold.
         """
         return ()
 
     def _changed(self, changes: Mapping[str, Json]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the changed data and, for each changed name without a parent record, the data before that change."""
+        """Return the data after all changes, and the changes that fail because the name has no parent record.
+
+        Failed changes are returned by name, each with the data to which it could not be applied.
+        """
         data: dict[str, Any] = self.model_dump(mode="json")
         homeless = {}
         for name in sorted(changes, key=lambda dotted: dotted.count(".")):
@@ -114,7 +121,7 @@ class Config(BaseModel):
 
 
 def flat(config: "Config | Mapping[str, Json]", prefix: str = "") -> dict[str, Json]:
-    """Return all values, defaults included, by dotted name. Lists are kept whole."""
+    """Return all values by dotted name, including defaults. Lists are not flattened."""
     found: dict[str, Json] = {}
     for key, value in (config.model_dump(mode="json") if isinstance(config, Config) else config).items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
@@ -122,10 +129,10 @@ def flat(config: "Config | Mapping[str, Json]", prefix: str = "") -> dict[str, J
 
 
 def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
-    """Return the data with records in place of bare strings, and with default records added.
+    """Return the data with a record in place of each bare string, and with missing records at their defaults.
 
-    With `defaults`, the defaults of all other fields are added too. Pydantic's "before" validators could do this, but
-    pydantic would not validate their results as JSON.
+    With `defaults`, missing values of all other fields are added too. Pydantic's "before" validators could do the same,
+    but pydantic would not validate their results as JSON.
     """
     if not isinstance(data, dict):
         return data
@@ -143,7 +150,7 @@ def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
 
 @cache
 def _objects(record: type[Config]) -> dict[str, list[type[Config]]]:
-    """Return the possible types of each field that holds a record, by field name."""
+    """Return the possible record types of each field that contains a record, by field name."""
     return {field: records for field, info in record.model_fields.items() if (records := _records(info))}
 
 
@@ -162,7 +169,10 @@ def _unknown(name: str, known: Iterable[str], root: type[Config], where: str) ->
 
 
 def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Config], where: str) -> str:
-    """Return pydantic's first error as a sentence, but prefer an unknown name to the missing name that it causes."""
+    """Return pydantic's first error as a sentence.
+
+    An unknown name is reported before a missing one, because a misspelt name causes both errors.
+    """
     found = error.errors(include_url=False)
     unknown = [one for one in found if one["type"] == "extra_forbidden"]
     first = unknown[0] if unknown and found[0]["type"] == "missing" else found[0]
@@ -175,9 +185,8 @@ def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Confi
     if kind == "value_error":
         rule = str(context["error"])
         home = name if isinstance(value, dict) else name.rpartition(".")[0]
-        if (
-            home and home != "backbone"
-        ):  # the rules of a backbone name its fields `backbone.X`, but it may be nested elsewhere
+        # The rules of a backbone name its fields `backbone.X`, but the backbone may be nested elsewhere.
+        if home and home != "backbone":
             rule = rule.replace("`backbone.", f"`{home}.")
         return f"{where}: {rule}" if rule.endswith("?") else f"{where}: {rule}."
     if kind == "union_tag_invalid":
@@ -187,9 +196,8 @@ def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Confi
         return f"{where}: `{name}.name` {rule}{near(tag, expected) or '.'}"
     if kind == "union_tag_not_found":
         return f"{where}: `{name}` must have a `name`."
-    beside = [
-        one for one in found if _dotted(one["loc"], data) == name
-    ]  # a union reports one error for each of its types
+    # A union reports one error for each of its types.
+    beside = [one for one in found if _dotted(one["loc"], data) == name]
     infinite = [one["msg"] for one in beside if one["type"] == "finite_number" and isinstance(value, float)]
     rule = ", or ".join(infinite[:1] or [one["msg"] for one in beside])
     for theirs, ours in _WORDING.items():
@@ -200,16 +208,15 @@ def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Confi
 
 
 def _dotted(location: tuple[int | str, ...], data: Any) -> str:
-    """Return pydantic's location without the union tags that it inserts (`method.fedra.mu` is `method.mu`)."""
+    """Return the dotted name for pydantic's location, without union tags: `method.mu` for `method.fedra.mu`."""
     parts: list[str] = []
     node = data
     for part in location:
         if not isinstance(node, dict | list):
             break
         entries = node if isinstance(node, dict) else dict(enumerate(node))
-        kind_of_list = isinstance(node, list) and isinstance(
-            part, str
-        )  # pydantic names the type if a union allows others too
+        # Pydantic adds the name of the list type if a union allows other types too.
+        kind_of_list = isinstance(node, list) and isinstance(part, str)
         if not kind_of_list and (part in entries or entries.get("name") != part):
             parts.append(str(part))
             node = entries.get(part)
@@ -217,7 +224,7 @@ def _dotted(location: tuple[int | str, ...], data: Any) -> str:
 
 
 def _fields(record: type[Config], data: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of a record's fields, and of the nested records that the data chooses."""
+    """Yield the dotted names of a record's fields, including the fields of the nested records that `data` selects."""
     given = data if isinstance(data, dict) else {}
     for field, info in record.model_fields.items():
         yield f"{prefix}{field}"

@@ -1,4 +1,4 @@
-"""The exceptions of fedsweep, and helpers that write error messages."""
+"""The exceptions of fedsweep, and helper functions for error messages."""
 
 import difflib
 import errno
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 class UserError(Exception):
     """A mistake in the user's input. The command line prints its message and exits with code 2.
 
-    The message is one sentence with the place, the rule, the value, and similar valid names.
+    The message is one sentence with the location of the mistake, the rule, the value, and similar valid names.
     """
 
 
@@ -43,4 +43,4 @@ def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 class DivergenceError(RuntimeError):
-    """The error of a diverged training: a loss or a trained tensor is NaN or infinite."""
+    """The error that is raised if training diverges: a loss or a trained tensor is NaN or infinite."""

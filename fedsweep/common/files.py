@@ -12,12 +12,20 @@ from fedsweep.common.errors import UserError
 
 
 class LockedError(UserError):
-    """The error raised if another process holds a lock."""
+    """The error that is raised if another process holds a lock."""
 
 
 @contextlib.contextmanager
 def locked(path: Path, taken: str) -> Iterator[None]:
-    """Hold the lock on a file during the context, or raise LockedError(`taken`) if another process holds it."""
+    """Hold the lock on a file during the context.
+
+    Args:
+        path: The lock file.
+        taken: The error message if another process holds the lock.
+
+    Raises:
+        LockedError: Another process holds the lock.
+    """
     try:
         lock = FileLock(path, blocking=False).acquire()
     except Timeout:
@@ -27,14 +35,13 @@ def locked(path: Path, taken: str) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a temporary file next to `path`, flush it to disk, and rename it to `path`."""
+    """Write a file so that readers see either the old or the new content, even after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(
-                descriptor, 0o644
-            )  # mkstemp makes the file private, but other users should be able to read results
+            # mkstemp makes the file private, but other users should be able to read results.
+            os.fchmod(descriptor, 0o644)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -23,7 +23,7 @@ def home() -> Path:
 
 
 def data_folder() -> Path:
-    """Return the data folder, for prepared data sets and pre-trained backbones: FEDSWEEP_DATA, by default `data/`."""
+    """Return the folder of prepared data sets and pre-trained backbones: FEDSWEEP_DATA or, by default, `data/`."""
     return home() / Path(os.environ.get("FEDSWEEP_DATA") or "data").expanduser()
 
 
@@ -33,7 +33,7 @@ def activation_folder() -> Path:
 
 
 def mirror_folder(uri: str) -> Path:
-    """Return the folder for the local copy of remote results: below FEDSWEEP_CACHE or in the user's cache folder."""
+    """Return the folder for the local copy of remote results, in FEDSWEEP_CACHE or the user's cache folder."""
     return _cache("stores", "stores") / hashlib.sha256(uri.encode()).hexdigest()[:16]
 
 
@@ -68,7 +68,7 @@ def activation_bytes() -> int:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment variables that make another process use the same folders and logical GPUs."""
+    """Return the environment variables with which another process uses the same folders and logical GPUs."""
     folders = {"FEDSWEEP_HOME": home(), "FEDSWEEP_DATA": data_folder(), "FEDSWEEP_CACHE": activation_folder()}
     others = ("FEDSWEEP_CACHE_GB", "FEDSWEEP_LOGICAL_GPUS", "FEDSWEEP_LOGICAL_GPU_GB")
     given = {name: value for name in others if (value := os.environ.get(name))}
@@ -85,7 +85,7 @@ def inside(folder: Path, *names: str) -> Path:
 
 
 def resolve(name: str) -> Path:
-    """Return the path of a file named in an experiment: below `home` if it exists there, else below the data folder."""
+    """Return the path of a file that an experiment names: below `home` if it exists there, else in the data folder."""
     path = home() / Path(name).expanduser()
     return path if path.exists() else data_folder() / Path(name).expanduser()
 
@@ -114,7 +114,7 @@ def find(kind: Kind, name: str, where: str = "") -> Path:
 def find_either(
     name: str, kinds: Sequence[Kind] = ("experiments", "search_spaces"), where: str = ""
 ) -> tuple[Kind, Path]:
-    """Return the kind and the YAML file of a name that may be of several kinds, or raise UserError."""
+    """Return the kind and the YAML file of a name that may have any of the given kinds, or raise UserError."""
     known = {kind: available(kind) for kind in kinds}
     for kind in kinds:
         if name in known[kind]:
@@ -134,9 +134,8 @@ def _hint(asked: Sequence[Kind], name: str, known: Iterable[str]) -> str:
         name = name.removeprefix(f"{kind}/")
     bare = name.removesuffix(".yaml")
     same = [full for full in known if bare in (full, full.rsplit("/", 1)[-1])]
-    hint = (
-        f"; did you mean `{same[0]}`?" if same else near(bare, known, cutoff=0.75)
-    )  # stricter, because names in the same folder are similar
+    # The cutoff is stricter than the default, because names in the same folder are similar.
+    hint = f"; did you mean `{same[0]}`?" if same else near(bare, known, cutoff=0.75)
     return hint or "; run `fedsweep list` to see all names."
 
 

@@ -1,4 +1,7 @@
-"""CPU, memory and GPU use of this process and machine, and logical GPUs (simulated from CPU and memory). No torch."""
+"""The CPU, memory and GPU use of this process and this machine, and logical GPUs.
+
+A logical GPU is a simulated one: Ray assigns trials to it as to a GPU, but they run on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ COUNT, SIZE = "FEDSWEEP_LOGICAL_GPUS", "FEDSWEEP_LOGICAL_GPU_GB"
 
 
 def forget_peak() -> None:
-    """Reset the value of `resident_peak` on Linux. On other systems it cannot be reset."""
+    """Reset the value of `resident_peak` on Linux. On other systems, this function has no effect."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -41,7 +44,7 @@ def resident_peak() -> int:
 
 @dataclass(frozen=True)
 class LogicalGPUs:
-    """Logical GPUs: `count` of them, each with `bytes` bytes of memory."""
+    """The number of logical GPUs, and the memory of each in bytes."""
 
     count: int
     bytes: int
@@ -67,8 +70,8 @@ def logical_gpus() -> LogicalGPUs | None:
 class SystemMeter:
     """A meter of CPU, memory and GPU use since its last reading.
 
-    Metrics named `system/process_...` cover this process, all others the whole machine. GPUs are included if `pynvml`
-    is installed, and have the same numbers as in the driver.
+    Metrics named `system/process_...` cover this process, and all others cover the whole machine. GPUs are included if
+    `pynvml` is installed, and are numbered as by the driver.
     """
 
     def __init__(self) -> None:
@@ -85,7 +88,7 @@ class SystemMeter:
     def read(self) -> dict[str, float]:
         """Return the metrics under MLflow's names, in percent and in MB of 10^6 bytes.
 
-        CPU use is in percent of all cores, but that of this process in percent of one core.
+        The CPU use of the machine is in percent of all cores, and that of this process in percent of one core.
         """
         memory = psutil.virtual_memory()
         found = {

@@ -1,4 +1,4 @@
-"""Random streams that are derived from a seed, a purpose and a key. All randomness in fedsweep comes from them.
+"""Random streams that are derived from a seed, a purpose and a key. They are the only randomness in fedsweep.
 
 A key, as in ``stream(seed, "batches", round, client)``, never contains the arm. Arms with the same seed therefore have
 the same split, cohort, batch order and initial adapter (common random numbers).
@@ -16,7 +16,7 @@ def derived_seed(seed: int, purpose: str, *key: int | str) -> int:
 
 
 def stream(seed: int, purpose: str, *key: int | str) -> np.random.Generator:
-    """Return a NumPy generator whose stream is independent of those with other arguments.
+    """Return a NumPy generator whose stream is independent of the streams for other arguments.
 
     >>> stream(0, "cohort", 3).integers(1000, size=3).tolist()
     [745, 622, 895]

@@ -1,4 +1,4 @@
-"""Readers of YAML and JSON files and of command-line overrides, and class names written as words."""
+"""Functions that read YAML and JSON files and command-line overrides, and that spell out the names of classes."""
 
 import json
 import re
@@ -11,15 +11,15 @@ import yaml
 
 from fedsweep.common.errors import UserError, one_line
 
-LONGEST_NUMBER = (
-    20  # characters of an integer with its sign; longer ones are typing errors, and other libraries reject them
-)
-MOST_VALUES = 1_000_000  # maximum number of values in a file after its aliases are expanded, to limit memory use
+LONGEST_NUMBER = 20
+"""Maximum number of characters of an integer. Longer ones are typing errors, and other libraries reject them."""
+MOST_VALUES = 1_000_000
+"""Maximum number of values in a file after its aliases are expanded, to limit memory use."""
 Json = str | int | float | bool | None | list[Any] | dict[str, Any]
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader with the numbers and booleans of YAML 1.2, which raises an error for duplicate keys."""
+    """A YAML loader that reads numbers and booleans by the rules of YAML 1.2, and rejects duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -82,17 +82,14 @@ def parse_yaml(text: str, where: str) -> Any:
         problem = one_line(error)
     except RecursionError:
         problem = "its brackets are nested too deeply"
-    except (
-        AttributeError,
-        LookupError,
-        TypeError,
-    ):  # PyYAML raises these for a tag such as `!!bool` before another type
+    # PyYAML raises these errors for a tag such as `!!bool` before a value of another type.
+    except (AttributeError, LookupError, TypeError):
         problem = "a tag (`!!`) does not match the value after it"
     raise UserError(f"{where} is not valid YAML: {problem}.")
 
 
 def _num_values(data: Any, counted: dict[int, int]) -> int:
-    """Return the number of values with all aliases expanded; a value that contains itself counts once."""
+    """Return the number of values in `data` with all aliases expanded. A value that contains itself counts once."""
     if not isinstance(data, dict | list):
         return 1
     if id(data) not in counted:
@@ -103,12 +100,12 @@ def _num_values(data: Any, counted: dict[int, int]) -> int:
 
 
 def read_yaml(path: Path) -> dict[str, Json]:
-    """Return the mapping in a YAML file, or raise UserError if the file is not valid or has no mapping."""
+    """Return the content of a YAML file, or raise UserError if the file is not valid or does not contain a mapping."""
     return _mapping(parse_yaml(read_text(path), str(path)), path)
 
 
 def read_json(path: Path) -> dict[str, Json]:
-    """Return the mapping in a JSON file, or raise UserError if the file is not valid or has no mapping."""
+    """Return the content of a JSON file, or raise UserError if the file is not valid or does not contain a mapping."""
     try:
         return _mapping(json.loads(read_text(path)), path)
     except (ValueError, RecursionError) as error:
@@ -135,7 +132,7 @@ def _mapping(data: Any, path: Path) -> dict[str, Json]:
 def parse_overrides(words: list[str]) -> dict[str, Json]:
     """Return the values of overrides such as ``["federation.rounds=5"]`` by name.
 
-    Values are YAML, so `[12, 6]`, `1e-3` and `null` work.
+    Values are written in YAML, e.g. `[12, 6]`, `1e-3` and `null`.
 
     Raises:
         UserError: An override has no name or no `=`, its value is not valid YAML, or a name is given twice.
@@ -144,7 +141,9 @@ def parse_overrides(words: list[str]) -> dict[str, Json]:
     for word in words:
         name, separator, value = word.partition("=")
         if not separator or not name:
-            raise UserError(f"an override must have the form `federation.rounds=5`, but it is `{_short(word)}`.")
+            raise UserError(
+                f"an override must have the form NAME=VALUE, as in `federation.rounds=5`, but it is `{_short(word)}`."
+            )
         if name in changes:
             raise UserError(f"the override `{name}` is given twice.")
         changes[name] = parse_yaml(value, f"the override `{_short(word)}`")

@@ -105,7 +105,7 @@ class Pairing:
             for (one, other), found in zip(self.pairs, self.comparisons, strict=True)
         ]
         who = [
-            f"{letter}: {side.manifest.name}, sweep {side.manifest.id}, around {side.manifest.experiment}."
+            f"{letter}: {side.manifest.name}, sweep {side.manifest.id}, experiment {side.manifest.experiment}."
             for letter, side in zip("AB", self.sides, strict=True)
         ]
         tested = [one for one in self.comparisons if one.p is not None]

@@ -149,6 +149,6 @@ class AblationTable:
         words = [name in PROSE or name in self.names for name in rows[0]]
         table = markdown_table([*rows[0]], [[*row.values()] for row in rows], words)
         bullets = "\n".join(f"- {sentence}" for sentence in self.findings())
-        head = f"# {self.manifest.name} around {self.manifest.experiment}"
+        head = f"# {self.manifest.name}, experiment {self.manifest.experiment}"
         parts = [head, table, bullets, " ".join(self.caption()), *(one.markdown() for one in self.sections)]
         return "\n\n".join(part for part in parts if part) + "\n"

@@ -18,10 +18,12 @@ IN_WORDS = (NAMED, ABLATED)  # entries of an arm that are not hyperparameters
 
 
 class ReferenceArm(Config):
-    """A paper's values for one arm."""
+    """The values of one arm in a paper."""
 
-    arm: Arm = Field(description="an arm of the grid")
-    values: dict[str, float] = Field(min_length=1, description="the last round's metrics; accuracies in percent")
+    arm: Arm = Field(description="values of the arm, by dotted name")
+    values: dict[str, float] = Field(
+        min_length=1, description="metrics at the last round, by name; accuracies are in percent"
+    )
 
     def _violations(self) -> Iterator[str]:
         for metric, value in self.values.items():
@@ -31,18 +33,20 @@ class ReferenceArm(Config):
 
 
 class Reference(Config):
-    """A paper's values, shown next to ours and never mixed with them."""
+    """Values from a paper, which the report shows next to your values and never mixes with them."""
 
-    source: str = Field(description="where they are printed, e.g. `FedRA (Su, Li and Xue), Table 1`")
-    arms: tuple[ReferenceArm, ...] = Field(min_length=1, description="`{arm: ..., values: {metric: number}}` of each")
+    source: str = Field(description="source of the values, e.g. `FedRA (Su, Li and Xue), Table 1`")
+    arms: tuple[ReferenceArm, ...] = Field(
+        min_length=1, description="arms with their values, each as `{arm: {name: value}, values: {metric: number}}`"
+    )
 
     def _violations(self) -> Iterator[str]:
         if not self.source.strip():
-            yield f"`reference.source` must say where the values are printed, but it is `{self.source}`"
+            yield f"`reference.source` must name the source of the values, but it is `{self.source}`"
         keys = [identity(one.arm) for one in self.arms]
         for place, one in enumerate(self.arms):
             if keys[place] in keys[:place]:
-                yield f"`reference` must name each arm once, but {arm_label(one.arm)} stands twice"
+                yield f"`reference` must name each arm once, but {arm_label(one.arm)} occurs twice"
 
     def metrics(self) -> list[str]:
         """Return all metrics for which the paper has a value."""

@@ -11,13 +11,13 @@ Mode = Literal["max", "min"]
 
 
 class Against(Config):
-    """A second objective, against which the first one is weighed."""
+    """The second of two objectives."""
 
     metric: str = Field(
-        description="a metric of each round, taken at the last one, or one that accumulates, summed over all rounds: "
-        "`megabytes/sent`, `bytes/up`, `bytes/down`, `seconds/round`"
+        description="metric, taken at the last round; `megabytes/sent`, `bytes/up`, `bytes/down` and `seconds/round` "
+        "are summed over all rounds instead"
     )
-    mode: Mode = Field("min", description="whether more or less of it is better")
+    mode: Mode = Field("min", description="`max` if larger values are better, `min` if smaller values are better")
 
 
 def pareto_efficient(points: Sequence[tuple[float, float]], modes: tuple[Mode, Mode]) -> list[bool]:

@@ -135,11 +135,11 @@ def check_columns(names: Sequence[str], metrics: Collection[str], objective: str
         is_target = name.startswith(TARGET)
         meant = _target(name, objective, where) if is_target else name
         if meant in taken:
-            raise UserError(f"{where} names {name} twice.")
+            raise UserError(f"{where} contains `{name}` twice.")
         taken.add(meant)
         if not is_target and name not in known:
-            rest = f"; there are {', '.join(COLUMNS)}, {TARGET}NUMBER and the metrics of its rounds."
-            raise UserError(f"{where} names {name}, which is no column{near(name, known) or rest}")
+            rest = f"; the columns are {', '.join(COLUMNS)}, {TARGET}NUMBER and all metrics of a round."
+            raise UserError(f"{where} contains `{name}`, which is not a column{near(name, known) or rest}")
 
 
 def _target(name: str, objective: str, where: str) -> float:

@@ -79,7 +79,7 @@ def refused(call: Call) -> Refused:
 
 
 def write(kind: str, name: str, text: str, *changes: tuple[str, str]) -> Path:
-    """Write a YAML file below the working directory; each of the `changes` (old, new) must apply exactly once."""
+    """Write a YAML file below the working directory, with `changes` (old, new) to `text` that must each apply once."""
     for old, new in changes:
         assert text.count(old) == 1, old
         text = text.replace(old, new)

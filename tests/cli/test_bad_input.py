@@ -101,9 +101,10 @@ def test_run_and_tune_reject_an_invalid_override(refused: Refused, override, sen
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["lora.rank"], "an override must have the form `federation.rounds=5`, but it is `lora.rank`."),
-        (["=4"], "an override must have the form `federation.rounds=5`, but it is `=4`."),
-        (["seed: 4"], "an override must have the form `federation.rounds=5`, but it is `seed: 4`."),
+        (["lora.rank"],
+         "an override must have the form NAME=VALUE, as in `federation.rounds=5`, but it is `lora.rank`."),
+        (["=4"], "an override must have the form NAME=VALUE, as in `federation.rounds=5`, but it is `=4`."),
+        (["seed: 4"], "an override must have the form NAME=VALUE, as in `federation.rounds=5`, but it is `seed: 4`."),
         (["a=1", "a=2"], "the override `a` is given twice."),
         (["a=[4"], "the override `a=[4` is not valid YAML at line 1, column 3: expected ',' or ']', but got "
          "'<stream end>'."),
@@ -125,7 +126,7 @@ def test_every_command_rejects_a_malformed_override(refused: Refused, verb):
     [
         (["lora.rank=4"], f"`lora.rank` is varied by search space {SPACE} and cannot be overridden."),
         (["seed=4"], f"`seed` cannot be overridden in search space {SPACE}; use --seeds instead."),
-        (["--sweep", "x"], "`--sweep` names a sweep to go on with and needs --resume."),
+        (["--sweep", "x"], "`--sweep` selects the sweep to resume and needs `--resume`."),
         (["--samples", "3"],
          f"--samples needs `search` tpe or random, but search space {SPACE} has `search` grid."),
         (["--subsets", "all"],
@@ -136,9 +137,9 @@ def test_every_command_rejects_a_malformed_override(refused: Refused, verb):
         (["--seeds", "0,0"],
          f"search space {SPACE}: `seeds` must be distinct and not negative, but they are [0, 0]."),
         (["--seeds", "-1"], f"search space {SPACE}: `seeds` must be distinct and not negative, but they are [-1]."),
-        (["--seeds", "a,b"], "`--seeds` must be whole numbers such as 0,1,2, but it is `a,b`."),
-        (["--seeds", "0,1.5"], "`--seeds` must be whole numbers such as 0,1,2, but it is `0,1.5`."),
-        (["--seeds", "true"], "`--seeds` must be whole numbers such as 0,1,2, but it is `true`."),
+        (["--seeds", "a,b"], "`--seeds` must be a list of whole numbers such as 0,1,2, but it is `a,b`."),
+        (["--seeds", "0,1.5"], "`--seeds` must be a list of whole numbers such as 0,1,2, but it is `0,1.5`."),
+        (["--seeds", "true"], "`--seeds` must be a list of whole numbers such as 0,1,2, but it is `true`."),
         (["--seeds", "0]"],
          "`--seeds` is not valid YAML at line 1, column 4: expected '<document start>', but found ']'."),
         (["--cpus-per-trial", "0"],
@@ -149,8 +150,8 @@ def test_every_command_rejects_a_malformed_override(refused: Refused, verb):
          f"search space {SPACE}: `resources.cpus_per_trial` must be a finite number, but it is NaN."),
         (["--cpus-per-trial", "9999"], f"`cpus_per_trial` is 9999, but this machine has {available_cpus()} cores."),
         (["--gpus-per-trial", "0.5"],
-         "`gpus_per_trial` is 0.5, but this machine has 0 GPUs that Ray could hand out; "
-         "`--gpus-per-trial 0` would run on the CPU."),
+         "`gpus_per_trial` is 0.5, but the number of GPUs that Ray finds on this machine is 0; "
+         "use `--gpus-per-trial 0` to run on the CPU."),
         (["--gpus-per-trial", "1.5"],
          "`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is 1.5."),
         (["--gpus-per-trial", "-1"],
@@ -159,9 +160,9 @@ def test_every_command_rejects_a_malformed_override(refused: Refused, verb):
         (["--gpus-per-trial", "atuo"],
          f"search space {SPACE}: `resources.gpus_per_trial` must be a number, or 'auto', but it is \"atuo\"."),
         (["--gpus-per-trial", "auto"],
-         "`gpus_per_trial` auto measures a GPU, but this machine has none that Ray could hand out; "
-         "`--gpus-per-trial 0` would run on the CPU, and FEDSWEEP_LOGICAL_GPUS=1 with FEDSWEEP_LOGICAL_GPU_GB would "
-         "make a logical one of it."),
+         "`gpus_per_trial` auto measures how many trials fit on a GPU, but Ray finds none on this machine; "
+         "use `--gpus-per-trial 0` to run on the CPU, or FEDSWEEP_LOGICAL_GPUS=1 with FEDSWEEP_LOGICAL_GPU_GB "
+         "to simulate a GPU on it."),
         (["--gpus-per-trial", "inf"],
          f"search space {SPACE}: `resources.gpus_per_trial` must be a finite number, but it is Infinity."),
     ],
@@ -209,7 +210,7 @@ def test_a_sampled_search_needs_one_seed_and_at_least_one_sample(refused: Refuse
          "12, the number of blocks of digits_vit, but one is 13."),
     ],
 )  # fmt: skip
-def test_a_wrong_experiment_file_is_refused(refused: Refused, change, sentence):
+def test_a_wrong_experiment_file_is_rejected(refused: Refused, change, sentence):
     write("experiments", "mine", EXPERIMENT, change)
     assert refused("run", "mine") == f"experiment mine: {sentence}"
 
@@ -233,7 +234,7 @@ def test_a_search_space_with_a_repeated_key_is_rejected(refused: Refused):
     assert refused("tune", "mine") == f"{path}: the key `a` occurs twice (line 3)."
 
 
-def test_a_file_that_refers_to_itself_is_refused(refused: Refused):
+def test_a_file_that_refers_to_itself_is_rejected(refused: Refused):
     write("experiments", "mine", "a: &a {b: *a}\n")
     assert refused("run", "mine") == (
         "experiment mine contains a value that no hyperparameter can have: Circular reference detected."
@@ -304,12 +305,12 @@ RANKS = "{grid: [1, 4, 8, 16]}"
          ": `resources.cpus_per_trial` must be greater than or equal to 0.1, but it is 0."),
     ],
 )  # fmt: skip
-def test_a_wrong_search_space_file_is_refused(refused: Refused, change, sentence):
+def test_a_wrong_search_space_file_is_rejected(refused: Refused, change, sentence):
     write("search_spaces", "mine", GRID, change)
     assert refused("tune", "mine") == f"search space mine{sentence}"
 
 
-def test_a_misspelt_hyperparameter_of_the_space_is_refused(refused: Refused):
+def test_a_misspelt_hyperparameter_of_the_space_is_rejected(refused: Refused):
     write("search_spaces", "mine", GRID, ("  lora.rank: {grid", "  lora.rnk: {grid"), ("baseline: {lora.rank: 8}", ""))
     assert refused("tune", "mine") == (
         "search space mine: `lora.rnk` is not a hyperparameter of this run; did you mean `lora.rank` or `lora.scaling` "
@@ -340,7 +341,7 @@ def test_a_misspelt_hyperparameter_of_the_space_is_refused(refused: Refused):
          ": `scheduler.reduction_factor` must be greater than 1, but it is 1."),
     ],
 )  # fmt: skip
-def test_a_wrong_sampled_search_is_refused(refused: Refused, change, sentence):
+def test_a_wrong_sampled_search_is_rejected(refused: Refused, change, sentence):
     write("search_spaces", "mine", SAMPLED, change)
     assert refused("tune", "mine") == f"search space mine{sentence}"
 
@@ -359,7 +360,7 @@ PRINTED = """reference:
     ("change", "sentence"),
     [
         (("  source: Table 1\n", ""), "`reference.source` is missing."),
-        (("Table 1", "' '"), "`reference.source` must say where the values are printed, but it is ` `."),
+        (("Table 1", "' '"), "`reference.source` must name the source of the values, but it is ` `."),
         (("source: Table", "sauce: Table"), "`reference.sauce` is not an entry of a search space; did you mean "
          "`reference.source`"),
         (("method: all_large", "method: all_medium"),
@@ -367,7 +368,7 @@ PRINTED = """reference:
         (("{method: fedra}", "{method: {name: fedra}}"),
          "`reference.arms.1.arm` must be one of the arms, but {'method': {'name': 'fedra'}} is not."),
         (("method: fedra", "method: all_large"),
-         "`reference` must name each arm once, but method=all_large stands twice."),
+         "`reference` must name each arm once, but method=all_large occurs twice."),
         (("{loss/test: 1.5}", "{}"), "`reference.arms.1.values` must have at least 1 item"),
         (("loss/test: 1.5", "loss/tset: 1.5"),
          "`reference` loss/tset is not reported by this run; did you mean `loss/test`"),
@@ -383,7 +384,7 @@ PRINTED = """reference:
         (("77.17", ".nan"), "`reference.arms.0.values.accuracy/mean` must be a finite number, but it is NaN."),
     ],
 )  # fmt: skip
-def test_wrong_values_of_a_paper_are_refused(refused: Refused, change, sentence):
+def test_wrong_values_of_a_paper_are_rejected(refused: Refused, change, sentence):
     write("search_spaces", "mine", METHODS + PRINTED.replace(*change))
     assert PRINTED.count(change[0]) == 1
     assert refused("tune", "mine").startswith(f"search space mine: {sentence}")
@@ -415,7 +416,7 @@ RUN, TUNE = ("run", "fedra_digits"), ("tune", SPACE)
         (TUNE, "a folder", "unable to open database file (mlflow.db)"),
     ],
 )
-def test_a_store_that_cannot_be_written_is_refused(refused: Refused, tmp_path, words, fault, reason):
+def test_a_store_that_cannot_be_written_is_rejected(refused: Refused, tmp_path, words, fault, reason):
     # Errors that also occur for root, who can ignore permissions.
     store = tmp_path / "store"
     match fault:
@@ -440,7 +441,7 @@ def test_a_missing_sweep_cannot_be_resumed(refused: Refused, tmp_path, words):
 
 
 def start(store: Store, *changes: str) -> Path:
-    """Create a sweep of the space `mine` as before Ray starts, and return its folder."""
+    """Write the files of a sweep of the space `mine` as they are before Ray starts, and return its folder."""
     return new_sweep(Plan.read("mine", {}, {}), store).folder
 
 

@@ -59,7 +59,7 @@ def test_prepare_describes_the_data_set_and_its_use(tree, call: Call):
 
 def test_prepare_lists_missing_domains(tree, call: Call):
     answer = call("data", "prepare", "pacs", "--layout", "pacs", "--root", "tree", "--size", "16", "--workers", "1")
-    assert "Not in the folder, and left out: art_painting, cartoon.\n" in answer.out
+    assert "Left out, because they are not in the folder: art_painting, cartoon.\n" in answer.out
     assert call("data", "prepare", "tree", "--root", "tree/photo", "--size", "16", "--workers", "1").code == 0
 
 
@@ -88,7 +88,7 @@ def test_corrupt_images_are_listed_and_skipped_on_demand(tree, call: Call, refus
     assert sentence.startswith("1 image of animals cannot be decoded: photo/bus/4.png (no image")
     answer = call(*PREPARE, "--skip-corrupt")
     assert answer.code == 0
-    assert "Images that cannot be decoded, and were skipped: 1 (photo/bus/4.png)\n" in answer.out
+    assert "Skipped images, which cannot be decoded: 1 (photo/bus/4.png)\n" in answer.out
     assert "skipped images: 1." in call("data", "show", "animals").out
 
 
@@ -155,8 +155,8 @@ def test_list_names_an_unfinished_preparation(tree, call: Call, refused: Refused
     )
 
 
-def test_list_without_data_sets(tree, call: Call):
-    assert call("data", "list").out.startswith("No data set is prepared in data yet.\n")
+def test_list_works_without_data_sets(tree, call: Call):
+    assert call("data", "list").out.startswith("No data set is prepared yet in the folder data.\n")
 
 
 def test_show_counts_and_draws(prepared, call: Call):
@@ -193,7 +193,7 @@ def test_many_classes_are_summarised_without_all(tmp_path, monkeypatch, call: Ca
     assert all(["class_" + str(number), str(1 + number % 3), "/", "1"] in rows(whole) for number in range(41))
 
 
-def test_names_are_printed_as_they_are(tree, call: Call):
+def test_names_are_printed_without_interpreting_brackets(tree, call: Call):
     (tree / "photo").rename(tree / "[red]$a$")
     for domain in ("[red]$a$", "sketch"):
         (tree / domain / "cat").rename(tree / domain / "[x]\u732b")
@@ -293,7 +293,7 @@ GENERATE = ("data", "generate", "fedag_digits", "data.test_fraction=0.9", f"synt
 
 @pytest.fixture
 def drawn(monkeypatch) -> None:
-    """Replace the images of a pipeline by grey ones; tests/preparation/test_generate.py loads a real pipeline."""
+    """Replace the text-to-image model by one of grey images; tests/preparation/test_generate.py loads a real one."""
     grey = io.BytesIO()
     Image.new("RGB", (32, 32), (128,) * 3).save(grey, "png")
     monkeypatch.setattr(TextToImage, "__init__", lambda *_: None)

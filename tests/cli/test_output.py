@@ -1,4 +1,4 @@
-"""The output of a sweep at its end, also if its report fails."""
+"""The output at the end of a sweep, including the case that its report fails."""
 
 import io
 from pathlib import Path

@@ -50,7 +50,7 @@ def test_the_printed_report_is_the_written_file(call: Call, sweeps, format, name
     assert answer.out == (sweeps[0] / "report" / name).read_text()
 
 
-def test_parquet_goes_to_a_file_and_to_no_terminal(call: Call, refused: Refused, sweeps, monkeypatch):
+def test_parquet_is_written_to_a_file_but_not_to_a_terminal(call: Call, refused: Refused, sweeps, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout.isatty", lambda: True)
         assert refused("report", SPACE, "--format", "parquet").startswith(
@@ -64,7 +64,7 @@ def test_parquet_goes_to_a_file_and_to_no_terminal(call: Call, refused: Refused,
     assert written == (sweeps[1] / "report" / "table.parquet").read_bytes()
 
 
-def test_without_a_format_it_is_the_table_of_the_newest_sweep(call: Call, sweeps):
+def test_without_a_format_report_prints_the_table_of_the_newest_sweep(call: Call, sweeps):
     answer = call("report", SPACE)
     assert answer.out.startswith(SPACE)
     assert "rank 16 against 8: " in answer.out
@@ -89,15 +89,15 @@ def test_every_format_has_the_given_columns(call: Call, sweeps):
         (("--format", "latx"),
          "`--format` must be terminal, markdown, csv, parquet, latex or html, but it is `latx`; did you mean `latex`?"),
         (("--columns", "worst_domian"),
-         "`--columns` names worst_domian, which is no column; did you mean `worst_domain` or `worst_client` or "
+         "`--columns` contains `worst_domian`, which is not a column; did you mean `worst_domain` or `worst_client` or "
          "`accuracy/worst_domain`?"),
-        (("--columns", "loss/train"), "`--columns` names loss/train, which is no column"),
-        (("--columns", "seconds,seconds"), "`--columns` names seconds twice."),
+        (("--columns", "loss/train"), "`--columns` contains `loss/train`, which is not a column"),
+        (("--columns", "seconds,seconds"), "`--columns` contains `seconds` twice."),
         (("--columns", "rounds_to=soon"),
          "`--columns` needs a number after rounds_to=, such as rounds_to=0.7, but it is rounds_to=soon."),
     ],
 )  # fmt: skip
-def test_a_wrong_report_is_refused(refused: Refused, sweeps, words, sentence):
+def test_a_wrong_report_is_rejected(refused: Refused, sweeps, words, sentence):
     assert refused("report", SPACE, *words).startswith(sentence)
     assert not (sweeps[1] / "report").exists()
 
@@ -118,11 +118,11 @@ def test_columns_of_a_search_space_are_used_in_its_report_and_checked(refused: R
     text = GRID + "\ncolumns: [worst_domain, megbytes_up]\n"
     write("search_spaces", "mine", text)
     assert refused("tune", "mine") == (
-        "search space mine: `columns` names megbytes_up, which is no column; did you mean `megabytes_up` or "
+        "search space mine: `columns` contains `megbytes_up`, which is not a column; did you mean `megabytes_up` or "
         "`megabytes` or `bytes/up`?"
     )
     assert refused("tune", SPACE, "--columns", "bytes").startswith(
-        f"search space {SPACE}: `columns` names bytes, which is no column"
+        f"search space {SPACE}: `columns` contains `bytes`, which is not a column"
     )
 
 
@@ -136,7 +136,7 @@ def test_two_sweeps_are_compared_by_the_arms_that_both_have(call: Call):
     assert found["verdict"].tolist() == ["no detectable difference"] * 2
 
 
-def test_two_arms_are_compared_as_the_report_does(call: Call, tmp_path: Path):
+def test_two_arms_are_compared_by_the_statistics_of_the_report(call: Call, tmp_path: Path):
     found = pd.read_csv(
         io.StringIO(call("compare", f"{SPACE}@s2:lora.rank=8", f"{SPACE}@s2:lora.rank=16", "--format", "csv").out)
     )
@@ -153,7 +153,7 @@ def test_a_comparison_prints_findings_and_differing_hyperparameters(call: Call, 
         call("compare", f"{SPACE}@s1:lora.rank=4", f"{SPACE}@s2:lora.rank=16", "--format", format).out.split()
     )
     assert "lora.rank=4 / lora.rank=16, B against A: +20.67 points" in said
-    assert f"A: {SPACE}, sweep s1, around fedra_digits. B: {SPACE}, sweep s2" in said
+    assert f"A: {SPACE}, sweep s1, experiment fedra_digits. B: {SPACE}, sweep s2" in said
     assert "Differences are B minus A." in said
 
 
@@ -184,5 +184,5 @@ def test_no_number_of_a_comparison_is_truncated_at_any_width(call: Call, monkeyp
          "`--format` must be terminal, markdown or csv, but it is `latex`."),
     ],
 )  # fmt: skip
-def test_a_wrong_comparison_is_refused(refused: Refused, tmp_path, words, sentence):
+def test_a_wrong_comparison_is_rejected(refused: Refused, tmp_path, words, sentence):
     assert refused("compare", *words).replace(str(tmp_path / "mlruns"), "mlruns").startswith(sentence)

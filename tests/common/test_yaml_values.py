@@ -1,4 +1,4 @@
-"""YAML values and overrides, by the rules of YAML 1.2 instead of PyYAML's 1.1."""
+"""YAML values and overrides, which follow YAML 1.2 instead of PyYAML's YAML 1.1."""
 
 import math
 
@@ -19,7 +19,7 @@ from fedsweep.common.yaml_values import parse_overrides, parse_yaml, read_yaml
         ("1e", "1e"), ("'1e-3'", "1e-3"), ("e5", "e5"), (".", "."), ("[12, 1e-1, no]", [12, 0.1, "no"]),
     ],
 )  # fmt: skip
-def test_a_value_reads_as_yaml_1_2_says(text, value):
+def test_values_are_read_by_the_rules_of_yaml_1_2(text, value):
     read = parse_yaml(f"key: {text}", "test")["key"]
     assert read == value
     assert type(read) is type(value)
@@ -116,8 +116,8 @@ def test_overrides_are_names_with_yaml_values():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["seed"], "an override must have the form `federation.rounds=5`, but it is `seed`."),
-        (["=5"], "an override must have the form `federation.rounds=5`, but it is `=5`."),
+        (["seed"], "an override must have the form NAME=VALUE, as in `federation.rounds=5`, but it is `seed`."),
+        (["=5"], "an override must have the form NAME=VALUE, as in `federation.rounds=5`, but it is `=5`."),
         (["seed=1", "seed=1"], "the override `seed` is given twice."),
         (
             ["a=[1"],

@@ -89,5 +89,5 @@ def test_an_accuracy_outside_of_a_hundred_percent_is_refused(wrong):
 
 def test_an_arm_stands_once_to_the_letter():
     reference(({"rank": 1}, {"accuracy/mean": 1}), ({"rank": 1.0}, {"accuracy/mean": 1}))
-    with pytest.raises(UserError, match=r"must name each arm once, but rank=1, lr=2 stands twice"):
+    with pytest.raises(UserError, match=r"must name each arm once, but rank=1, lr=2 occurs twice"):
         reference(({"lr": 2, "rank": 1}, {"accuracy/mean": 1}), ({"rank": 1, "lr": 2}, {"accuracy/mean": 1}))

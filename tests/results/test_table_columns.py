@@ -64,17 +64,17 @@ def test_every_column_has_a_heading_of_its_own():
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["worst_domian"], "names worst_domian, which is no column; did you mean `worst_domain`"),
+        (["worst_domian"], "contains `worst_domian`, which is not a column; did you mean `worst_domain`"),
         (["acuracy/mean"], "did you mean `accuracy/mean`"),
-        (["zzz"], "which is no column; there are mean_over_domains, worst_domain"),
-        (["seconds", "seconds"], "names seconds twice."),
+        (["zzz"], "which is not a column; the columns are mean_over_domains, worst_domain"),
+        (["seconds", "seconds"], "contains `seconds` twice."),
         (["rounds_to="], "needs a number after rounds_to=, such as rounds_to=0.7, but it is rounds_to=."),
         (["rounds_to=nan"], "needs a number"),
         (
             ["rounds_to=70"],
             "needs a share from 0 to 1 after rounds_to=, since the objective is accuracy/mean, but it is",
         ),
-        (["rounds_to=0.5", "rounds_to=0.50"], "names rounds_to=0.50 twice."),
+        (["rounds_to=0.5", "rounds_to=0.50"], "contains `rounds_to=0.50` twice."),
     ],
 )
 def test_what_is_no_column_is_refused(names, words):

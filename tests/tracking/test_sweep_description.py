@@ -7,7 +7,9 @@ import pytest
 from fedsweep.tracking.sweep_description import LONGEST_NOTE, shortened, sweep_note
 from tests.tracking.helpers import MANIFEST
 
-TABLE = "# tiny around fedra_digits\n\n| lora.rank | n |\n| --- | --- |\n| 4 | 3 |\n\n- no detectable difference.\n"
+TABLE = (
+    "# tiny, experiment fedra_digits\n\n| lora.rank | n |\n| --- | --- |\n| 4 | 3 |\n\n- no detectable difference.\n"
+)
 
 
 @pytest.fixture

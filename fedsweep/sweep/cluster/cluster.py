@@ -120,13 +120,13 @@ def check_resources(resources: Resources, cluster: Cluster = HERE) -> None:
     (here,) = _nodes(resources, cluster)
     if gpus == "auto" and here.gpus == 0:
         raise UserError(
-            "`gpus_per_trial` auto measures a GPU, but this machine has none that Ray could hand out; "
-            f"`--gpus-per-trial 0` would run on the CPU, and {COUNT}=1 with {SIZE} would make a logical one of it."
+            "`gpus_per_trial` auto measures how many trials fit on a GPU, but Ray finds none on this machine; "
+            f"use `--gpus-per-trial 0` to run on the CPU, or {COUNT}=1 with {SIZE} to simulate a GPU on it."
         )
     if gpus != "auto" and gpus > here.gpus:
         raise UserError(
-            f"`gpus_per_trial` is {gpus:g}, but this machine has {here.gpus:g} GPUs that Ray could hand out; "
-            "`--gpus-per-trial 0` would run on the CPU."
+            f"`gpus_per_trial` is {gpus:g}, but the number of GPUs that Ray finds on this machine is {here.gpus:g}; "
+            "use `--gpus-per-trial 0` to run on the CPU."
         )
     if cpus > here.cpus:
         raise UserError(f"`cpus_per_trial` is {cpus:g}, but this machine has {here.cpus:g} cores.")

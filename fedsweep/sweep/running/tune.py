@@ -52,9 +52,9 @@ class TuneOptions:
         from fedsweep.sweep.cluster.ray_session import check_address
 
         if self.sweep_id is not None and not self.resume:
-            raise UserError("`--sweep` names a sweep to go on with and needs --resume.")
+            raise UserError("`--sweep` selects the sweep to resume and needs `--resume`.")
         if self.fresh and self.resume:
-            raise UserError("`--fresh` is of a new sweep and cannot be given with --resume.")
+            raise UserError("`--fresh` applies to new sweeps and cannot be combined with `--resume`.")
         check_address(self.address)
 
     @cached_property

@@ -101,8 +101,8 @@ class SearchSpace(Config):
     )
     baseline: Arm | None = Field(
         default_factory=lambda given: Arm({ABLATED: []}) if given.get("ablate") else None,
-        description="arm that the other arms are compared with, at their own value of each axis that it leaves open; "
-        "by default, the full method of `ablate`",
+        description="arm that all others are compared with, by default the full method of `ablate`; an axis that it "
+        "leaves out takes the value of the compared arm",
     )
     reference: Reference | None = Field(
         None, description="values from a paper, shown next to yours and never mixed with them"

@@ -80,9 +80,10 @@ class ASHAScheduler(Config):
 
 
 class MedianScheduler(Config):
-    """The median stopping rule. A trial is stopped if its best value so far is worse than the median of the others.
+    """The median stopping rule.
 
-    Each of the other trials counts with its mean value up to the same round.
+    A trial is stopped if its best value so far is worse than the median of the other trials' running means. The running
+    mean of a trial is the mean of its values up to the same round.
     """
 
     name: Literal["median"] = "median"
@@ -125,7 +126,7 @@ class PopulationScheduler(Config):
         0.25,
         gt=0,
         le=0.5,
-        description="share of members, rounded down: the worst that are replaced, and the best that are copied",
+        description="share of the members to replace (the worst) and to copy (the best), rounded down to whole members",
     )
     factors: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         (0.8, 1.2),
@@ -159,7 +160,7 @@ class TPESearch(Config):
     startup: int = Field(
         8,
         ge=0,
-        description="number of random configurations before the estimator is used; warm start trials count as well",
+        description="number of random configurations before the estimator is used; trials of a warm start count too",
     )
     seed: int = Field(0, ge=0, description="seed of the search, independent of the seeds of the runs")
     in_flight: int = Field(
