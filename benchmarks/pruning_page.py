@@ -110,12 +110,12 @@ def curves_text(labels: Sequence[str], curves: Array) -> str:
     paired = (last - last.mean(axis=1, keepdims=True) - last.mean(axis=0) + last.mean()).ravel()
     noise = np.sqrt((paired**2).sum() / ((arms - 1) * max(seeds - 1, 1)))
     second, fourth, last_one = means[0] - means[[1, 3, -1]]
-    spread = f" After the means of arms and seeds are subtracted, the standard deviation is {noise:.2f} points."
+    spread = f" The residual standard deviation, without the means of arms and seeds, is {noise:.2f} points."
     best = labels[int(last.mean(axis=1).argmax())]
     return (
         f"{arms} arms with {seeds} seed{'s' * (seeds > 1)} over {rounds} rounds. The best arm is `{best}`, with a mean "
         f"of {means[0]:.1f} % at the last round. The second, fourth and last arm are {second:.2f}, {fourth:.2f} and "
-        f"{last_one:.1f} points below it.{spread * (seeds > 1)}"
+        f"{last_one:.1f} points below the best arm.{spread * (seeds > 1)}"
     )
 
 
@@ -198,7 +198,8 @@ replays recorded learning curves under each scheduler:
 uv run python benchmarks/pruning.py
 ```
 
-The script writes this page from `pruning_curves.csv`. The curves come from two sweeps without pruning:
+The script writes this page from `pruning_curves.csv`. The curves come from two sweeps without pruning. Only the seeds
+that finished in every arm are used.
 
 {recorded}
 {tasks}
@@ -220,10 +221,11 @@ setting *eta* determines the share of arms or trials that are promoted at each r
 
 ## Survival for the same number of rounds
 
-{problems} problems were drawn at random. Each has {arms} of the arms of `curves`, some of its seeds, and a random
-order. The truly best arm of a problem is the arm with the highest mean at the last round over *all* recorded seeds.
+The script drew {problems} problems at random. Each problem contains {arms} of the arms of `curves`, some of their
+seeds, and a random order of the trials. The *truly best arm* of a problem is the arm with the highest mean at the last
+round over *all* recorded seeds. The *answer* of a strategy is the arm with the highest mean over its finished trials.
 
-Each cell has three numbers: `survives with any seed / survives with all seeds · regret`.
+Each cell of the next tables has three numbers: `survives with any seed / survives with all seeds · regret`.
 
 - The first number is the percentage of problems in which at least one trial of the truly best arm reaches the last
   round.

@@ -83,8 +83,8 @@ def links(server: subprocess.Popen[bytes], port: int) -> dict[str, str]:
 
 def take(addresses: dict[str, str], into: Path) -> None:
     """Take the five pictures of MLflow's page."""
-    base = addresses["what it found"].partition("#")[0]
-    page, _, query = addresses["what it found"].partition("?")
+    base = addresses["the sweep's results"].partition("#")[0]
+    page, _, query = addresses["the sweep's results"].partition("?")
     with Browser(1500, 1120, VISITED) as browser:
 
         def picture(name: str) -> None:

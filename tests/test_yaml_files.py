@@ -93,7 +93,7 @@ def test_every_arm_of_a_search_space_resolves(path):
     name = getattr(plan.base.data, "set", plan.base.data.name)
     if name in ELSEWHERE:
         command = f"fedsweep data prepare {name} --root DIR --size {ELSEWHERE[name]}"
-        with pytest.raises(UserError, match=f"`{command}` would make it"):
+        with pytest.raises(UserError, match=f"run `{command}` to prepare it"):
             plan.preflight()
     else:
         plan.preflight()

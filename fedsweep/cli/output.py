@@ -129,7 +129,7 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
     if result.report_error is not None and not disk_is_full(result.report_error):
         console.print(f"The report could not be written: {one_line(result.report_error)}.", style="yellow")
     report = relative(result.folder / "report") if (result.folder / "report").exists() else "none yet"
-    console.print(f"Report: {report}   MLflow: {page_command}   Sweep: {result.folder.name}")
+    console.print(f"Report: {report}\nMLflow: {page_command}\nSweep:  {result.folder.name}", soft_wrap=True)
     show_undelivered(console, session.recorder, page_command)
     if result.disk_full:
         console.print(f"Nothing more can be written to {folder}: the disk is full.", style="yellow")

@@ -1,4 +1,4 @@
-"""The data set of an experiment, loaded once per process."""
+"""The configuration of an experiment's data set, and its loading."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -19,9 +19,9 @@ SyntheticConfig = Annotated[NoSynthetic | Surrogate | Folder | Diffusers, Field(
 
 
 def load(config: DigitsData | PreparedData) -> FederatedData:
-    """Load a data set once per process, so that trials of a reused worker share its images."""
+    """Return a data set; it is loaded once per process, so that the trials of a worker share its images."""
     version = None
-    if isinstance(config, PreparedData):  # a set that was made anew is not the one in the cache
+    if isinstance(config, PreparedData):  # a data set that was prepared again is loaded again
         card = store_folder(config.set, config.size) / CARD
         version = card, card.stat().st_mtime_ns if card.exists() else 0
     return _load(config, version)

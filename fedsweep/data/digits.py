@@ -1,7 +1,7 @@
-"""The default data set, which needs no file: scikit-learn's handwritten digits rendered in six styles (domains).
+"""The digits data set: scikit-learn's handwritten digits rendered in six styles, without any download.
 
-The 1,797 scans (8 x 8, 17 grey levels) are enlarged to 16 x 16 RGB and styled. All domains have the same scans with the
-same train/test split, so that they differ in style only.
+Each style is a domain. The 1,797 scans (8 x 8 pixels, 17 grey levels) are enlarged to 16 x 16 pixels, coloured and
+styled. All domains contain the same scans with the same train/test split, so that they differ only in style.
 """
 
 import math
@@ -23,16 +23,16 @@ from fedsweep.types import Domain, FederatedData, ImageSet
 
 STYLES = ("plain", "rotated", "inverted", "noisy", "thick", "textured")
 SIZE = 16
-DATA_SEED = 0  # the data set is one and the same for every run; runs differ in their own seed
+DATA_SEED = 0  # fixed, so that runs of all seeds use the same images
 
 
 class DigitsData(Data):
-    """Styled digits of ten classes, one domain per style."""
+    """scikit-learn's handwritten digits in six styles, one domain per style."""
 
     name: Literal["digits"] = "digits"
-    domains: tuple[str, ...] = Field(STYLES, min_length=1, description="styles, in the order of the clients' depths")
+    domains: tuple[str, ...] = Field(STYLES, min_length=1, description="styles to use; the clients follow this order")
     test_fraction: float = Field(
-        0.2, ge=0.01, le=0.99, description="share of the scans held out, the same ones in every domain"
+        0.2, ge=0.01, le=0.99, description="share of the scans held out for testing, the same scans in every domain"
     )
 
     @field_validator("domains")
@@ -45,13 +45,13 @@ class DigitsData(Data):
 
     @property
     def size(self) -> int:
-        """Height and width of the images, in pixels."""
+        """The height and width of the images, in pixels."""
         return SIZE
 
     def load(self) -> FederatedData:
-        """Render all domains: uint8 images (n, 3, 16, 16) and a digest of images, labels and split.
+        """Return the rendered domains, with uint8 images (n, 3, 16, 16).
 
-        A held-out domain is tested on its test split only, because the other scans occur in training in other styles.
+        A held-out domain is tested on its test split only, because its other scans are training images in other styles.
         """
         scans, labels = read_scans()
         glyphs = enlarge(scans / 16)
@@ -70,7 +70,7 @@ class DigitsData(Data):
 def read_scans() -> tuple[Tensor, Tensor]:
     """Return grey levels 0..16 (1797, 1, 8, 8) and labels (1797,) of scikit-learn's `load_digits`.
 
-    They are read from its file, because importing scikit-learn would add a second to every worker's start.
+    They are read from the file in the package, because importing scikit-learn would slow down every worker's start.
     """
     package = cast(ModuleSpec, find_spec("sklearn")).origin or ""
     rows = np.loadtxt(
@@ -80,18 +80,25 @@ def read_scans() -> tuple[Tensor, Tensor]:
 
 
 def enlarge(glyphs: Tensor) -> Tensor:
-    """Resize grey glyphs (n, 1, h, w) in [0, 1] to 14 x 14 and add a margin of one pixel: (n, 1, 16, 16)."""
+    """Resize grey glyphs (n, 1, h, w) in [0, 1] to 14 x 14 pixels and add a margin of one pixel: (n, 1, 16, 16)."""
     inner = SIZE - 2
     return F.pad(F.interpolate(glyphs, size=(inner, inner), mode="bicubic", antialias=True).clamp(0, 1), (1, 1, 1, 1))
 
 
 def to_uint8(images: Tensor) -> Tensor:
-    """Convert images in [0, 1], grey or RGB, to uint8 RGB (n, 3, h, w)."""
+    """Convert grey or RGB images with values in [0, 1] to uint8 RGB images (n, 3, h, w)."""
     return (images.clamp(0, 1) * 255).round().to(torch.uint8).expand(-1, 3, -1, -1).contiguous()
 
 
 def rotate(images: Tensor, degrees: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
-    """Rotate each image (n, c, h, w) by its angle (n,), scale it (n,) and shift it (n, 2; in half-widths)."""
+    """Rotate, scale and shift each image of a batch.
+
+    Args:
+        images: The images (n, c, h, w).
+        degrees: The angle of each image in degrees (n,).
+        scale: The factor by which each image is enlarged (n,); None keeps the size.
+        shift: The shift of each image in half-widths (n, 2); None does not shift.
+    """
     angle = degrees * (math.pi / 180)
     size = torch.ones_like(angle) if scale is None else scale
     offset = torch.zeros(len(images), 2) if shift is None else shift
@@ -101,12 +108,12 @@ def rotate(images: Tensor, degrees: Tensor, scale: Tensor | None = None, shift: 
 
 
 def thicken(glyphs: Tensor) -> Tensor:
-    """Apply grey dilation by one pixel in every direction."""
+    """Thicken strokes by one pixel in every direction (grey dilation)."""
     return F.max_pool2d(glyphs, kernel_size=3, stride=1, padding=1)
 
 
 def stripes(count: int, generator: torch.Generator) -> Tensor:
-    """Draw sinusoidal stripes of random direction, width and phase: (count, 1, 16, 16) in [0, 1]."""
+    """Return images (count, 1, 16, 16) in [0, 1] of sinusoidal stripes with random direction, width and phase."""
     axis = torch.arange(SIZE, dtype=torch.float32)
     y, x = torch.meshgrid(axis, axis, indexing="ij")
     angle, phase, width = (torch.rand(count, 1, 1, 1, generator=generator) for _ in range(3))

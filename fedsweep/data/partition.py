@@ -1,4 +1,7 @@
-"""Partitions of domains into clients: the five rules, after the server's share is held out."""
+"""Partitions of the training images among clients.
+
+A share of each domain's images can be held out for the server first. These are the server's proxy images.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,12 +18,15 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.types import Client, ClientId, FederatedData, ImageSet, PixelStack
 
-POOL = "pool"  # the domain of a client whose images come from all domains
+POOL = "pool"  # the domain of a client with images of all domains
 
 
 @dataclass(frozen=True)
 class Split:
-    """The clients, and the server's proxy images, which no client holds, and synthetic images by domain."""
+    """The images of all clients and of the server in a run.
+
+    `proxy` are the server's real images, by domain, which no client has. `synthetic` are its synthetic images.
+    """
 
     clients: tuple[Client, ...]
     proxy: Mapping[str, ImageSet]
@@ -28,40 +34,59 @@ class Split:
 
 
 class Partition(Config, ABC):
-    """A rule that deals training images to clients, after the server's proxy share is held out."""
+    """The base class of rules that divide the training images among clients."""
 
-    pools: ClassVar[bool] = False  # True if clients draw from all domains as from one
+    pools: ClassVar[bool] = False  # True if the images of all domains are divided together
 
     name: str
     proxy_share: float = Field(
-        0.0, ge=0, lt=1, description="share of each domain's training images held out of the clients for the server"
+        0.0, ge=0, lt=1, description="share of each domain's training images that is held out for the server"
     )
     validation_share: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="share of its images, without those of `test_share`, that each client holds out of its training",
+        description="share of each client's images, except those of `test_share`, that is held out for validation",
     )
     test_share: float = Field(
-        0.0, ge=0, lt=1, description="share of its images that each client tests its own model on, and nothing else"
+        0.0, ge=0, lt=1, description="share of each client's images that is held out to test the client's own model"
     )
 
     @abstractmethod
     def ids(self, source: str) -> list[ClientId]:
-        """Return the ids of the clients that share a domain, or the pool of all."""
+        """Return the ids of the clients that share the images of `source`, a domain or the pool of all domains."""
 
     def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
-        """Divide the images of a domain or of the pool among its clients, or raise UserError; a lone one gets all."""
+        """Divide the images of `source` among its clients, in the order of `ids`; a single client gets all images.
+
+        Raises:
+            UserError: There are too few images.
+        """
         return [images]
 
     def clients_of(self, domains: Sequence[str]) -> dict[ClientId, str]:
-        """Return the domain of every client by id; that of a pool's clients is the only one, or else the pool."""
+        """Return the domain of every client by id.
+
+        The domain of clients with images of all domains is "pool", or the domain itself if there is only one.
+        """
         if self.pools:
             return dict.fromkeys(self.ids(POOL), domains[0] if len(domains) == 1 else POOL)
         return {client: domain for domain in domains for client in self.ids(domain)}
 
     def split(self, data: FederatedData, capacities: Mapping[ClientId, int], seed: int) -> Split:
-        """Return the clients in the order of `clients_of`, with `capacities[id]` blocks each, or raise UserError."""
+        """Divide the training images among the server and the clients.
+
+        Args:
+            data: The data set.
+            capacities: The number of blocks that each client can hold, by client id.
+            seed: The seed of the run.
+
+        Returns:
+            The clients, in the order of `clients_of`, and the server's proxy images.
+
+        Raises:
+            UserError: There are too few images.
+        """
         shares = {one.name: _hold_out(one.train, self.proxy_share, seed, "proxy", one.name) for one in data.domains}
         sources = {name: rest for name, (_, rest) in shares.items()}
         if self.pools:
@@ -78,11 +103,11 @@ class Partition(Config, ABC):
 
     @property
     def takes_synthetic(self) -> bool:
-        """True if a client trains on the server's synthetic images."""
+        """True if the clients also train on the server's synthetic images."""
         return False
 
     def joined(self, parts: Split, synthetic: Mapping[str, ImageSet]) -> Split:
-        """Add the server's synthetic images to the split, and to the clients' training images if they take them."""
+        """Add synthetic images to a split: to the server and, if `takes_synthetic` is true, to the clients."""
         clients = parts.clients
         if self.takes_synthetic:
             clients = tuple(replace(one, train=pool([one.train, *synthetic.values()])) for one in clients)
@@ -90,20 +115,18 @@ class Partition(Config, ABC):
 
 
 def _hold_out(whole: ImageSet, share: float, seed: int, purpose: str, name: str) -> tuple[ImageSet | None, ImageSet]:
-    """Split off a random `share` of the examples, in their order, with at least one on either side."""
+    """Return a random `share` of the examples (None if `share` is 0) and the rest, both in their original order."""
     if share == 0:
         return None, whole
     if len(whole) < 2:
-        raise UserError(
-            f"`partition.{purpose}_share` is {share:g}, but of {len(whole)} image of {name} none can be held out."
-        )
+        raise UserError(f"`partition.{purpose}_share` {share:g} needs at least 2 images, but {name} has {len(whole)}.")
     count = min(max(round(share * len(whole)), 1), len(whole) - 1)
     order = torch.from_numpy(stream(seed, purpose, name).permutation(len(whole)))
     return whole.select(order[:count].sort().values), whole.select(order[count:].sort().values)
 
 
 def pool(sets: Sequence[ImageSet]) -> ImageSet:
-    """Join all examples of several domains into one set, without copying pixels."""
+    """Return the examples of all `sets` as one set, without copying pixels."""
     if len(sets) == 1:
         return sets[0]
     parts, rows, start = list[Tensor](), [], 0
@@ -115,25 +138,48 @@ def pool(sets: Sequence[ImageSet]) -> ImageSet:
 
 
 def numbered(prefix: str, count: int) -> list[ClientId]:
-    """Return ids that sort by number: `art/0`, or `art/00` if there are more than ten."""
+    """Return ids of equal length, so that they sort by number: `art/0`, or `art/00` if there are more than ten."""
     digits = len(str(count - 1))
     return [f"{prefix}{number:0{digits}d}" for number in range(count)]
 
 
 TRIES = 1000
-Alpha = Annotated[float, Field(gt=0, le=1e6, description="Dirichlet concentration; small: few classes per client")]
+Alpha = Annotated[
+    float,
+    Field(
+        gt=0, le=1e6, description="concentration of the Dirichlet distribution; small values: few classes per client"
+    ),
+]
 MinSize = Annotated[
-    int, Field(gt=0, description="images that every client has at least; shares are drawn anew until it is so")
+    int,
+    Field(
+        gt=0,
+        description="smallest number of images per client; the division is drawn again until all clients have them",
+    ),
 ]
 
 
 def deal_by_dirichlet(
     labels: Tensor, clients: int, alpha: float, min_size: int, rng: np.random.Generator, whose: str
 ) -> list[Tensor]:
-    """Return the ascending positions of each client's examples, or raise UserError if all draws leave one too few.
+    """Divide examples among clients with a Dirichlet distribution for each class.
 
-    The shuffled examples of each class are cut at the cumulative shares p ~ Dirichlet(alpha, ..., alpha). All shares
-    are drawn anew until every client has `min_size` examples. `whose` names the images in error messages.
+    The examples of a class are shuffled and divided in the proportions p ~ Dirichlet(alpha, ..., alpha). The division
+    of all classes is drawn again until every client has at least `min_size` examples.
+
+    Args:
+        labels: The class of each example, int64 (n,).
+        clients: The number of clients.
+        alpha: The concentration.
+        min_size: The smallest number of examples per client.
+        rng: The random generator.
+        whose: A description of the images for error messages.
+
+    Returns:
+        The positions of each client's examples, in ascending order.
+
+    Raises:
+        UserError: There are too few examples, or no draw gives every client enough of them.
     """
     if clients * min_size > len(labels):
         raise UserError(
@@ -147,7 +193,7 @@ def deal_by_dirichlet(
     for _ in range(TRIES):
         shares = rng.dirichlet(np.full(clients, alpha), size=len(classes))
         ends = np.rint(shares.cumsum(axis=1) * counts).astype(np.int64)  # (classes, clients)
-        ends[:, -1] = counts[:, 0]  # whatever the sum's last digits
+        ends[:, -1] = counts[:, 0]  # the sum may differ from 1 by rounding
         smallest = int(np.diff(ends, prepend=0, axis=1).sum(axis=0).min())
         if smallest >= min_size:
             parts = [np.split(positions, end[:-1]) for positions, end in zip(classes, ends, strict=True)]
@@ -156,58 +202,58 @@ def deal_by_dirichlet(
     raise UserError(
         f"`partition.alpha` {alpha:g} leaves one of the {clients} clients of {whose} with fewer images than "
         f"`partition.min_size` {min_size} in each of {TRIES} draws (at best {best} of {len(labels)}); "
-        "a larger alpha, fewer clients or a smaller minimum would do."
+        "increase alpha, or decrease the number of clients or the minimum."
     )
 
 
 class FeatureSkew(Partition):
-    """One client per domain: clients have the same classes in different styles (FedRA, Section 4.1)."""
+    """One client per domain, so that clients have the same classes in different styles (FedRA, Section 4.1)."""
 
     name: Literal["feature_skew"] = "feature_skew"
 
     def ids(self, source: str) -> list[ClientId]:
-        """Name the client after its domain."""
+        """Return the name of the domain as the id of its only client."""
         return [source]
 
 
 class FeatureLabelSkew(Partition):
-    """Each domain is split over several clients by Dirichlet(alpha) per class (FedRA, Section 4.1)."""
+    """Several clients per domain, which divide its images by Dirichlet(alpha) for each class (FedRA, Section 4.1)."""
 
     name: Literal["feature_label_skew"] = "feature_label_skew"
-    clients_per_domain: int = Field(5, gt=0, description="K, the clients that share a domain")
+    clients_per_domain: int = Field(5, gt=0, description="K, the number of clients of each domain")
     alpha: Alpha = 0.5
     min_size: MinSize = 10
 
     def ids(self, source: str) -> list[ClientId]:
-        """Name the clients `<domain>/<number>`."""
+        """Return the ids `<domain>/<number>`."""
         return numbered(f"{source}/", self.clients_per_domain)
 
     def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
-        """Split a domain with its own random stream."""
+        """Divide the images of a domain by Dirichlet(alpha), with a separate random stream for each domain."""
         rng, whose = stream(seed, "dirichlet", source), f"domain {source}"
         parts = deal_by_dirichlet(images.labels, self.clients_per_domain, self.alpha, self.min_size, rng, whose)
         return [images.select(rows) for rows in parts]
 
 
 class Pooled(Partition, ABC):
-    """Base of partitions of one pool of all images among numbered clients."""
+    """The base class of rules that divide the images of all domains together."""
 
     pools: ClassVar = True
 
-    clients: int = Field(10, gt=0, description="N, all clients")
+    clients: int = Field(10, gt=0, description="N, the number of clients")
 
     def ids(self, source: str) -> list[ClientId]:
-        """Name the clients `client-<number>`."""
+        """Return the ids `client-<number>`."""
         return numbered("client-", self.clients)
 
 
 class Iid(Pooled):
-    """One pool of all images, dealt out at random in equal shares: the control without any skew."""
+    """Equal random shares of the images of all domains: the control without any skew."""
 
     name: Literal["iid"] = "iid"
 
     def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
-        """Deal shares that differ by at most one image."""
+        """Divide the images at random into shares whose sizes differ by at most one image."""
         if len(images) < self.clients:
             raise UserError(f"`partition.clients` must be at most the {len(images)} images, but it is {self.clients}.")
         order = torch.from_numpy(stream(seed, "iid").permutation(len(images)))
@@ -215,34 +261,36 @@ class Iid(Pooled):
 
 
 class LabelSkew(Pooled):
-    """One pool of all images, split over clients by Dirichlet(alpha) per class (FedMS, Section 4.2)."""
+    """The images of all domains, divided by Dirichlet(alpha) for each class (FedMS, Section 4.2)."""
 
     name: Literal["label_skew"] = "label_skew"
     alpha: Alpha = 1.0
     min_size: MinSize = 10
 
     def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
-        """Split the pool of all domains."""
+        """Divide the images of all domains by Dirichlet(alpha)."""
         rng, whose = stream(seed, "dirichlet", source), "the pool of all domains"
         parts = deal_by_dirichlet(images.labels, self.clients, self.alpha, self.min_size, rng, whose)
         return [images.select(rows) for rows in parts]
 
 
 class Centralized(Partition):
-    """One client with all images of all domains: the bound to which federated methods are compared."""
+    """One client with the images of all domains, as an upper bound for federated methods."""
 
     pools: ClassVar = True
 
     name: Literal["centralized"] = "centralized"
-    with_synthetic: bool = Field(False, description="and with the server's synthetic images, as FedAG compares")
+    with_synthetic: bool = Field(
+        False, description="whether the client also trains on the server's synthetic images, as in FedAG's baselines"
+    )
 
     @property
     def takes_synthetic(self) -> bool:
-        """True if `with_synthetic` is set."""
+        """True if `with_synthetic` is true."""
         return self.with_synthetic
 
     def ids(self, source: str) -> list[ClientId]:
-        """Name the client `central`."""
+        """Return the id `central`."""
         return ["central"]
 
 

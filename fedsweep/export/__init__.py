@@ -1,10 +1,12 @@
-"""Trained models as folders that timm, transformers and PEFT load without fedsweep, and their predictions.
+"""Export of trained models to folders that timm, transformers and PEFT load without fedsweep.
 
-    README.md  export.json                             for humans and for programs
-    adapter_config.json  adapter_model.safetensors     PEFT's own files: LoRA and the head
-    backbone.safetensors                               timm's weights, unless a pinned tag names them
-    backbone/                                          a CLIP's checkpoint, unless it comes from the hub
-    model.safetensors                                  instead of these, all weights of a method without LoRA
+The models can also be used for predictions here. An export contains these files:
 
-A folder appears only once it is complete, and has been loaded and compared with the run's own evaluation.
+    README.md  export.json                             descriptions for humans and for programs
+    adapter_config.json  adapter_model.safetensors     the files of PEFT, with LoRA and the head
+    backbone.safetensors                               a timm backbone, unless timm provides the same weights
+    backbone/                                          a CLIP checkpoint, unless the hub provides it
+    model.safetensors                                  all weights, for a method without LoRA (replaces the others)
+
+The folder is created only after the exported model has been loaded and has given the same logits as the run.
 """

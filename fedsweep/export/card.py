@@ -1,4 +1,4 @@
-"""`export.json` and `README.md` of an export: its origin, and everything needed to build and feed its network."""
+"""The files `export.json` and `README.md` of an export: its origin, its network, and the preprocessing of images."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class _Entry(Config):
 
 
 class ImageCard(_Entry):
-    """The preprocessing of pictures."""
+    """The preprocessing of pictures before they enter the network."""
 
     size: int = Field(gt=0, description="height and width, pixels")
     mean: tuple[float, ...] = Field(
-        description="of each channel, of pixels in 0..1; one number: the colours' mean is fed"
+        description="mean of each channel for pixels in 0..1; a single number if the network receives grey images"
     )
     std: tuple[float, ...]
     crop_pct: float = Field(1.0, gt=0, description="share of the short side that the centre crop keeps")
@@ -42,44 +42,48 @@ class Origin(_Entry):
 
     name: str = Field(description="the search space, or the experiment of a single run")
     sweep: str | None = Field(description="the sweep's id; null for a single run")
-    key: str = Field(description="the trial's, or the run's")
+    key: str = Field(description="the key of the trial or of the single run")
     arm: Arm
-    client: str | None = Field(description="whose own model it is; null for the global one")
-    chosen: str = Field(description="what chose it among several trials; empty where its name left no choice")
+    client: str | None = Field(description="the client whose own model was exported; null for the global model")
+    chosen: str = Field(description="the reason for choosing this trial among several; empty if only one matched")
 
 
 class ExportCard(_Entry):
     """The contents of `export.json`."""
 
     format: Literal[1] = 1
-    fedsweep: str = Field(description="the version that wrote it")
-    form: Literal["peft", "whole"] = Field(description="PEFT's files beside a backbone, or all weights in one file")
+    fedsweep: str = Field(description="the version of fedsweep that wrote the export")
+    form: Literal["peft", "whole"] = Field(description="PEFT's files and a backbone, or all weights in one file")
     backbone: Recipe
-    cut: dict[str, int] = Field(description="by list of blocks, how many of the first are left; empty for all")
-    weights: str = Field(description="what pins the backbone's weights before they were tuned")
-    classes: tuple[str, ...] = Field(min_length=1, description="in the order of the logits")
-    prompts: tuple[str, ...] | None = Field(description="of a CLIP: the text of each class")
+    cut: dict[str, int] = Field(
+        description="the number of first blocks that are kept, by the name of the block list; empty if all are kept"
+    )
+    weights: str = Field(description="the fingerprint of the backbone's weights before fine-tuning")
+    classes: tuple[str, ...] = Field(min_length=1, description="the class names in the order of the logits")
+    prompts: tuple[str, ...] | None = Field(description="the prompt of each class for a CLIP, else null")
     images: ImageCard
     method: str
     seed: int
     origin: Origin
-    outcome: str = Field(description="how the run ended; running where it has not")
-    round: int = Field(ge=0, description="after how many rounds")
-    metrics: dict[str, float] = Field(description="of that round; of a client's own model what is of this client")
-    left_out: tuple[str, ...] = Field(description="trained tensors that the prediction does not use, by prefix")
+    outcome: str = Field(description="the outcome of the run, or `running` if it has not ended")
+    round: int = Field(ge=0, description="the round after which the model was saved")
+    metrics: dict[str, float] = Field(
+        description="the metrics of this round; for a client's own model, only those of the client"
+    )
+    left_out: tuple[str, ...] = Field(description="prefixes of trained tensors that predictions do not use")
     hyperparameters: dict[str, Json] = Field(description="all resolved values by dotted name")
-    digests: dict[str, str] = Field(description="of the run's images and weights")
-    sha256: dict[str, str] = Field(description="of every file that tensors are read from")
+    digests: dict[str, str] = Field(description="the digests of the run's images and weights")
+    sha256: dict[str, str] = Field(description="the SHA-256 of every file that contains tensors")
 
     @property
     def scores(self) -> dict[str, float]:
-        """The accuracies of the exported model in the run's last evaluation; empty if it was not tested."""
+        """The accuracies of the exported model at its round, by metric; empty if the run did not test this model."""
         names = [f"accuracy/client/{self.origin.client}"] if self.origin.client else ACCURACIES
         return {name: self.metrics[name] for name in names if name in self.metrics}
 
     @property
     def what(self) -> str:
-        """The trial in words."""
+        """A description of the trial, such as `ablations/lora_rank@ID, trial KEY, client NAME`."""
         sweep = f"@{self.origin.sweep}" if self.origin.sweep else ""
         whose = f", client {self.origin.client}" if self.origin.client else ""
         return f"{self.origin.name}{sweep}, trial {self.origin.key}{whose}"
@@ -88,9 +92,12 @@ class ExportCard(_Entry):
 def read_card(folder: Path) -> ExportCard:
     """Return the card of an export; raise UserError if the folder is not an export or its card is invalid."""
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}; `fedsweep export TRIAL --to {folder}` would make it.")
+        raise UserError(f"there is no folder {folder}; `fedsweep export TRIAL --to {folder}` creates it.")
     if not (folder / CARD).is_file():
-        raise UserError(f"{folder} is no export: it has no {CARD}; `fedsweep export TRIAL --to DIR` makes one.")
+        raise UserError(
+            f"the folder {folder} is not an export, because it has no {CARD}; `fedsweep export TRIAL --to DIR` "
+            "creates an export."
+        )
     return ExportCard.of(read_json(folder / CARD), str(folder / CARD))
 
 

@@ -1,4 +1,4 @@
-"""Loading an export through timm, transformers and PEFT, and its predictions for pictures in a folder."""
+"""Loading of an export with timm, transformers and PEFT, and predictions for the pictures in a folder."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Progress = Callable[[int, int], None]  # called with the number of finished pict
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded export."""
+    """The card and the network of an export, ready for predictions."""
 
     card: ExportCard
     network: Any
-    """timm's model, or transformers' CLIPModel."""
+    """A timm model, or a CLIPModel of transformers."""
     text: Tensor | None
-    """Unit vectors (classes, projection) of a CLIP's prompts; None for other models."""
+    """Normalised text features of a CLIP's prompts, (classes, projection); None for other models."""
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
@@ -51,14 +51,14 @@ class Loaded:
 
 
 def load(folder: Path) -> Loaded:
-    """Build an export's network on the CPU, or raise UserError if a file is missing or changed, or cannot be loaded."""
+    """Load an export on the CPU; raise UserError if a file is missing, has changed or cannot be loaded."""
     card = read_card(folder)
     for name, digest in card.sha256.items():
         path = inside(folder, name)
         if not path.is_file():
-            raise UserError(f"{folder} is not whole: {name} is missing.")
+            raise UserError(f"the export {folder} is incomplete: {name} is missing.")
         if weights_file.digest(path) != digest:
-            raise UserError(f"{path} is not the file that was exported: its sha256 is {weights_file.digest(path)}.")
+            raise UserError(f"{path} has changed since the export: its SHA-256 is {weights_file.digest(path)}.")
     try:
         with torch.random.fork_rng(devices=[]):  # constructors draw initial values that are overwritten
             checkpoint = None if card.backbone.of_timm else _checkpoint(card, folder)
@@ -71,8 +71,8 @@ def load(folder: Path) -> Loaded:
                 with_adapter(network, folder)
     except (UserError, MemoryError):
         raise
-    except Exception as error:  # three libraries raise their own
-        raise UserError(f"{folder} cannot be loaded: {one_line(error)}.") from error
+    except Exception as error:  # three libraries raise exceptions of their own
+        raise UserError(f"the export {folder} cannot be loaded: {one_line(error)}.") from error
     network.eval()
     return Loaded(card, network, _text(card.prompts, network, checkpoint) if card.prompts and checkpoint else None)
 
@@ -96,20 +96,23 @@ def _timm(card: ExportCard, folder: Path) -> nn.Module:
 
 
 def _checkpoint(card: ExportCard, folder: Path) -> Path:
-    """Return the folder of a CLIP's checkpoint, or raise UserError if it is not the one that was tuned."""
+    """Return the folder of a CLIP checkpoint; raise UserError if it has changed since it was fine-tuned."""
     if card.backbone.fetched:
         where = checkpoint_folder.find(card.backbone.model)
         if card.weights != (found := f"sha256:{checkpoint_folder.digest(where)}"):
-            raise UserError(f"{card.backbone.model} is another checkpoint than the one tuned, {card.weights}: {found}.")
+            raise UserError(
+                f"the checkpoint {card.backbone.model} differs from the one that was fine-tuned: its digest must be "
+                f"{card.weights}, but it is {found}."
+            )
         return where
     _listed(card, WHOLE if card.form == "whole" else f"{FOLDER}/{WHOLE}")
     return folder if card.form == "whole" else folder / FOLDER
 
 
 def _listed(card: ExportCard, name: str) -> str:
-    """Return `name` if the card pins the content of this file, since no other file may be read."""
+    """Return `name`; raise UserError unless the card lists its SHA-256, because only listed files are verified."""
     if name not in card.sha256:
-        raise UserError(f"the export's card must pin {name} by its `sha256`, but it does not.")
+        raise UserError(f"`sha256` in the export's card must list {name}, but it does not.")
     return name
 
 
@@ -131,26 +134,27 @@ class Guess:
 
 @dataclass(frozen=True)
 class Predictions:
-    """The most probable classes of each picture by path, and the reasons why others cannot be read."""
+    """The most probable classes of each picture, and the error messages of unreadable pictures, both by path."""
 
     images: dict[str, tuple[Guess, ...]]
     broken: dict[str, str]
     accuracy: float | None
-    """The share of correct predictions, if each picture's folder has the name of a class."""
+    """The share of correct predictions if each picture lies in a folder named after its class, else None."""
 
 
 def pictures(folder: Path) -> list[str]:
     """Return the sorted paths of all pictures below `folder`; raise UserError if there are none."""
     if not folder.is_dir():
-        raise UserError(f"IMAGES must be a folder, but {folder} {'is a file' if folder.exists() else 'is not there'}.")
+        wrong = "is a file" if folder.exists() else "does not exist"
+        raise UserError(f"IMAGES must be a folder, but {folder} {wrong}.")
     found = sorted(_below(folder, "", frozenset()))
     if not found:
-        raise UserError(f"{folder} has no image: none of its files ends in {', '.join(sorted(IMAGE_SUFFIXES))}.")
+        raise UserError(f"{folder} contains no image: no file name ends in {', '.join(sorted(IMAGE_SUFFIXES))}.")
     return found
 
 
 def _below(root: Path, name: str, above: frozenset[Path]) -> Iterator[str]:
-    """Yield the paths below a folder; links are followed, except to folders above."""
+    """Yield the paths of the pictures below a folder; links are followed, except links to a parent folder."""
     folder = (root / name).resolve()
     if folder in above:
         return
@@ -184,7 +188,7 @@ def predict(
 
 
 def _read(path: Path, card: ImageCard) -> np.ndarray:
-    """Return a picture as uint8 (3, size, size), decoded like the run's prepared data."""
+    """Return a picture as uint8 (3, size, size), decoded like the images of the run's prepared data set."""
     if not path.is_file():
         raise CorruptImageError(BROKEN)
     try:

@@ -1,4 +1,4 @@
-"""Resolution of a name to a trial: a key, a search space, an arm of it, or an experiment."""
+"""Selection of the trial that a user names by its key, its search space and arm, or its experiment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRAMMAR = "a trial's key, SPACE[@SWEEP][:ARM] such as `ablations/lora_rank:lora.
 
 @dataclass(frozen=True)
 class Named:
-    """A trial or a single run that a name selects."""
+    """The trial or single run that a user's text selects."""
 
     trial: TrialStore
     record: TrialRecord
@@ -27,11 +27,14 @@ class Named:
     sweep: SweepStore | None
     """None for a single run."""
     why: str
-    """The reason for choosing it among several; empty if the name left no choice."""
+    """The reason for choosing this trial among several; empty if only one matched."""
 
 
 def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
-    """Return the best trial that `text` names, a finished one unless `unfinished`, or raise UserError."""
+    """Return the best trial that `text` selects; raise UserError if it selects none.
+
+    Trials that have not finished are ignored, unless `unfinished` is true.
+    """
     name, colon, arm = text.partition(":")
     bare, _, which = name.partition("@")
     spaces = {sweep.manifest().name for sweep in store.sweeps()}
@@ -49,7 +52,7 @@ def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
 
 
 def _runs(store: Store) -> dict[str, list[str]]:
-    """Return the stamps of single runs by experiment, oldest first."""
+    """Return the ids of single runs by experiment, oldest first; an id begins with the time of the start."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for run in store.runs():
         found[run.folder.parent.relative_to(store.root / "runs").as_posix()].append(run.folder.name)
@@ -68,7 +71,11 @@ def _run(store: Store, name: str, stamp: str, stamps: Sequence[str], unfinished:
 
 
 def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
-    """Return the trial whose key begins with `prefix`, of the newest sweep where it finished, or else of any."""
+    """Return the trial whose key begins with `prefix`, or None; raise UserError if the prefix is ambiguous.
+
+    If several sweeps contain the trial, it is taken from the newest sweep in which it finished, or else from the newest
+    sweep.
+    """
     found: list[tuple[SweepStore, TrialRecord]] = []
     for sweep in reversed(store.sweeps()):
         sweep.fetch()
@@ -76,12 +83,15 @@ def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
         found += [(sweep, TrialStore(one).read()) for one in folders if prefix and one.name.startswith(prefix)]
     keys = sorted({record.plan.key for _, record in found})
     if len(keys) > 1:
-        raise UserError(f"`{prefix}` must begin one trial's key, but it begins {len(keys)}: {summarise_list(keys)}.")
+        raise UserError(
+            f"`{prefix}` must be the beginning of one trial's key, but {len(keys)} keys begin with it: "
+            f"{summarise_list(keys)}."
+        )
     return min(found, key=lambda one: not _finished(one[1])) if found else None
 
 
 def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json], unfinished: bool) -> Named:
-    """Return the trial with the best objective among those with the values `part`."""
+    """Return the trial with the best objective among the trials whose arm and seed have the values in `part`."""
     manifest = sweep.manifest()
     where = f"{manifest.name}@{manifest.id}"
     meant = [one for one in trials if agrees(part, {**one.plan.arm, "seed": one.plan.seed})]
@@ -89,14 +99,14 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json
         labels = list(dict.fromkeys(one.plan.label for one in trials))
         seeds = ", ".join(map(str, sorted({one.plan.seed for one in trials})))
         given = ", ".join(f"{name}={value}" for name, value in part.items())
-        arms = f"; its arms are {summarise_list(labels)}, its seeds {seeds}" if labels else ""
+        arms = f"; its arms are {summarise_list(labels)}, and its seeds are {seeds}" if labels else ""
         raise UserError(f"no trial of {where} has {given or 'been planned'}{arms}.")
     pool = meant if unfinished else [one for one in meant if _finished(one)]
     if not pool and len(meant) == 1:
         raise UserError(f"trial {meant[0].plan.key} of {where} {_standing(meant[0])}.")
     if not pool:
         raise UserError(
-            f"none of {len(meant)} trials of {where} has finished; `--unfinished` takes the best as they stand."
+            f"none of the {len(meant)} trials of {where} has finished; `--unfinished` also accepts other trials."
         )
     _check_rounds(pool, where)
     sign = 1 if manifest.mode == "max" else -1
@@ -114,15 +124,15 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json
 
 
 def _of_its_arm(chosen: TrialRecord, trials: Sequence[TrialRecord], metric: str) -> str:
-    """Add the arm's mean over its finished seeds, which is not biased by choosing the best seed."""
+    """Return a note with the arm's mean over its finished seeds; unlike the best seed's value, it is not optimistic."""
     ends = [last(one.history, metric) for one in trials if one.plan.arm == chosen.plan.arm and _finished(one)]
     known = [value for value in ends if value is not None and math.isfinite(value)]
-    return f" (its arm over {len(known)} seeds: {math.fsum(known) / len(known):.4f})" if len(known) > 1 else ""
+    return f" (mean of its arm over {len(known)} seeds: {math.fsum(known) / len(known):.4f})" if len(known) > 1 else ""
 
 
 def _check_rounds(records: Sequence[TrialRecord], where: str) -> None:
     if not any(one.history for one in records):
-        raise UserError(f"{where} has no round on disk yet, so that there is nothing to export.")
+        raise UserError(f"{where} has no recorded round yet, so there is nothing to export.")
 
 
 def _finished(record: TrialRecord) -> bool:
@@ -132,12 +142,12 @@ def _finished(record: TrialRecord) -> bool:
 def _standing(record: TrialRecord) -> str:
     how = "has not ended" if record.outcome is None else f"is {record.outcome.outcome}"
     if not record.history:
-        return f"{how} and has no round on disk"
-    return f"{how}, after round {record.last_round}; `--unfinished` exports it as it stands"
+        return f"{how} and has no recorded round"
+    return f"{how}; `--unfinished` exports its state after round {record.last_round}"
 
 
 def summarise_list(names: Sequence[str], most: int = 6) -> str:
-    """Join names, or the first `most` of them and the number of the others.
+    """Join names with commas; beyond the first `most` names, give only their number.
 
     >>> summarise_list(["a", "b", "c"], most=2)
     'a, b and 1 more'

@@ -1,4 +1,4 @@
-"""Export of a trial's checkpoint in the formats of timm, transformers and PEFT: write, load again and compare."""
+"""Export of a trial's model in the formats of timm, transformers and PEFT, with a check of the written files."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from fedsweep.results.history import RoundRecord
 from fedsweep.results.records import TrialPlan
 from fedsweep.types import ImageSet
 
-COMPARED = 8  # test images whose logits are compared with the run's own evaluation
-TOLERANCE = 1e-4  # allowed difference relative to the largest logit, for a different order of summation
+COMPARED = 8  # number of test images whose logits are compared with those of the run
+TOLERANCE = 1e-4  # allowed difference relative to the largest logit, because the order of summation differs
 
 
 def export(named: Named, target: Path, client: str | None = None) -> ExportCard:
-    """Write a trial's global model, or a client's own, into a new or empty folder.
+    """Write a trial's global model, or the model of one client, to a new or empty folder; return the export's card.
 
     Raises:
         UserError: The folder cannot be used, the method's model cannot be exported, the run's data or weights are
@@ -57,7 +57,7 @@ def export(named: Named, target: Path, client: str | None = None) -> ExportCard:
     federation = build(config)
     checkpoint = load_checkpoint(named.trial.checkpoint, federation.initial_state())
     if not federation.model.movable():
-        raise UserError(f"`method` {config.method.name} trains nothing, so that there is nothing to export.")
+        raise UserError(f"`method` {config.method.name} trains nothing, so there is nothing to export.")
     test = federation.domains[0].test
     images = test.select(torch.arange(min(COMPARED, len(test))))
     expected = _logits(federation, checkpoint, images, client)
@@ -68,8 +68,8 @@ def export(named: Named, target: Path, client: str | None = None) -> ExportCard:
         furthest = (found - expected).abs().max().item()
         if not furthest <= TOLERANCE * (1 + expected.abs().max().item()):
             raise UserError(
-                f"trial {plan.key} cannot be exported: read from its files the model gives other logits than the run's "
-                f"own evaluation, by up to {furthest:.3g}."
+                f"trial {plan.key} cannot be exported: the logits of the exported model differ from those of the run "
+                f"by up to {furthest:.3g}."
             )
     return card
 
@@ -83,7 +83,10 @@ def write(
     last: RoundRecord,
     client: str | None,
 ) -> ExportCard:
-    """Write a model with loaded adapter that predicts with the blocks `layers`, its card and its README."""
+    """Write the tensors, the card and the README of a model that predicts with the blocks `layers`; return the card.
+
+    The adapter to be exported must be loaded in the model.
+    """
     recipe = _write_tensors(folder, config, model, layers)
     plan, outcome, backbone = named.record.plan, named.record.outcome, config.backbone
     sweep = named.sweep.manifest().id if named.sweep else None
@@ -104,7 +107,7 @@ def write(
         origin=Origin(name=named.name, sweep=sweep, key=plan.key, arm=plan.arm, client=client, chosen=named.why),
         outcome=outcome.outcome if outcome else "running",
         round=last.round,
-        metrics={  # all others belong to the global model or to all clients
+        metrics={  # for a client's own model, without the metrics of the global model and of all clients
             name: value for name, value in last.metrics.items() if not client or name == f"accuracy/client/{client}"
         },
         left_out=(*sorted(added), *([f"blocks above the first {len(layers)}"] if skipped else [])),
@@ -118,9 +121,10 @@ def write(
 
 
 def _write_tensors(folder: Path, config: RunConfig, model: LayeredModel, layers: Sequence[int]) -> Recipe:
-    """Write the adapter and head, or all weights of a method without LoRA, and the backbone unless its library has it.
+    """Write the tensors, and return the recipe that builds the network from the folder.
 
-    Return the recipe that builds the network from the folder. Tensors have their names in the plain network.
+    With LoRA, these are the adapter, the head, and the backbone unless its library provides the weights. Without LoRA,
+    they are all weights. Tensors have the same names as in the network without LoRA.
     """
     state = {name: one for name, one in model.state_dict().items() if name.startswith("backbone.")}
     recipe, whole = config.backbone.recipe(len(model.class_names)), not config.method.needs.lora
@@ -149,7 +153,7 @@ def _write_tensors(folder: Path, config: RunConfig, model: LayeredModel, layers:
 
 
 def _image_card(config: RunConfig, model: LayeredModel) -> ImageCard:
-    """Return the preprocessing: size and normalisation of the model, crop and interpolation of its training images."""
+    """Return the preprocessing: the model's size and normalisation, and the data set's crop and interpolation."""
     cut: dict[str, Any] = {}
     if isinstance(config.data, PreparedData):
         prepared = read_card(store_folder(config.data.set, config.data.size))
@@ -159,7 +163,7 @@ def _image_card(config: RunConfig, model: LayeredModel) -> ImageCard:
 
 
 def _logits(federation: Federation, checkpoint: Checkpoint, images: ImageSet, client: str | None) -> Tensor:
-    """Return logits as in evaluation, after loading the global or the client's adapter into the resident model."""
+    """Load the global adapter or that of `client` into the federation's model, and return its logits for `images`."""
     method, state = federation.method, checkpoint.state
     federation.model.load_adapter(adapter_of(method, state, client))
     owner = next((one for one in federation.clients if one.id == client), None)
@@ -168,14 +172,14 @@ def _logits(federation: Federation, checkpoint: Checkpoint, images: ImageSet, cl
 
 @contextlib.contextmanager
 def _as_a_whole(target: Path) -> Iterator[Path]:
-    """Yield a scratch folder that is renamed to `target` at the end, or removed on an error."""
+    """Yield a temporary folder that is renamed to `target` at the end, or deleted on an error."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
             prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True
         ) as scratch:
             yield Path(scratch)
-            # Temporary folders and safetensors' files are private.
+            # Temporary folders and files of safetensors are created with access for their owner only.
             for path in (Path(scratch), *Path(scratch).rglob("*")):
                 path.chmod(0o755 if path.is_dir() else 0o644)
             Path(scratch).rename(target)
@@ -191,16 +195,16 @@ def check_target(target: Path) -> None:
         raise UserError(f"`--to` must be a new or an empty folder, but {target} is a file.")
     above = next(one for one in target.absolute().parents if one.exists())
     if not above.is_dir():
-        raise UserError(f"`--to` must be a new or an empty folder, but {above} in {target} is a file.")
+        raise UserError(f"`--to` must be a new or an empty folder, but {above}, a parent of {target}, is a file.")
     if not os.access(above, os.W_OK | os.X_OK):
-        raise UserError(f"`--to` {target} cannot be made: {above} cannot be written.")
+        raise UserError(f"`--to` {target} cannot be created: {above} is not writable.")
 
 
 def check_exportable(config: RunConfig, client: str | None = None) -> None:
-    """Raise UserError if the client has no own model, or the model predicts with more than an export can contain."""
+    """Raise UserError if `client` is unknown or has no model of its own, or if an export cannot contain the model."""
     method, clients = config.method, list(config.client_domains())
     if client is not None and client not in clients:
-        hint = near(client, clients) or f"; there are {summarise_list(clients)}."
+        hint = near(client, clients) or f"; the clients are {summarise_list(clients)}."
         raise UserError(f"`--client`: there is no client `{client}`{hint}")
     separate = isinstance(method, SeparateModels)
     obstacle = ExportObstacle.of_method(method).export_obstacle(
@@ -210,18 +214,18 @@ def check_exportable(config: RunConfig, client: str | None = None) -> None:
         whose = "the global model" if client is None else f"client {client}"
         own = "" if client is not None or not separate else "; `--client` exports a client's own model"
         raise UserError(
-            f"`method` {method.name} cannot be exported: {whose} predicts with {obstacle}, for which neither PEFT nor "
-            f"the backbone's own library has a place{own}."
+            f"`method` {method.name} cannot be exported: {whose} predicts with {obstacle}, which neither PEFT nor "
+            f"the backbone's library can load{own}."
         )
     if client is not None and not separate:
         raise UserError(
-            f"`--client` is for methods whose clients have models of their own, but those of `method` {method.name} "
-            "share one."
+            f"`--client` requires a method whose clients have separate models, but the clients of `method` "
+            f"{method.name} share one model."
         )
 
 
 def check_content(config: RunConfig, plan: TrialPlan) -> None:
-    """Raise UserError if the run's data or weights are missing, or changed since."""
+    """Raise UserError if the run's data or weights are missing or have changed since the run."""
     for name, found in content_digests(config).items():
         if plan.digests.get(name, found) != found:
-            raise UserError(f"the {name} of trial {plan.key} changed since it ran; it cannot be exported.")
+            raise UserError(f"trial {plan.key} cannot be exported, because its {name} changed after it ran.")

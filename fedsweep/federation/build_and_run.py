@@ -46,7 +46,7 @@ def split(config: RunConfig) -> tuple[FederatedData, Split]:
 
 
 def content_digests(config: RunConfig) -> dict[str, str]:
-    """Return the digests of the images with their labels, and of the weights, that a configuration refers to."""
+    """Return the digest of the images and labels of a run, and the digest of its weights."""
     weights = [config.backbone.fingerprint(), OwnWeights.of_method(config.method).fingerprint()]
     data = load(config.data)
     images = [data.digest, _of_synthetic(config, data)]
@@ -54,7 +54,7 @@ def content_digests(config: RunConfig) -> dict[str, str]:
 
 
 def _of_synthetic(config: RunConfig, data: FederatedData) -> str:
-    """Return the digest of synthetic images that are read from files, or an empty string if the run uses none."""
+    """Return the digest of the run's synthetic image files, or an empty string if the run reads no such files."""
     return config.synthetic.fingerprint(data) if config.trains_on_synthetic else ""
 
 
@@ -124,7 +124,7 @@ def _identity(config: RunConfig) -> str:
 
 
 def sources(data: FederatedData, synthetic: Mapping[str, ImageSet] | None = None, digest: str = "") -> dict[int, str]:
-    """Return a string that identifies the content of each image tensor, by the memory address of the tensor.
+    """Return strings that identify the content of image tensors, keyed by the memory address of each tensor.
 
     Args:
         data: The images of all domains.
@@ -159,16 +159,17 @@ def run_resumably(
 ) -> Iterator[RoundRecord]:
     """Run a configuration and write a checkpoint after each round, before the round is yielded.
 
-    The rounds in an existing checkpoint are yielded first. A run can be stopped at any moment; when it continues, its
-    metrics equal those of an uninterrupted run. The t-SNE is written before the last checkpoint, so that a complete run
-    always has one.
+    The rounds in an existing checkpoint are yielded first. A run can be stopped at any moment. When the run continues,
+    its metrics equal those of an uninterrupted run. The t-SNE files are written before the last checkpoint, so that
+    every complete run has them.
 
     Args:
         config: The configuration of the run.
-        checkpoint: The file of the checkpoint, which need not exist yet.
+        checkpoint: The path of the checkpoint file, which need not exist yet.
         device: The device on which the model is trained.
-        until: The last round of this call. A later call continues after it.
-        measure: A function that returns the load of the machine in each round. No metric depends on it.
+        until: The last round of this call. A later call continues after this round.
+        measure: A function that returns the load of the machine. It is called after each round, and no metric depends
+            on its result.
     """
     forget_peak()
     federation = build(config, device)

@@ -46,7 +46,7 @@ class FederationConfig(Config):
     rounds: int = Field(100, gt=0, description="number of communication rounds")
     depths: tuple[int, ...] | Literal["dynamic"] = Field(
         description="L_i, the number of blocks that fit on a client, listed for each client, for each domain, or once "
-        "for all clients; `dynamic` draws it from 1 to L for each client in each round"
+        "for all clients; `dynamic` draws it for each client in each round, from 1 to the depth of the backbone"
     )
     clients_per_round: Literal["one_per_domain"] | Annotated[int, Field(gt=0)] | None = Field(
         None,
@@ -142,7 +142,7 @@ class Federation:
     def placed(self, cohort: Sequence[Client], allocations: Allocations) -> list[Placed]:
         """Return the clients of the cohort with their blocks and stand-ins, which run in place of absent blocks.
 
-        The list is empty if `evaluation.metrics` is empty, because only those metrics need it.
+        The list is needed only for the metrics in `evaluation.metrics`, and is empty if none are requested.
         """
         if not self.evaluation.metrics:
             return []
@@ -152,7 +152,7 @@ class Federation:
     def drifted(
         self, sent: ServerState, state: ServerState, placed: Sequence[Placed], updates: Sequence[ClientUpdate]
     ) -> dict[str, float]:
-        """Return the client drift on test images of all domains; empty unless `evaluation.metrics` contains drift."""
+        """Return the client drift on test images of all domains, or no metric if `evaluation.metrics` lacks `drift`."""
         if "drift" not in self.evaluation.metrics:
             return {}
         images = []
@@ -162,7 +162,7 @@ class Federation:
         return drift(self.model, sent.adapter, state.adapter, updates, placed, torch.cat(images))
 
     def biased(self, sent: ServerState, placed: Sequence[Placed], round: int) -> dict[str, float]:
-        """Return the structural bias before training; empty unless `evaluation.metrics` contains structural_bias."""
+        """Return the structural bias before training, or no metric if `evaluation.metrics` lacks `structural_bias`."""
         if "structural_bias" not in self.evaluation.metrics:
             return {}
         self.model.load_adapter(sent.adapter)
@@ -180,9 +180,9 @@ class Federation:
 
 
 def federate(federation: Federation, start: RoundResult | None = None) -> Iterator[RoundResult]:
-    """Yield the result of the untuned model as round 0, and then of each round.
+    """Yield the result of the untuned model as round 0, and then the result of each round.
 
-    With `start`, the result of an earlier round, only the rounds after it are run and yielded.
+    If `start`, the result of an earlier round, is given, only the rounds after `start` are run and yielded.
     """
     method, server, shares = federation.method, federation.server, federation.shares()
     malicious = federation.malicious()

@@ -53,8 +53,8 @@ class RunConfig(Config):
                 )
         if self.data.size != self.backbone.image_size:
             raise ValueError(
-                f"`backbone` {self.backbone.name} needs images of {self.backbone.image_size} pixels, "
-                f"but the images of `data` {self.data.name} have {self.data.size} pixels"
+                f"`backbone` {self.backbone.name} needs images that are {self.backbone.image_size} pixels wide, "
+                f"but the images of `data` {self.data.name} are {self.data.size} pixels wide"
             )
         if isinstance(size, int) and size > len(capacities):
             raise ValueError(
@@ -63,7 +63,7 @@ class RunConfig(Config):
             )
         if size == "one_per_domain" and self._pooled:
             raise ValueError(
-                f"`federation.clients_per_round` one_per_domain needs clients with images of one domain, "
+                f"`federation.clients_per_round` one_per_domain needs clients that have images of only one domain, "
                 f"but the clients of `partition` {self.partition.name} have images of all domains"
             )
         self._backbone_fits()
@@ -92,10 +92,10 @@ class RunConfig(Config):
         attackers = len(malicious_clients(capacities, share, self.seed))
         if attackers == count or (share and not attackers):
             wanted = "leave at least one" if attackers else "be 0 or select at least one"
-            raise ValueError(
-                f"`federation.malicious_share` must {wanted} of the {count} clients{' honest' if attackers else ''}, "
-                f"but it is {share:g}"
-            )
+            rule = f"{wanted} of the {count} clients{' honest' if attackers else ''}"
+            if count == 1:
+                rule = "be 0 if there is only one client"
+            raise ValueError(f"`federation.malicious_share` must {rule}, but it is {share:g}")
         if isinstance(self.method, SeparateModels):
             self._compares_models()
         self.method.check(self._smallest_cohort(capacities), layers, self.aggregation)
@@ -103,7 +103,7 @@ class RunConfig(Config):
 
     @property
     def trains_on_synthetic(self) -> bool:
-        """True if the server or a client trains on synthetic images. Otherwise, the run makes no such images."""
+        """True if the server or a client trains on synthetic images. Otherwise, none are loaded or made."""
         return self.method.needs.synthetic or self.partition.takes_synthetic
 
     def marks(self) -> dict[str, str]:
@@ -133,12 +133,12 @@ class RunConfig(Config):
         if self.evaluation.metrics:
             raise ValueError(
                 f"`evaluation.metrics` {self.evaluation.metrics[0]} compares clients with a shared model, but the "
-                f"clients of `method` {method} share none"
+                f"clients of `method` {method} do not share a model"
             )
         if self.evaluation.tsne_classes is not None:
             raise ValueError(
                 f"`evaluation.tsne_classes` shows the features of a shared model, but the clients of `method` {method} "
-                "share none"
+                "do not share a model"
             )
 
     def _backbone_fits(self) -> None:
@@ -165,7 +165,7 @@ class RunConfig(Config):
             raise ValueError(f"`lora.patch_embed` must be false for `backbone` {backbone.name}, but it is true")
 
     def depths(self) -> set[int]:
-        """Return all depths that a client can have."""
+        """Return all depths that a client can have, as numbers of blocks."""
         depths = self.federation.depths
         return set(range(1, self.backbone.depth + 1)) if depths == "dynamic" else set(depths)
 
@@ -188,6 +188,10 @@ class RunConfig(Config):
         if len(depths) == len(training) and not self._pooled:
             of_domain = dict(zip(training, depths, strict=True))
             return {client: of_domain[domain] for client, domain in domains.items()}
+        if len(domains) == 1:
+            raise ValueError(
+                f"`federation.depths` must have one depth for the only client, but it has {len(depths)}: {list(depths)}"
+            )
         several = not self._pooled and len(training) < len(domains)
         by_domain = f", one for each of the {len(training)} domains" if several else ""
         raise ValueError(

@@ -1,4 +1,7 @@
-"""THE list of methods. To add one: write its file, import it here, add its name to the union."""
+"""The list of all methods.
+
+To add a method, write its module, import its class here, and add the class to `AnyMethod`.
+"""
 
 from typing import Annotated, get_args
 

@@ -1,7 +1,8 @@
-"""Capabilities of some methods, which inherit them besides `FederatedMethod` and override their verbs.
+"""Capabilities: optional base classes of methods, for example for personal models or metrics of their own.
 
-Each class holds the answers of a method without the capability, so that the engine asks every method alike:
-`Messages.of_method(method).sent_names(...)`. `FrozenEncoders` is a base of whole methods.
+A method inherits its capabilities in addition to `FederatedMethod` and overrides their functions. Each class implements
+the behaviour of methods without the capability, so the caller needs no case distinction:
+`Messages.of_method(method).sent_names(...)`. `FrozenEncoders` is a base class of complete methods.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,136 +21,152 @@ from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSe
 
 
 class Capability:
-    """The base of the capabilities."""
+    """The base class of all capabilities."""
 
     @classmethod
     def of_method(cls, method: FederatedMethod) -> Self:
-        """Return the method if it has this capability, or else an object with the default answers."""
+        """Return `method` if it has this capability, or else an object with the default behaviour."""
         return method if isinstance(method, cls) else cls()
 
 
 class OwnWeights(Capability):
-    """Pretrained weights besides the backbone's, or tensors that must fit the backbone's weights."""
+    """Pretrained weights in addition to the backbone, or new tensors that must fit the backbone."""
 
     def fingerprint(self) -> str | None:
-        """Return what pins the content of the own weights, None for none; raise UserError if they are missing."""
+        """Return a string that identifies the weights, or None without any; raise UserError if they are missing."""
         return None
 
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
-        """Load them as a run on this backbone and these classes will; raise UserError unless they are there and fit."""
+        """Load the weights in the same way as a run with this backbone and these classes.
+
+        Raises:
+            UserError: The weights are missing, or they do not fit the backbone or the classes.
+        """
 
 
 class Messages(Capability):
-    """Other tensors on the wire than those of the blocks that a client holds and trains."""
+    """Messages that differ from the default.
+
+    By default, a client receives the tensors of the blocks that it holds, and sends those of the blocks that it trains.
+    """
 
     def received_names(self, state: ServerState, client: ClientId, row: LayerAllocation) -> list[str]:
-        """Return the names of the server's tensors that a client receives at the beginning of a round."""
+        """Return the names of the tensors that the server sends to a client at the beginning of a round."""
         return names_within(state.adapter, row.held, row.excluded_prefixes)
 
     def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """Return those of an adapter's `names` that a client trains and sends back."""
+        """Return the subset of the tensor names `names` that a client trains and sends back."""
         return names_within(names, row.trained, row.excluded_prefixes)
 
     def trained_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """Return those of an adapter's `names` that a client trains, sent or not."""
+        """Return the subset of the tensor names `names` that a client trains, whether it sends them or not."""
         return self.sent_names(state, names, row)
 
 
 class StandIns(Capability):
-    """Steps that a client walks in place of the blocks that it does not hold."""
+    """Stand-ins: modules that a client runs in place of blocks that it does not hold."""
 
     @property
     def has_stand_ins(self) -> bool:
-        """True if a client of this configuration has any."""
+        """True if clients have stand-ins with this configuration."""
         return False
 
     def stand_ins(self, model: LayeredModel, client: Client) -> Mapping[int, Step]:
-        """Return the client's stand-ins by block. It skips a missing block without one."""
+        """Return the client's stand-ins by block number. Missing blocks without a stand-in are skipped."""
         return {}
 
 
 class PersonalModels(Capability):
-    """Clients with models of their own besides the global one."""
+    """Personal models: each client has a model of its own, in addition to the global model."""
 
     def client_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
-        """Return the adapter of a client's own model."""
+        """Return the adapter of a client's personal model."""
         return state.adapter
 
 
 class SeparateModels(PersonalModels):
-    """Personal models of which no global mean is formed: there is nothing to correct or to compare them with."""
+    """Personal models that are never averaged into a global model.
+
+    FedDyn, `evaluation.metrics` and t-SNE need such an average, so they are rejected.
+    """
 
     def sent_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
-        """Return the tensors from which a client begins a round."""
+        """Return the tensors with which a client starts a round."""
         return state.adapter
 
 
 class FrozenBlocks(Capability):
-    """First blocks that nobody trains, so that evaluation need not run them again."""
+    """Frozen lowest blocks, whose outputs are computed once and then reused."""
 
     def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
-        """Return the number of frozen first blocks of the client's model, or of the global one without a client."""
+        """Return the number of frozen lowest blocks in the client's model (in the global model if `client` is None)."""
         return 0
 
 
 class SideInputs(Capability):
-    """Values of each image that a model predicts with besides its pixels."""
+    """Side inputs: values for each image that a model uses for its predictions in addition to the pixels."""
 
     def side_inputs(
         self, state: ServerState, reader: Reader, sets: Mapping[str, ImageSet]
     ) -> dict[str, Mapping[str, Tensor]]:
-        """Return the side inputs of the clients' models: for each image set, tensors (n, ...) by name."""
+        """Return the side inputs of the clients' models: for each image set, tensors (n, ...) by the input's name."""
         return {name: {} for name in sets}
 
     def server_features(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:
-        """Return the features of images by the server's own frozen model: tensors (n, ...) by name."""
+        """Return the features that the server's frozen model computes for `images`: tensors (n, ...) by name."""
         return {}
 
 
 class Stages(Capability):
-    """Stages of a run in which clients hold, train and send different tensors."""
+    """Stages of a run, which differ in the tensors that clients hold, train and send."""
 
     def stage_states(self, state: ServerState, rounds: int) -> dict[str, ServerState]:
-        """Return a state of each stage of a run of `rounds` rounds, by the stage's name; for counting parameters."""
+        """Return a state of each stage of a run of `rounds` rounds, by the stage's name, for parameter counts."""
         return {"": state}
 
 
 class OwnMetrics(Capability):
-    """Metrics that only this method reports."""
+    """Additional metrics that a method reports."""
 
     def metric_names(self, clients: Iterable[ClientId]) -> list[str]:
-        """Return their names, known before a run."""
+        """Return the names of these metrics, which are known before a run."""
         return []
 
     def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
-        """Measure a round, from the state after it and its updates."""
+        """Return the metrics of a round, computed from its updates and from the state after it."""
         return {}
 
 
 class ExportObstacle(Capability):
-    """Parts of the predicting model for which an export has no place."""
+    """Parts of a model that exported files cannot contain."""
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Return these parts of the global or a client's model in words, or None; `depths` are all of the clients'."""
+        """Describe the parts of the model that cannot be exported, or return None if all parts can.
+
+        Args:
+            depths: All depths that clients can have.
+            num_layers: The number of blocks of the backbone.
+            of_client: Whether a client's own model is exported, instead of the global model.
+        """
         return None
 
 
 class FrozenEncoders(FederatedMethod, FrozenBlocks):
-    """The base of methods that train nothing within CLIP's encoders: an image is encoded once for all rounds."""
+    """A base class of methods that keep CLIP's encoders frozen: an image is encoded once for all rounds."""
 
     needs: ClassVar[Needs] = Needs(lora=False, text=True)
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Return all blocks, of which none is trained."""
+        """Allocate all blocks to each client, none of them to be trained."""
         return {client.id: LayerAllocation(held=state.layers, trained=()) for client in cohort}
 
     def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
-        """Return the number of all blocks."""
+        """Return the number of blocks: all of them are frozen."""
         return len(state.layers)
 
 
 def adapter_of(method: FederatedMethod, state: ServerState, client: ClientId | None) -> AdapterState:
-    """Return the adapter of a client's model, or the global one without a client."""
+    """Return the adapter of a client's model, or the global adapter if `client` is None."""
     return state.adapter if client is None else PersonalModels.of_method(method).client_adapter(state, client)
 
 
@@ -163,7 +180,11 @@ def predicted(
     side_inputs: Mapping[str, Tensor] | None = None,
     domain: str | None = None,
 ) -> Tensor:
-    """Return logits (n, classes) of an image set by the client's or global model, which the reader's model holds."""
+    """Return the logits (n, classes) of an image set.
+
+    The client's model predicts, or the global model if `client` is None. Its adapter must already be loaded into the
+    reader's model.
+    """
     owner = client.id if client else None
     steps = FrozenBlocks.of_method(method).num_frozen_blocks(state, owner)
     if client is None and side_inputs is None:

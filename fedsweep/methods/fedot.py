@@ -1,7 +1,8 @@
-"""FedOT: Offsite-Tuning in federated learning, as FedAG compares with it (Section 4.2).
+"""FedOT: Offsite-Tuning in federated learning, a baseline of FedAG (Section 4.2).
 
-Guangxuan Xiao, Ji Lin, Song Han. Offsite-Tuning: Transfer Learning without Full Model, 2023. Clients train the ends of
-the model around an emulator, in which blocks of the middle are dropped; the ends are averaged and join it again.
+Guangxuan Xiao, Ji Lin, Song Han. Offsite-Tuning: Transfer Learning without Full Model, 2023. Clients train both ends of
+the model around an emulator, which is the middle of the model without some of its blocks. The server averages the ends
+and inserts them into the full model.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,13 +20,13 @@ from fedsweep.types import Client, LayerAllocation, ServerState
 
 
 class FedOT(FederatedMethod):
-    """FedAvg on the lowest and the topmost blocks, whole; clients' capacities are ignored."""
+    """FedAvg on all weights of the lowest and the topmost blocks; the depths of the clients are ignored."""
 
     name: Literal["fedot"] = "fedot"
     needs: ClassVar[Needs] = Needs(lora=False)
-    bottom: int = Field(2, ge=0, description="blocks of the lower end, which are trained")
-    top: int = Field(2, ge=0, description="blocks of the upper end, which are trained")
-    kept: float = Field(0.5, gt=0, le=1, description="share of the blocks between them that the emulator keeps, frozen")
+    bottom: int = Field(2, ge=0, description="number of lowest blocks, which are trained")
+    top: int = Field(2, ge=0, description="number of topmost blocks, which are trained")
+    kept: float = Field(0.5, gt=0, le=1, description="share of the blocks between them that clients hold, frozen")
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """Raise ValueError unless there is at least one block to train and one block between the two ends."""
@@ -40,7 +41,7 @@ class FedOT(FederatedMethod):
         return (*layers[: self.bottom], *layers[len(layers) - self.top :])
 
     def emulator(self, layers: Sequence[int]) -> tuple[int, ...]:
-        """Return the clients' frozen blocks: spread evenly over the middle, including its first and last block.
+        """Return the frozen blocks of the clients, spread evenly over the middle, with its first and last block.
 
         >>> FedOT(bottom=1, top=1, kept=0.5).emulator(range(12)), FedOT(bottom=1, top=1, kept=0.1).emulator(range(12))
         ((1, 3, 5, 8, 10), (1,))
@@ -50,14 +51,14 @@ class FedOT(FederatedMethod):
         return tuple(middle[round(place)] for place in np.linspace(0, len(middle) - 1, count))
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Make the ends trainable, and the head if there is one."""
+        """Make the ends trainable, and also the head if there is one."""
         ends = self.ends(range(model.num_layers))
         for name, parameter in model.named_parameters():
             layer = layer_of(name)
             parameter.requires_grad_(layer in ends if layer is not None else name.startswith(model.head_prefix))
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Return the ends, which are trained, with the emulator between them."""
+        """Allocate the ends, which are trained, and the emulator between them."""
         ends = self.ends(state.layers)
         row = LayerAllocation(held=tuple(sorted({*ends, *self.emulator(state.layers)})), trained=ends)
         return {client.id: row for client in cohort}

@@ -1,4 +1,4 @@
-"""FT and LFFT: fine-tuning without adapters, of all blocks or of the upper ones, as FedMS compares with them."""
+"""FT and LFFT, baselines of FedMS: fine-tuning of all blocks, or of the upper blocks, without adapters."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -20,24 +20,26 @@ from fedsweep.types import Client, ClientId, LayerAllocation, ServerState
 
 
 class FT(FederatedMethod):
-    """Vanilla fine-tuning: FedAvg on every parameter (FedMS, Section 4.1.2). Clients' capacities are ignored."""
+    """Vanilla fine-tuning: FedAvg on all parameters (FedMS, Section 4.1.2). The depths of the clients are ignored."""
 
     name: Literal["ft"] = "ft"
     synthetic_epochs: int = Field(
-        0, ge=0, description="epochs of the server on its synthetic images after each average (FedAG, Section 4.2)"
+        0,
+        ge=0,
+        description="epochs of the server's training on synthetic images after each average (FedAG, Section 4.2)",
     )
 
     @property
     def needs(self) -> Needs:
-        """No adapters; synthetic images if the server trains too."""
+        """No adapters, and synthetic images if the server trains too."""
         return Needs(lora=False, synthetic=self.synthetic_epochs > 0)
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Make all of the backbone trainable."""
+        """Make the whole backbone trainable."""
         model.backbone.requires_grad_(True)
 
     def end_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
-        """Descend the server's own cross-entropy, with the clients' optimizer and nothing to hold it."""
+        """Train on the synthetic images by cross-entropy, with the clients' optimizer and no base optimizer."""
         if not self.synthetic_epochs:
             return state
         images = pool(list(server.synthetic.values()))
@@ -49,25 +51,25 @@ class FT(FederatedMethod):
 
 
 class LFFT(FederatedMethod, FrozenBlocks):
-    """Layer-freeze fine-tuning: FedAvg on the blocks from some height on, and on the layers above them."""
+    """Layer-freeze fine-tuning: FedAvg on the upper blocks and on the layers above them."""
 
     name: Literal["lfft"] = "lfft"
     needs: ClassVar[Needs] = Needs(lora=False)
-    frozen: float = Field(0.5, ge=0, le=1, description="share of the blocks, from the lowest on, that stay as they are")
+    frozen: float = Field(0.5, ge=0, le=1, description="share of the blocks that are frozen, from the lowest on")
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError unless some block is trained."""
+        """Raise ValueError unless at least one block is trained."""
         if self.first(num_layers) == num_layers:
             raise ValueError(
-                f"`method.frozen` must leave one of the {num_layers} blocks to be trained, but it is {self.frozen:g}"
+                f"`method.frozen` must leave at least one of {num_layers} blocks to train, but it is {self.frozen:g}"
             )
 
     def first(self, num_layers: int) -> int:
-        """Return the lowest block that is trained."""
+        """Return the number of the lowest block that is trained."""
         return round(self.frozen * num_layers)
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Make the upper blocks of each encoder trainable, and the layers above them: norms, projections, a head."""
+        """Make the upper blocks of each encoder trainable, and the norms, projections and head above them."""
         for name, parameter in model.named_parameters():
             if layer_of(name) is None:
                 parameter.requires_grad_(name.startswith(model.top))
@@ -76,7 +78,7 @@ class LFFT(FederatedMethod, FrozenBlocks):
                 parameter.requires_grad_(place >= self.first(depth))
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Return all blocks, of which the upper ones are trained."""
+        """Allocate all blocks, of which the upper ones are trained."""
         row = LayerAllocation(held=state.layers, trained=state.layers[self.first(server.num_layers) :])
         return {client.id: row for client in cohort}
 

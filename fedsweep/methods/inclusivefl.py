@@ -1,7 +1,8 @@
-"""InclusiveFL: clients hold the first blocks, and small models learn from the large ones' last blocks.
+"""InclusiveFL: clients hold the first blocks, and small models learn from the last blocks of larger models.
 
 Ruixuan Liu, Fangzhao Wu, Chuhan Wu, Yanlin Wang, Lingjuan Lyu, Hong Chen, Xing Xie. No One Left Behind: Inclusive
-Federated Learning over Heterogeneous Devices. KDD 2022. As FedRA compares with it: LoRA and head, not all weights.
+Federated Learning over Heterogeneous Devices. KDD 2022. This is the variant that FedRA compares with: clients train
+LoRA and head, not all weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,43 +22,45 @@ from fedsweep.types import AdapterState, Client, ClientUpdate, ServerState
 
 @dataclass(frozen=True)
 class InclusiveState(ServerState):
-    """`steps` is the mean update of each size class (clients of one depth) in the last round, blocks only.
+    """The server's state with the last updates of the size classes; a size class is all clients of one depth.
 
-    It is the update as sent, before momentum. An absent class has none: the next larger one stands in.
+    `steps` contains, by depth, the mean update of the class's blocks in the last round, before momentum is added. It
+    has no entry for a class without clients in that round; the next larger class is then used instead.
     """
 
     steps: dict[int, AdapterState] = field(default_factory=dict)
 
 
 class InclusiveFL(FederatedMethod):
-    """Layer-wise averaging of prefixes with momentum distillation (FedRA, Section 4.1, baseline 3)."""
+    """First blocks for each client, layer-wise averages and momentum distillation (FedRA, Section 4.1, baseline 3)."""
 
     name: Literal["inclusivefl"] = "inclusivefl"
     beta: float = Field(
         0.2,
         ge=0,
         le=1,
-        description="share of the larger class's last update in that of a class's last block; 0 for none",
+        description="momentum distillation: share of the next deeper clients' previous update in the update of a "
+        "client's last block; 0: none",
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError if A and B, which momentum remembers, do not stay the same factors."""
+        """Raise ValueError if momentum is combined with product_svd, which replaces the remembered factors A and B."""
         if self.beta and aggregation.lora == "product_svd":
             raise ValueError(
-                f"`method.beta` {self.beta:g} remembers A and B apart and cannot be combined with `aggregation.lora` "
-                "product_svd, which turns them into others; a beta of 0 can"
+                "`method.beta` must be 0 with `aggregation.lora` product_svd, which replaces the factors A and B whose "
+                f"updates InclusiveFL remembers, but it is {self.beta:g}"
             )
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> InclusiveState:
-        """Return a state without remembered updates."""
+        """Return the initial state, without remembered updates."""
         return InclusiveState(adapter=model.adapter(), layers=tuple(range(server.num_layers)))
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Return the first L_i blocks."""
+        """Allocate the first L_i blocks."""
         return first_blocks(cohort)
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """Average layer-wise, after the last block of each smaller class has received its momentum."""
+        """Add momentum to the last block of each smaller class, then average layer by layer."""
         state = state_as(InclusiveState, state)
         distilled = [self._distilled(update, state) for update in updates] if self.beta else updates
         mean = layerwise_mean(state.adapter, distilled, server.aggregation)
@@ -65,7 +68,10 @@ class InclusiveFL(FederatedMethod):
         return replace(state, adapter=mean, steps=steps)
 
     def _distilled(self, update: ClientUpdate, state: InclusiveState) -> ClientUpdate:
-        """d' = (1 - beta) d + beta m for the client's last block, m from the next larger class of last round."""
+        """Replace the update d of the client's last block by d' = (1 - beta) d + beta m.
+
+        m is the mean update of the next larger class's additional blocks in the last round.
+        """
         depth = len(update.allocation.held)
         larger = min((other for other in state.steps if other > depth), default=None)
         if larger is None:
@@ -80,7 +86,7 @@ class InclusiveFL(FederatedMethod):
 
 
 def class_steps(before: AdapterState, updates: Sequence[ClientUpdate], server: Server) -> dict[int, AdapterState]:
-    """Return, by depth, the mean change of the blocks over the clients of that depth."""
+    """Return the mean update of the blocks over the clients of each depth, by depth."""
     classes: dict[int, list[ClientUpdate]] = {}
     for update in updates:
         classes.setdefault(len(update.allocation.held), []).append(update)
@@ -93,7 +99,7 @@ def class_steps(before: AdapterState, updates: Sequence[ClientUpdate], server: S
 
 
 def mean_of_blocks(step: Mapping[str, torch.Tensor], blocks: range, place: int) -> AdapterState:
-    """Return the mean of corresponding tensors over several blocks, under their names in block `place`."""
+    """Return the mean of corresponding tensors over `blocks`, under their names in block number `place`."""
     gathered: dict[str, list[torch.Tensor]] = {}
     for name, tensor in step.items():
         if layer_of(name) in blocks:

@@ -1,4 +1,4 @@
-"""Zero-shot CLIP: nothing is trained (Radford et al., Learning Transferable Visual Models, 2021)."""
+"""Zero-shot CLIP, without any training (Radford et al., Learning Transferable Visual Models, 2021)."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -12,14 +12,14 @@ from fedsweep.types import Client, ClientUpdate, ServerState
 
 
 class ZeroShot(FrozenEncoders):
-    """Each image gets the class with the nearest prompt, in every round alike."""
+    """CLIP without training: in every round, each image is assigned to the class with the most similar prompt."""
 
     name: Literal["zero_shot"] = "zero_shot"
 
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Measure CLIP's loss on the clients' images; they send nothing."""
+        """Measure CLIP's loss on the clients' images; the updates contain no tensors."""
         trainer.model.load_adapter(state.adapter)
         updates = []
         for client in cohort:
@@ -29,5 +29,5 @@ class ZeroShot(FrozenEncoders):
         return updates
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """Return the state as it is."""
+        """Return `state`, because the updates contain no tensors."""
         return state

@@ -1,4 +1,4 @@
-"""Backbones as layered models, and their adapters."""
+"""Backbones that run block by block, and their LoRA adapters."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -24,14 +24,23 @@ def build_model(
     class_names: Sequence[str] | None = None,
     freeze_a: bool = False,
 ) -> LayeredModel:
-    """Return the frozen backbone in evaluation mode, with a trainable head and, with `lora`, fresh adapters.
+    """Return a model in evaluation mode: a frozen backbone, a trainable head and untrained adapters.
 
-    With `class_names`, a weights file's head is kept only if its card names the same classes, or none. With `freeze_a`
-    the factor A of every adapter stays at its start, which is the same for all clients.
+    Args:
+        backbone: The configuration of the backbone.
+        lora: The configuration of the adapters; None adds no adapters.
+        num_classes: The number of outputs of the head.
+        seed: The seed of the adapters' initial values, and of all parameters that the weights do not contain.
+        class_names: The names of the classes. The head of a weights file is then used only if the card of the file
+            lists the same names, or no names.
+        freeze_a: Whether the factor A of every adapter keeps its initial value, which is the same for all clients.
+
+    Raises:
+        UserError: The weights are missing or do not fit the model.
     """
-    with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
+    with torch.random.fork_rng(devices=[]):  # the constructors' random values are overwritten below
         content, names = backbone.fingerprint(), None if class_names is None else tuple(class_names)
-        drawn = seed if content == "none" else 0  # with weights, only a fresh head depends on the seed
+        drawn = seed if content == "none" else 0  # with pre-trained weights, only a fresh head depends on the seed
         model = built("backbone", backbone, content, num_classes, drawn, names)
         if model.head_is_fresh:
             model.draw_head(seed)

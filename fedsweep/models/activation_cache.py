@@ -1,8 +1,9 @@
-"""Outputs of frozen functions of images, computed once and kept in files that all trials of a node share.
+"""The activation cache: outputs of frozen blocks, computed once per image and shared by all trials of a node.
 
-A row is the output for one image, kept under a key of everything that decides it: the frozen blocks below the lowest
-trained one give the same row in every step, round and trial. Rows are read from files one by one, so that those in use
-stay in the system's page cache, take no memory from the process, and are given up first when memory is short.
+The blocks below the lowest trained block return the same output for an image in every step, round and trial. The output
+for one image is called a row. Rows are stored in files, under a key of everything that determines them. They are read
+one by one, so that they need no memory of the process: the operating system keeps recently read rows in its page cache,
+and drops them first when memory is short.
 """
 
 import contextlib
@@ -25,23 +26,30 @@ from fedsweep.common.paths import activation_bytes, activation_folder
 from fedsweep.types import AdapterState, ImageSet
 
 GROUP = 16
-"""A frozen function is given multiples of this number of images, kept or not, so that the bits do not depend on what is
-kept: on a CPU, a kernel's row depends on no other row unless it is in a remainder, which kernels treat separately."""
+"""The number of images in a group: frozen functions are called with whole groups only.
+
+Rows are therefore bit-identical, whichever of them are cached. A CPU kernel computes each row independently of the
+others, except in the remainder of a batch, which it processes differently.
+"""
 PAGE, SUFFIX = 4096, ".rows"
 PACKAGES = ("torch", "timm", "transformers", "peft", "numpy")
 LOOKS = 64
-"""A process looks at the folder again, to which others write too, after it has written this part of the limit."""
+"""A process measures the size of the folder again after it has written `limit` / LOOKS bytes, because other processes
+write to the folder too."""
 
 
 @dataclass(frozen=True)
 class FrozenFunction:
-    """A function of uint8 images (n, 3, h, w) to rows (n, ...), and a key of its content."""
+    """A function that maps uint8 images (n, 3, h, w) to rows (n, ...), and a key that identifies the function."""
 
     key: str
     compute: Callable[[Tensor], Tensor]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return the rows, without a gradient; images are padded with copies of the first."""
+        """Return the rows of `images`, without a gradient.
+
+        The function is computed on a multiple of GROUP images: copies of the first image fill the last group.
+        """
         padding = images[:1].expand(-len(images) % GROUP, *images.shape[1:])
         with torch.no_grad():
             return self.compute(torch.cat([images, padding]) if len(padding) else images)[: len(images)]
@@ -49,7 +57,11 @@ class FrozenFunction:
 
 @dataclass
 class FrozenRows:
-    """Rows of frozen functions, kept by image. `sources` names the content of each tensor of images, by its address."""
+    """The activation cache of one process, in a folder that processes share.
+
+    `sources` maps the memory address of each tensor of images to a name of its content. `limit` is the maximum size of
+    the folder in bytes. Without a folder, nothing is cached.
+    """
 
     sources: Mapping[int, str] = field(default_factory=dict)
     folder: Path | None = None
@@ -60,7 +72,10 @@ class FrozenRows:
 
     @classmethod
     def of(cls, sources: Mapping[int, str]) -> Self:
-        """Return a cache in the folder and of the size that the environment sets, or none if it cannot be written."""
+        """Return a cache with the folder and the limit that FEDSWEEP_CACHE and FEDSWEEP_CACHE_GB set.
+
+        If the folder cannot be created or the limit is 0, the returned cache stores nothing.
+        """
         folder, limit = activation_folder(), activation_bytes()
         with contextlib.suppress(OSError):
             if limit:
@@ -69,12 +84,15 @@ class FrozenRows:
         return cls(sources)
 
     def rows(self, function: FrozenFunction, images: ImageSet, index: Tensor) -> Tensor:
-        """Return the function's rows for the examples at `index` (k,): (k, ...), on the CPU where rows are kept."""
+        """Return the function's rows (k, ...) for the examples at `index` (k,).
+
+        The rows are on the CPU if `images` can be cached, and otherwise on the model's device.
+        """
         places = images.places(index)
         if self.folder is None or any(part.data_ptr() not in self.sources for part, _, _ in places):
             return function(images.take(index)[0])
         if not len(index):
-            raise ValueError("rows of no images were asked for")
+            raise ValueError("`index` must select at least one image, but it is empty")
         found: list[tuple[Tensor, Tensor]] = []  # positions in `index`, and their rows
         missing: list[tuple[Path, Tensor, Tensor, Tensor]] = []
         for part, here, own in places:
@@ -95,12 +113,12 @@ class FrozenRows:
         return out
 
     def next_round(self) -> None:
-        """Release the rows that nobody asked for in a whole round, to make room for others."""
+        """Close the files that were not used for a whole round, so that their rows may be removed."""
         self._round += 1
         self._files = {place: rows for place, rows in self._files.items() if rows.used >= self._round - 1}
 
     def all(self, function: FrozenFunction, images: ImageSet, size: int) -> Tensor:
-        """Return the rows of all examples, computed `size` at a time."""
+        """Return the rows of all examples, read or computed in batches of `size`."""
         indices = torch.split(torch.arange(len(images)), size)
         return torch.cat([self.rows(function, images, index).cpu() for index in indices])
 
@@ -109,7 +127,7 @@ class FrozenRows:
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def _kept(self, place: Path, count: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which of these rows are kept, and their values; none if the file is cut short or cannot be read."""
+        """Return a mask of the `rows` that are cached, and their values; no row counts if the file cannot be read."""
         with contextlib.suppress(OSError):
             if place not in self._files and (paths := list(place.parent.glob(f"{place.name}.*{SUFFIX}"))):
                 self._files[place] = _Rows(paths[0], count)
@@ -120,7 +138,7 @@ class FrozenRows:
         return torch.zeros(len(rows), dtype=torch.bool), torch.empty(0)
 
     def _keep(self, place: Path, count: int, rows: Tensor, values: Tensor) -> None:
-        """Keep rows if there is room and the folder can be written."""
+        """Cache `values` as `rows`, if they fit within the limit and the folder can be written."""
         with contextlib.suppress(OSError):
             if not self._may_grow(place.parent, values.nbytes):
                 return
@@ -132,7 +150,10 @@ class FrozenRows:
             self._files[place].write(rows, values)
 
     def _may_grow(self, folder: Path, size: int) -> bool:
-        """Remove rows that this process does not use, the oldest first, until `size` more bytes fit."""
+        """Return whether `size` more bytes fit within the limit.
+
+        If they do not fit, the files that this process does not use are removed first, oldest first.
+        """
         if size > self._room:
             left = self.limit - self._swept(folder, size)
             if size > left:
@@ -159,13 +180,14 @@ class FrozenRows:
 
 
 class _Rows:
-    """One function's rows for one tensor of images: a sparse file of flags, one for each kept row, and rows.
+    """The rows of one function for one tensor of images, in a sparse file.
 
-    Its name is `<key>.<kind of number>.<shape of a row>.rows`. The file is read and written through one descriptor: if
-    it is removed, it lives on until this process closes it.
+    The file starts with one byte for each row, which is 1 if the row is cached. The rows follow. The name of the file
+    is `<key>.<dtype>.<shape of a row>.rows`. The file is opened once, so that this process can still use it after
+    another process has removed it.
     """
 
-    used = 0  # the last round in which somebody asked for them
+    used = 0  # the last round in which a row was read or written
 
     def __init__(self, path: Path, count: int) -> None:
         _, dtype, sizes, _ = path.name.split(".")
@@ -175,13 +197,13 @@ class _Rows:
         self.start = -(-count // PAGE) * PAGE
         self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         weakref.finalize(self, os.close, self.file)
-        os.ftruncate(self.file, self.start + count * self.width)  # it is so long already where another was first
+        os.ftruncate(self.file, self.start + count * self.width)  # no change if another process created the file
         os.utime(path)
 
     def there(self, rows: Tensor) -> Tensor:
         flags = np.frombuffer(os.pread(self.file, self.count, 0), np.uint8)
         if len(flags) < self.count:
-            raise OSError(f"{self.path} is cut short")
+            raise OSError(f"{self.path} is truncated")
         return torch.from_numpy(flags[rows.numpy()] == 1)
 
     def read(self, rows: Tensor) -> Tensor:
@@ -189,12 +211,16 @@ class _Rows:
         for place, row in enumerate(rows.tolist()):
             content = os.pread(self.file, self.width, self.start + row * self.width)
             if len(content) < self.width:
-                raise OSError(f"{self.path} is cut short")
+                raise OSError(f"{self.path} is truncated")
             found[place] = np.frombuffer(content, self.dtype).reshape(self.shape)
         return torch.from_numpy(found)
 
     def write(self, rows: Tensor, values: Tensor) -> None:
-        """Write these rows; where the disk is full, fewer. Raise OSError if the file cannot be written."""
+        """Write `values` as `rows`, or only the first of them if the disk becomes full.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
         content = values.contiguous().numpy()
         for place, row in enumerate(rows.tolist()):
             if os.pwrite(self.file, content[place].tobytes(), self.start + row * self.width) < self.width:
@@ -204,7 +230,11 @@ class _Rows:
 
 @cache
 def _boot() -> str:
-    """Return the id of the current boot. After a crash, a row may be flagged although it was never written."""
+    """Return the id of the machine's current boot, or an empty string on systems without such an id.
+
+    It is part of every key, because after a crash of the machine a row can be marked as cached although its values
+    were not written.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -222,7 +252,14 @@ def _code() -> str:
 
 
 def digest_of(identity: str, state: AdapterState, device: torch.device) -> str:
-    """Return a key of a model's frozen part: its origin, the tensors `state` that a run trained, and the arithmetic."""
+    """Return a key of a frozen part of a model.
+
+    Args:
+        identity: A key of the model's origin, for example its configuration and a digest of its weights.
+        state: The tensors of the part that were trained in this run, by name.
+        device: The device of the model. Its type, the number of threads and the code are part of the key, because
+            they determine rounding.
+    """
     found = hashlib.sha256(f"{identity}\0{device.type}\0{torch.get_num_threads()}\0{_code()}".encode())
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
@@ -232,5 +269,8 @@ def digest_of(identity: str, state: AdapterState, device: torch.device) -> str:
 
 
 def walk_key(identity: str, steps: tuple[object, ...], whole: bool, state: AdapterState, device: torch.device) -> str:
-    """Return the key of the output of these steps of a model's walk; for a `whole` walk, of what follows it too."""
+    """Return the key of the output of `steps`, the first steps of a forward pass.
+
+    If `whole` is true, they are all steps of it, and the output includes the layers after the last block.
+    """
     return digest_of(f"{identity}\0{steps}\0{whole}", state, device)

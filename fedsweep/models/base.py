@@ -1,4 +1,4 @@
-"""The base class of backbones, and the Reader, which gives a model pixels or cached outputs of its frozen steps."""
+"""The base class of backbone configurations, and the reader that supplies a model with pixels or cached activations."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -24,26 +24,26 @@ SHAPE = (
 
 
 class Recipe(Config):
-    """The call of a backbone's own library that builds the same network without fedsweep."""
+    """A call of timm or transformers that builds the same network as a backbone, without fedsweep."""
 
     what_a_name_is = "an entry of a backbone's recipe"
 
     call: Literal["timm.create_model", "timm.models.MlpMixer", "transformers.CLIPModel.from_pretrained"]
-    model: str = Field("", description="the name that it is called with; empty where it takes none")
-    arguments: dict[str, Json] = Field(default_factory=dict, description="the others, by name")
-    fetched: bool = Field(description="whether the library has the weights by that name, or can fetch them")
+    model: str = Field("", description="name of the model in the call; empty if the call takes no name")
+    arguments: dict[str, Json] = Field(default_factory=dict, description="other arguments of the call, by name")
+    fetched: bool = Field(description="whether the library can load or download the weights by that name")
 
     @field_validator("arguments")
     @classmethod
     def _of_the_shape(cls, arguments: dict[str, Json]) -> dict[str, Json]:
         for name in arguments:
-            if name not in SHAPE:  # timm's others name files and addresses
+            if name not in SHAPE:  # other arguments of timm could contain paths and URLs
                 raise ValueError(f"`arguments` of a backbone's recipe must be among {', '.join(SHAPE)}, not `{name}`")
         return arguments
 
     @property
     def of_timm(self) -> bool:
-        """True if the library is timm, false if it is transformers."""
+        """True if the call is timm's, and false if it is transformers'."""
         return self.call.startswith("timm.")
 
 
@@ -52,21 +52,21 @@ class Outline:
     """The sizes of a backbone."""
 
     layers: int
-    width: int  # features of an image's token
+    width: int  # number of features of an image token
     image_size: int  # height and width in pixels
     largest_rank: Mapping[str, int]
-    """By position: the smallest side of the matrices that LoRA sits beside; with more, it would not be of low rank."""
+    """The largest LoRA rank for each position: the smallest side of the adapted matrices."""
 
 
 class Backbone(Config, ABC):
-    """The base of the backbones' records."""
+    """The base class of backbone configurations."""
 
     has_head: ClassVar[bool] = True
-    """Whether a linear classifier is trained beside the adapters."""
+    """Whether a linear classifier is trained in addition to the adapters."""
     has_text: ClassVar[bool] = False
-    """Whether there is a text encoder."""
+    """Whether the backbone has a text encoder."""
     positions: ClassVar[tuple[str, ...]] = ("l0", "l1", "both")
-    """Where adapters can sit."""
+    """The allowed values of `lora.position`."""
 
     @property
     @abstractmethod
@@ -74,38 +74,50 @@ class Backbone(Config, ABC):
 
     @property
     def depth(self) -> int:
-        """L, the number of blocks; of a CLIP, those of its deeper encoder."""
+        """L, the number of blocks; for CLIP, the number of blocks of its deeper encoder."""
         return self._outline.layers
 
     @property
     def width(self) -> int:
-        """Features of an image's token."""
+        """The number of features of an image token."""
         return self._outline.width
 
     @property
     def image_size(self) -> int:
-        """Height and width of its images in pixels."""
+        """The height and width of its images, in pixels."""
         return self._outline.image_size
 
     def largest_rank(self, position: str) -> int:
-        """Return the largest LoRA rank at a position."""
+        """Return the largest allowed LoRA rank at `position`."""
         return self._outline.largest_rank[position]
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return what pins the weights' content: `none`, a tag, or a digest. Raise UserError if they are missing."""
+        """Return an identifier of the weights' content: `none`, timm's tag, or a digest.
+
+        Raises:
+            UserError: The weights are missing.
+        """
 
     @abstractmethod
     def build(self, num_classes: int, seed: int, class_names: Sequence[str] | None = None) -> Any:
-        """Return the model in evaluation mode, on the CPU. Raise UserError if the weights are missing or do not fit."""
+        """Return the model with its weights, in evaluation mode on the CPU.
+
+        Raises:
+            UserError: The weights are missing or do not fit the model.
+        """
 
     def check_weights(self, num_classes: int, class_names: Sequence[str] | None = None) -> None:
-        """Load the weights as a run will, once per process for each content; raise UserError if `build` does."""
+        """Build the model once to check its weights before a run; a later check of the same weights costs nothing.
+
+        Raises:
+            UserError: The weights are missing or do not fit the model.
+        """
         names = None if class_names is None else tuple(class_names)
         _checked(self, num_classes, names, self.fingerprint())
 
     def identity(self, content: str) -> str:
-        """Return the key of the image encoder: its configuration and the fingerprint of its weights, without texts."""
+        """Return a key of the image encoder: its configuration without the prompt, and its fingerprint `content`."""
         return f"{self.model_dump_json(exclude={'prompt'})} {content}"
 
 
@@ -118,9 +130,18 @@ def _checked(backbone: Backbone, num_classes: int, names: tuple[str, ...] | None
 def check_walk(
     model: LayeredModel, forward: Callable[[Tensor], Tensor], size: int, name: str, theirs: str, tolerance: float = 0.0
 ) -> None:
-    """Raise UserError unless embed, all blocks and classify give the finite logits of the library's own `forward`.
+    """Check on one random image that a model, run block by block, returns the logits of its library's own forward pass.
 
-    One random image of height and width `size` is tried. The message calls that forward `theirs`.
+    Args:
+        model: The model, which is switched to evaluation mode.
+        forward: The library's own forward pass, from normalised pixels to logits.
+        size: The height and width of the image in pixels.
+        name: The name of the model in error messages.
+        theirs: The name of the library's forward pass in error messages.
+        tolerance: The largest relative and absolute difference between logits.
+
+    Raises:
+        UserError: The logits differ, or are not finite.
     """
     model.eval()
     pixels = torch.rand(1, len(model.mean), size, size, generator=torch.Generator().manual_seed(0))
@@ -133,15 +154,15 @@ def check_walk(
     found = model.classify(tokens)
     if found.shape != expected.shape or not torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
         raise UserError(
-            f"`backbone.model` {name} cannot be used: walked block by block it gives other logits than {theirs}."
+            f"`backbone.model` {name} cannot be used: run block by block, it returns other logits than {theirs}."
         )
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A resident model's access to images: its frozen steps are run once for each image.
+    """The reader of images for a model, which reuses cached outputs of the model's frozen blocks.
 
-    `identity` is a key of the model's origin; `batch_size` is used in evaluation.
+    `identity` is a key of the model's origin, `kept` is the activation cache, and `batch_size` is used in evaluation.
     """
 
     model: LayeredModel
@@ -150,7 +171,13 @@ class Reader:
     batch_size: int = 256
 
     def prefix(self, walk: Walk, steps: int, adapter: AdapterState) -> FrozenFunction:
-        """Return the frozen function of the first steps of a walk; `adapter` is the one that the model holds."""
+        """Return the first `steps` of a walk as a frozen function, whose outputs can be cached.
+
+        Args:
+            walk: The blocks of a forward pass, in order.
+            steps: The number of steps at the start of the walk that are not trained.
+            adapter: The adapter that the model currently holds.
+        """
         model, ahead = self.model, self.model.ahead(adapter, walk, steps)
         key = walk_key(self.identity, tuple(walk[:steps]), steps == len(walk), ahead, model.mean.device)
         if steps == len(walk):
@@ -165,7 +192,18 @@ class Reader:
         done: int,
         side_inputs: Mapping[str, Tensor],
     ) -> Images:
-        """Return the examples at `index`: their pixels, unless cached tokens or side inputs are known."""
+        """Return the examples at `index` as input of the model.
+
+        Args:
+            images: The images.
+            index: The positions of the examples in `images`, int64 (k,).
+            function: The frozen function of the first steps; None if no step is frozen.
+            done: The number of steps that `function` covers.
+            side_inputs: Further inputs for each image of `images`, by name.
+
+        Returns:
+            The pixels, if there is neither a frozen function nor a side input, and otherwise a batch.
+        """
         if function is None and not side_inputs:
             return images.take(index)[0]
         rows = {name: known[index] for name, known in side_inputs.items()}

@@ -1,4 +1,4 @@
-"""Checkpoints in transformers' layout: the user's folders, and the hub's cache, into which they are downloaded once."""
+"""Folders with checkpoints in transformers' layout: local folders, and downloads from the Hugging Face Hub."""
 
 import hashlib
 from pathlib import Path
@@ -11,16 +11,26 @@ CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 TOKENS = ("vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 SECONDS = 10.0
-"""Timeout for an answer of the hub."""
+"""The timeout of a request to the Hugging Face Hub, in seconds."""
 
 
 def is_folder(model: str) -> bool:
-    """Return whether `model` is an existing folder, relative to the working directory or to the data folder."""
+    """Return whether `model` is an existing folder.
+
+    A relative path is looked up in the working directory, then in the data folder.
+    """
     return resolve(model).is_dir()
 
 
 def find(model: str) -> Path:
-    """Return the folder with the checkpoint's files, downloaded if need be; raise UserError if it cannot be had."""
+    """Return the folder with the files of a checkpoint; a checkpoint of the Hugging Face Hub is downloaded once.
+
+    Args:
+        model: A folder, or a name on the Hugging Face Hub.
+
+    Raises:
+        UserError: The folder lacks a file, or the checkpoint can be neither found nor downloaded.
+    """
     folder = resolve(model) if is_folder(model) else _from_hub(model)
     if lacking := _lacking(folder):
         raise UserError(f"`backbone.model` {model} is a folder without {lacking} ({folder}).")
@@ -35,7 +45,7 @@ def _lacking(folder: Path) -> str:
 
 
 def digest(folder: Path) -> str:
-    """Return the SHA-256 over the names and contents of all files that determine the model's output."""
+    """Return the SHA-256 of the names and contents of all files in `folder` that determine the model's output."""
     weights = next(folder / name for name in WEIGHTS if (folder / name).is_file())
     found = hashlib.sha256()
     for path in (folder / CONFIG, folder / PREPROCESSOR, *(folder / name for name in TOKENS), weights):
@@ -45,7 +55,7 @@ def digest(folder: Path) -> str:
 
 
 def _from_hub(model: str) -> Path:
-    """Return the cached snapshot if it is complete; else try once to download it."""
+    """Return the folder of a checkpoint in the local cache of the hub; download it once if it is not complete."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -55,18 +65,18 @@ def _from_hub(model: str) -> Path:
         if not _lacking(folder):
             return folder
     except HFValidationError:
-        raise UserError(f"`backbone.model` {model} is neither a folder nor the name of a model on the hub.") from None
+        raise UserError(f"`backbone.model` {model} is neither a folder nor a name on the Hugging Face Hub.") from None
     except LocalEntryNotFoundError:
         pass
     try:
-        # Without this question first, the download would repeat itself for half a minute where there is no network.
+        # This request fails at once without a network, whereas the download would retry for half a minute.
         get_hf_file_metadata(hf_hub_url(model, CONFIG), timeout=SECONDS)
         folder = Path(snapshot_download(model, allow_patterns=wanted))
         if (folder / WEIGHTS[0]).is_file():
             return folder
         return Path(snapshot_download(model, allow_patterns=[*wanted, *WEIGHTS]))
-    except Exception as error:  # the hub's library does not keep to one family of exceptions
+    except Exception as error:  # huggingface_hub raises exceptions without a common base class
         raise UserError(
-            f"`backbone.model` {model} is neither a folder nor in the hub's cache and cannot be downloaded "
-            f"({type(error).__name__}: {one_line(error)}); load it once where there is a network."
+            f"`backbone.model` {model} is neither a folder nor in Hugging Face's cache and cannot be downloaded "
+            f"({type(error).__name__}: {one_line(error)}); load it once with network access."
         ) from error

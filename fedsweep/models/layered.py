@@ -1,4 +1,8 @@
-"""Backbones as embed, blocks and classify: a client can run any subset of the blocks, under their full names."""
+"""Backbones that run block by block, so that a client can run any subset of the blocks.
+
+A forward pass consists of an embedding, a walk over blocks and a classifier. A walk is a sequence of steps. Each step
+is a block, or a stand-in, that is, a small module that replaces a missing block.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,73 +18,79 @@ from fedsweep.models.names import STATISTICS, layer_of, names_within
 from fedsweep.types import AdapterState, Batch
 
 Position = Literal["l0", "l1", "both", "mlp", "attention", "all"]
-"""Where adapters sit in a block: in the last linear of the attention (token mixing), of the MLP (channel mixing), or of
-both; or in all linears of CLIP's MLP, of its attention, or of both."""
+"""The linear layers of a block that have adapters.
+
+- `l0`: the last linear layer of the attention (or of the token mixing)
+- `l1`: the last linear layer of the MLP (or of the channel mixing)
+- `both`: `l0` and `l1`
+- `mlp`, `attention`, `all`, for CLIP only: all linear layers of the MLP, of the attention, or of both
+"""
 Images: TypeAlias = Tensor | Batch
-"""uint8 (n, 3, height, width), or a batch whose first steps may be known."""
+"""uint8 images (n, 3, height, width), or a batch, which may contain the output of its first steps."""
 Step: TypeAlias = int | Callable[["LayeredModel", Tensor], Tensor]
-"""One step of a walk: a block by its number, or what maps (model, tokens) to tokens of the same shape in its place."""
+"""One step of a walk: the number of a block, or a function of model and tokens that replaces a block."""
 Walk: TypeAlias = Sequence[Step]
-"""The steps of a walk in their order. A block that a client skips is not among them."""
+"""The steps of a walk, in order, without the blocks that a client skips."""
 
 
 class LayeredModel(nn.Module, ABC):
-    """A frozen backbone with trainable adapters and head, walked block by block.
+    """A frozen backbone with trainable adapters and a trainable head, which runs block by block.
 
-    There is one resident model per process: adapters are copied in and out, blocks are never renumbered.
+    A process holds one full model for all clients. A client's adapter is copied into it, and a block has the same
+    number on every client.
     """
 
     backbone: Any
-    """The network of timm, or the two encoders of a CLIP."""
+    """The network of timm, or the two encoders of CLIP."""
     class_names: tuple[str, ...] = ()
-    """Names of the classes that its logits are of; none on the meta device."""
+    """The names of the classes, in the order of the logits; empty on the meta device."""
     head_is_fresh: bool = False
-    """Whether the head is none of the weights'."""
+    """Whether the head has random initial values instead of pre-trained weights."""
     mean: Tensor
     std: Tensor
 
     def __init__(self, backbone: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self.backbone = backbone
-        self.heads = nn.ModuleDict()  # classifiers beside the backbone's own, by the number of blocks before them
-        self.bricks = nn.ModuleDict()  # FedBRICK's stand-ins for every block, by set
+        self.heads = nn.ModuleDict()  # additional classifiers, by the number of blocks before them
+        self.bricks = nn.ModuleDict()  # BRICKs, FedBRICK's small replacements for blocks, by set of BRICKs
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     sublayers: ClassVar[Mapping[str, str]] = {"l0": "attn.proj", "l1": "mlp.fc2"}
-    """Within a block, the last linear of each sublayer: where LoRA sits (`l0`, `l1`)."""
+    """The last linear layer of each sublayer of a block, by LoRA position."""
     top: ClassVar[tuple[str, ...]] = ("backbone.norm.", "backbone.fc_norm.", "backbone.attn_pool.", "backbone.head")
-    """Prefixes of the backbone's names above its blocks."""
+    """Prefixes of the names of the backbone's tensors after the last block."""
     behind: ClassVar[tuple[str, ...]] = (*top, "heads.")
-    """Prefixes of names, outside the blocks, of what no block's input depends on."""
+    """Prefixes of the names of tensors outside the blocks that do not influence any block's input."""
     patch_projection: ClassVar[str] = "backbone.patch_embed.proj"
-    """The patch embedding's projection."""
+    """The name of the patch embedding's projection."""
     head_prefix: ClassVar[str] = "backbone.head"
-    """Prefix of the head's parameter names; without a dot, because a distilled DeiT has `head_dist` too."""
+    """The prefix of the head's parameter names; without a dot, because a distilled DeiT also has a `head_dist`."""
 
     @abstractmethod
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return tokens (batch, tokens, width) of normalised pixels (batch, channels, h, w)."""
+        """Return the tokens (batch, tokens, width) of normalised pixels (batch, channels, h, w)."""
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
-        """Run one block, with its residual connections: (batch, tokens, width) to the same shape."""
+        """Return the output of one block, including its residual connections, in the shape of `tokens`."""
         return cast(Tensor, self.backbone.blocks[layer](tokens))
 
     def classify(self, tokens: Tensor) -> Tensor:
-        """Apply the final norm, then timm's `forward_head` (pooling and head): (batch, tokens, width) to logits."""
+        """Return logits (batch, classes) of tokens (batch, tokens, width): final norm, then timm's pooling and head."""
         return cast(Tensor, self.backbone.forward_head(self.backbone.norm(tokens)))
 
     def features(self, tokens: Tensor) -> Tensor:
-        """Return the head's input, after final norm and timm's pooling: (batch, tokens, width) to (batch, width)."""
+        """Return the head's input (batch, width) for tokens (batch, tokens, width): final norm, then timm's pooling."""
         return cast(Tensor, self.backbone.forward_head(self.backbone.norm(tokens), pre_logits=True))
 
     def draw_head(self, seed: int) -> None:
-        """Draw a fresh head, which depends on the seed and the head's names alone."""
+        """Give the head random initial values, which depend only on the seed and the names of its parameters."""
         draw_head(((name, one) for name, one in self.named_parameters() if name.startswith(self.head_prefix)), seed)
         self.head_is_fresh = True
 
     def add_heads(self, depths: Iterable[int], seed: int) -> None:
-        """Add fresh trainable classifiers after these numbers of blocks, under `heads.<depth>`."""
+        """Add a trainable classifier, `heads.<depth>`, after each number of blocks in `depths`."""
         shape = self.backbone.num_features, self.backbone.num_classes
         for depth in sorted(depths):
             head = nn.Linear(*shape, device="meta").to_empty(device="cpu")
@@ -89,11 +99,11 @@ class LayeredModel(nn.Module, ABC):
 
     @classmethod
     def positions(cls) -> dict[str, tuple[str, ...]]:
-        """Return the places of adapters within a block, by position."""
+        """Return the names of a block's adapted linear layers for each LoRA position."""
         return {**{name: (place,) for name, place in cls.sublayers.items()}, "both": tuple(cls.sublayers.values())}
 
     def exits(self, images: Images, walk: Walk, depths: Sequence[int], last: bool) -> list[Tensor]:
-        """Return logits (batch, classes) of the heads after `depths` of the steps; with `last` also the own head's."""
+        """Return logits (batch, classes) of the heads at `depths` and, if `last` is true, of the backbone's head."""
         (tokens, done), logits = self.begin(images), []
         for place, step in enumerate(walk, start=1):
             tokens = tokens if place <= done else self.step(step, tokens)
@@ -107,9 +117,10 @@ class LayeredModel(nn.Module, ABC):
         return len(self.backbone.blocks)
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Return the normalised pixels of uint8 images (batch, 3, h, w), moved to the model's device.
+        """Return the normalised pixels of uint8 images (batch, 3, h, w), on the model's device.
 
-        Images may stay on the host as a memory map. A backbone of one channel sees the mean of the three colours.
+        The images may be a memory map on the host. A backbone with one input channel gets the mean of the three
+        colours.
         """
         pixels = images.to(self.mean.device, non_blocking=True).to(self.mean.dtype, copy=True).div_(255)
         if len(self.mean) == 1:
@@ -117,18 +128,21 @@ class LayeredModel(nn.Module, ABC):
         return standardize_(pixels, self.mean, self.std)
 
     def forward(self, images: Images, walk: Walk | None = None) -> Tensor:
-        """Return logits (batch, classes) of images after these steps, by default all blocks."""
+        """Return logits (batch, classes) of images after the steps of `walk`, by default all blocks."""
         return self.classify(self.walk(images, range(self.num_layers) if walk is None else walk))
 
     def walk(self, images: Images, walk: Walk) -> Tensor:
-        """Return tokens (batch, tokens, width) of images after the last of these steps."""
+        """Return the tokens (batch, tokens, width) of images after the last step of `walk`."""
         tokens, done = self.begin(images)
         for step in walk[done:]:
             tokens = self.step(step, tokens)
         return tokens
 
     def begin(self, images: Images) -> tuple[Tensor, int]:
-        """Return tokens of images, and the number of steps that they have passed: 0 if none are known."""
+        """Return tokens of images, and the number of steps that they have already passed.
+
+        If the batch has cached tokens, they are returned. Otherwise, the pixels are embedded and the number is 0.
+        """
         if isinstance(images, Batch):
             if images.tokens is not None:
                 return images.tokens.to(self.mean.device, non_blocking=True), images.done
@@ -136,7 +150,7 @@ class LayeredModel(nn.Module, ABC):
         return self.embed(self.normalize(images)), 0
 
     def frozen_steps(self, walk: Walk, trained: Iterable[str]) -> int:
-        """Return the number of steps of a walk before the first that training moves, if these tensors are trained.
+        """Return the number of steps at the start of a walk that do not change while the tensors `trained` are trained.
 
         >>> LayeredModel.frozen_steps(LayeredModel, (0, 3, 7), ["backbone.blocks.7.mlp.fc2.bias", "backbone.head.bias"])
         2
@@ -151,30 +165,36 @@ class LayeredModel(nn.Module, ABC):
         return next(movable, len(walk))
 
     def ahead(self, state: AdapterState, walk: Walk, steps: int) -> AdapterState:
-        """Return the tensors of `state` that the first steps depend on; a whole walk includes the model's top."""
+        """Return the tensors of `state` that influence the output of the first `steps` of a walk.
+
+        If `steps` is the length of the walk, the tensors after the last block (`top`) are included.
+        """
         top = self.top if steps == len(walk) else ()
         behind = tuple(prefix for prefix in self.behind if prefix not in top)
         return {name: state[name] for name in names_within(state, cast("Sequence[int]", walk[:steps]), behind)}
 
     def height(self, name: str) -> tuple[int, int]:
-        """Return the index of a tensor's block in its encoder, and the encoder's number of blocks."""
+        """Return the index of a tensor's block in its encoder, and the number of blocks of this encoder."""
         return cast(int, layer_of(name)), self.num_layers
 
     def plain_name(self, name: str) -> str:
-        """Return a backbone tensor's name in its own library's network, LoRA's as PEFT would insert it."""
+        """Return the name of a backbone tensor in the network of timm or transformers, with LoRA's names as in PEFT."""
         return name.removeprefix("backbone.")
 
     def cut(self, layers: Sequence[int]) -> dict[str, int]:
-        """Return the number of blocks to keep, by list of blocks in the library's network, if the walk ends early."""
+        """Return the number of blocks that the library's network must keep to compute a walk over `layers`.
+
+        The result maps the name of each list of blocks to its new length. It is empty if `layers` are all blocks.
+        """
         return {} if len(layers) == self.num_layers else {"blocks": len(layers)}
 
     def passed(self, images: Images, walk: Walk) -> Tensor:
-        """Return what a whole frozen walk leaves of images, to be cached: tokens (batch, tokens, width)."""
+        """Return the output of a walk without trained steps, which can be cached: tokens (batch, tokens, width)."""
         return self.walk(images, walk)
 
     @contextmanager
     def frozen(self, walk: Walk, steps: int) -> Iterator[None]:
-        """Hold the first blocks of a walk in evaluation mode: frozen adapters have no dropout."""
+        """Keep the first `steps` blocks of a walk in evaluation mode, so that frozen adapters have no dropout."""
         blocks = [self.backbone.blocks[step] for step in walk[:steps]]
         for block in blocks:
             block.eval()
@@ -185,15 +205,15 @@ class LayeredModel(nn.Module, ABC):
                 block.train(self.training)
 
     def step(self, step: Step, tokens: Tensor) -> Tensor:
-        """Run one step: tokens (batch, tokens, width) to the same shape."""
+        """Return the output of one step, in the shape of `tokens` (batch, tokens, width)."""
         return self.block(step, tokens) if isinstance(step, int) else step(self, tokens)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Return the parameters of adapters and head by full name."""
+        """Return the trainable parameters of adapters and heads, by full name."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def statistics(self) -> dict[str, Tensor]:
-        """Return the running means and variances of the batch norms that are trained."""
+        """Return the running means and variances of the trained batch norms, by full name."""
         return {
             f"{name}.{one}": cast(Tensor, getattr(module, one))
             for name, module in self.named_modules()
@@ -202,20 +222,24 @@ class LayeredModel(nn.Module, ABC):
         }
 
     def movable(self) -> dict[str, Tensor]:
-        """Return all tensors that training moves, by full name: trainable parameters and statistics."""
+        """Return all tensors that training changes, by full name: trainable parameters and batch norm statistics."""
         return {**self.trainable(), **self.statistics()}
 
     def adapter(self) -> AdapterState:
-        """Return a copy of all tensors that training moves."""
+        """Return a copy of all tensors that training changes, by full name."""
         return {name: tensor.detach().clone() for name, tensor in self.movable().items()}
 
     def load_adapter(self, state: AdapterState) -> None:
-        """Copy tensors into the model; raise KeyError for a name that training does not move."""
+        """Copy the tensors of `state` into the model.
+
+        Raises:
+            KeyError: A name is not that of a tensor that training changes.
+        """
         copy_into(self.movable(), state)
 
 
 def completed(held: Sequence[int], stand_ins: Mapping[int, Step]) -> Walk:
-    """Return the walk of a client that holds the blocks `held`, with stand-ins in place of others.
+    """Return the walk of a client that holds the blocks `held`, and stand-ins for missing blocks, if there are any.
 
     >>> completed((0, 3), {}), completed((0, 3), {layer: f"E{layer}" for layer in range(4)})
     ((0, 3), (0, 'E1', 'E2', 3))
@@ -224,7 +248,11 @@ def completed(held: Sequence[int], stand_ins: Mapping[int, Step]) -> Walk:
 
 
 def copy_into(parameters: Mapping[str, Tensor], state: AdapterState) -> None:
-    """Copy tensors into a model's `parameters`; raise KeyError for a name that is none of theirs."""
+    """Copy the tensors of `state` into the `parameters` of the same names.
+
+    Raises:
+        KeyError: A name is not among `parameters`.
+    """
     if unknown := sorted(set(state) - set(parameters)):
         raise KeyError(f"not trainable tensors of this model: {', '.join(unknown)}")
     if state:
@@ -234,7 +262,10 @@ def copy_into(parameters: Mapping[str, Tensor], state: AdapterState) -> None:
 
 @torch.no_grad()
 def draw_head(parameters: Iterable[tuple[str, nn.Parameter]], seed: int) -> None:
-    """Draw truncated normal weights of deviation 0.02, each from a stream of its full name, and zero the biases."""
+    """Draw a head's weights from a truncated normal distribution (standard deviation 0.02), and zero its biases.
+
+    The values of a tensor depend only on the seed and the tensor's full name.
+    """
     for name, parameter in parameters:
         if parameter.ndim > 1:
             generator = torch.Generator().manual_seed(derived_seed(seed, "head", name))
@@ -245,7 +276,10 @@ def draw_head(parameters: Iterable[tuple[str, nn.Parameter]], seed: int) -> None
 
 @torch.no_grad()
 def draw_linears(layers: nn.Sequential, seed: int, purpose: str, *key: str) -> None:
-    """Draw weights in torch's range, from streams of key and place, and zero the biases; not on the meta device."""
+    """Draw the weights of linear layers from torch's default distribution, and zero their biases.
+
+    The values depend only on `seed`, `purpose`, `key` and the layer's position. Layers on the meta device are skipped.
+    """
     for place, layer in enumerate(layers):
         if isinstance(layer, nn.Linear) and not layer.weight.is_meta:
             generator = torch.Generator().manual_seed(derived_seed(seed, purpose, *key, place))
@@ -254,5 +288,5 @@ def draw_linears(layers: nn.Sequential, seed: int, purpose: str, *key: str) -> N
 
 
 def standardize_(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Compute (pixels - mean) / std in place: allocating memory for each step would take longer than the arithmetic."""
+    """Compute (pixels - mean) / std in place, because allocating memory would take longer than the arithmetic."""
     return pixels.sub_(mean).div_(std)

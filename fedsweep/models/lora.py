@@ -1,4 +1,4 @@
-"""LoRA through peft's configuration and layers. The only module that imports peft."""
+"""LoRA adapters with the layers of PEFT. No other module imports PEFT."""
 
 import math
 import warnings
@@ -17,20 +17,23 @@ from fedsweep.models.names import names_within
 
 
 class LoraConfig(Config):
-    """Low-rank adapters W x + s B A x in the last linear of a block's sublayers (FedRA, Eq. 2).
+    """Low-rank adapters of linear layers, W x + s B A x (FedRA, Eq. 2).
 
-    One of `alpha` and `scaling` is given. With `alpha` fixed, a sweep of the rank also sweeps s = alpha / rank.
+    Set either `alpha` or `scaling`. If `alpha` is fixed, a sweep over ranks also changes the scaling s = alpha / rank.
     """
 
-    rank: int = Field(8, gt=0, description="rows of A, columns of B")
-    alpha: float | None = Field(None, gt=0, description="s = alpha / rank; leave null when `scaling` is given")
-    scaling: float | None = Field(None, gt=0, description="s itself; leave null when `alpha` is given")
+    rank: int = Field(8, gt=0, description="rank of the adapters: number of rows of A and of columns of B")
+    alpha: float | None = Field(
+        None, gt=0, description="sets the scaling to s = alpha / rank; null if `scaling` is set"
+    )
+    scaling: float | None = Field(None, gt=0, description="scaling s of the adapters' output; null if `alpha` is set")
     position: Position = Field(
         "both",
-        description="l0: after attention (token mixing), l1: after the MLP (channel mixing), both; of CLIP also all "
-        "linears of mlp, of attention, or all",
+        description="adapted linear layers of each block: `l0` (the last one of the attention or token mixing), `l1` "
+        "(the last one of the MLP or channel mixing), or `both`; for CLIP also `mlp` or `attention` (all linear layers "
+        "of that part), or `all` (those of both parts)",
     )
-    dropout: float = Field(0.1, ge=0, lt=1, description="dropout on the adapter's input")
+    dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate of the adapters' inputs")
     patch_embed: bool = Field(False, description="also adapt the patch embedding, as FedRA's released code does")
 
     @model_validator(mode="after")
@@ -42,15 +45,21 @@ class LoraConfig(Config):
 
     @property
     def effective_scaling(self) -> float:
-        """The factor s of the adapter's output."""
+        """The scaling s of the adapters' output."""
         return self.scaling if self.scaling is not None else (self.alpha or 0.0) / self.rank
 
 
 def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool = False) -> None:
-    """Insert adapters in place and make exactly them (with `freeze_a` their B) and the head trainable.
+    """Insert adapters into a model in place, and make only the adapters and the head trainable.
 
-    B starts at zero, A Kaiming-uniform from a stream of its own name, so that a tensor's start does not depend on the
-    other tensors that an arm adapts.
+    B is initialised with zeros, and A with Kaiming-uniform values that depend only on the seed and the tensor's name.
+    Two arms that adapt different layers therefore start from the same values in the layers that they share.
+
+    Args:
+        model: The model.
+        config: The configuration of the adapters.
+        seed: The seed of the initial values.
+        freeze_a: Whether only the factor B of the adapters is trainable.
     """
     from peft import inject_adapter_in_model
 
@@ -76,21 +85,27 @@ def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool 
 def _peft_config(config: LoraConfig, **more: Any) -> Any:
     from peft import LoraConfig as PeftLoraConfig
 
-    alpha: Any = config.effective_scaling * config.rank  # peft divides it by r again
+    alpha: Any = config.effective_scaling * config.rank  # PEFT divides it by the rank again
     return PeftLoraConfig(r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, bias="none", **more)
 
 
 def write_adapter(folder: Path, config: LoraConfig, tensors: Mapping[str, Tensor], base: str | None) -> None:
-    """Write PEFT's own files: the adapters, and all other tensors as modules that are saved whole.
+    """Write an adapter in the file format of PEFT.
 
-    Tensors have their names in the plain network, LoRA's with the ending `.lora_A.default.weight`; `base` is its name.
+    Args:
+        folder: The folder to write to.
+        config: The configuration of the adapters.
+        tensors: The tensors of the adapters and of other trained modules, which are saved in full. Their names are
+            those of the plain network of timm or transformers; LoRA's end in, for example, `.lora_A.default.weight`.
+        base: The name of the plain network, if it has one.
     """
     from safetensors.torch import save_file
 
     adapted = sorted({name.partition(".lora_")[0] for name in tensors if ".lora_" in name})
     saved = sorted({name.rpartition(".")[0] for name in tensors if ".lora_" not in name})
     peft_config = _peft_config(config, modules_to_save=saved or None, inference_mode=True, base_model_name_or_path=base)
-    peft_config.target_modules = adapted  # set later, or peft keeps a set, whose order is another in each process
+    # Given earlier, PEFT would convert the list to a set, whose order varies between processes.
+    peft_config.target_modules = adapted
     peft_config.save_pretrained(str(folder))
     renamed = {
         f"base_model.model.{name.replace('.default.', '.')}": tensor.detach().cpu().contiguous().clone()
@@ -100,25 +115,26 @@ def write_adapter(folder: Path, config: LoraConfig, tensors: Mapping[str, Tensor
 
 
 def with_adapter(network: nn.Module, folder: Path) -> nn.Module:
-    """Load such a folder into a plain network by PEFT itself, in place, and return it."""
+    """Load an adapter that `write_adapter` has written into a plain network in place, and return the network."""
     from peft import PeftModel
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # transformers', of a name that peft asks it for
+        warnings.simplefilter("ignore", FutureWarning)  # transformers warns of a name that PEFT uses
         return cast(nn.Module, PeftModel.from_pretrained(network, str(folder), torch_device="cpu"))
 
 
 def train_head_alone(model: LayeredModel) -> None:
-    """Freeze all but the head, as methods without adapters start."""
+    """Freeze all parameters except the head, for methods without adapters."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith(model.head_prefix))
 
 
 @torch.no_grad()
 def relative_norm(model: LayeredModel, layers: Iterable[int]) -> float:
-    """||s B A|| / ||W||: Frobenius norms over all adapted layers of these blocks, and the patch embedding's if adapted.
+    """Return ||s B A|| / ||W||, the size of LoRA's changes relative to the frozen weights.
 
-    It is computed from the adapters that `model` holds now; 0 for untrained ones, and without any.
+    The Frobenius norms are taken over all adapted layers in the blocks `layers`, and over the patch embedding if it is
+    adapted. The adapters are those that the model currently holds. The result is 0 if there are none.
     """
     added = frozen = 0.0
     names = (name for name, _ in model.named_modules() if name.endswith(".lora_A"))
@@ -131,5 +147,5 @@ def relative_norm(model: LayeredModel, layers: Iterable[int]) -> float:
 
 
 def squared_norm(left: Tensor, right: Tensor) -> float:
-    """||left @ right||^2 in the Frobenius norm, without the product: tr(L^T L R R^T)."""
+    """Return the squared Frobenius norm of `left @ right`, computed as tr(L^T L R R^T) without the product."""
     return max(0.0, ((left.T @ left) * (right @ right.T)).sum().item())

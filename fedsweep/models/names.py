@@ -1,4 +1,4 @@
-"""Names of a model's tensors: a tensor's block and kind."""
+"""Functions that derive the block and the kind of a tensor from its name."""
 
 import re
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ _BLOCK = re.compile(r"^backbone\.blocks\.(\d+)\.")
 
 
 def layer_of(name: str) -> int | None:
-    """Return the block that a tensor belongs to, or None for the head and all else that clients share.
+    """Return the number of the block that a tensor belongs to, or None if it belongs to no block, like the head.
 
     >>> layer_of("backbone.blocks.7.attn.proj.lora_A.default.weight"), layer_of("backbone.head.weight")
     (7, None)
@@ -18,7 +18,7 @@ def layer_of(name: str) -> int | None:
 
 
 def moved_to(name: str, layer: int) -> str:
-    """Return the name of the same tensor in block `layer`.
+    """Return the name of the tensor that corresponds to tensor `name` in block `layer`.
 
     >>> moved_to("backbone.blocks.7.attn.proj.lora_A.default.weight", 2)
     'backbone.blocks.2.attn.proj.lora_A.default.weight'
@@ -27,7 +27,10 @@ def moved_to(name: str, layer: int) -> str:
 
 
 def names_within(names: Iterable[str], layers: Iterable[int], excluded_prefixes: tuple[str, ...] = ()) -> list[str]:
-    """Return the names that belong to the given blocks, or to no block and begin with none of `excluded_prefixes`."""
+    """Return the names of the tensors in the blocks `layers` and of the tensors outside all blocks.
+
+    A tensor outside the blocks is left out if its name begins with one of `excluded_prefixes`.
+    """
     kept = set(layers)
 
     def belongs(name: str) -> bool:
@@ -38,7 +41,7 @@ def names_within(names: Iterable[str], layers: Iterable[int], excluded_prefixes:
 
 
 def is_statistic(name: str) -> bool:
-    """Return whether a tensor is a running mean or variance, which is averaged but has no gradient.
+    """Return whether a tensor is a running mean or variance, which has no gradient but is averaged over clients.
 
     >>> is_statistic("gate.adapter.1.running_var"), is_statistic("gate.adapter.1.weight")
     (True, False)

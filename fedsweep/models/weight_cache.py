@@ -1,4 +1,4 @@
-"""A cache of networks with their weights, for a process that runs trial after trial."""
+"""A cache of networks with their weights, for a process that runs many trials in succession."""
 
 import copy
 from collections.abc import Hashable
@@ -6,11 +6,14 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 
 T_co = TypeVar("T_co", covariant=True)
 Role = Literal["backbone", "beside"]
-"""What a network is to a run: its backbone, or what a method puts beside that, a gate's trunk or the server's CLIP."""
+"""The role of a network in a run: the backbone, or a second network of the method, like the server's CLIP."""
 
 
 class Source(Protocol[T_co]):
-    """The hashable record of a network, which is a function of the record, its files' content and the arguments."""
+    """A hashable configuration of a network.
+
+    The configuration, the content of its weights files and the arguments of `build` fully determine the network.
+    """
 
     def build(self, *args: Any, **kwargs: Any) -> T_co:
         """Return the network with its weights."""
@@ -20,21 +23,27 @@ _kept: dict[Role, tuple[Hashable, Any]] | None = None
 
 
 def keep() -> None:
-    """Keep, from now on, the last network of each role in host memory."""
+    """Switch the cache on: from now on, the last network of each role stays in host memory."""
     global _kept
     _kept = _kept or {}
 
 
 def built(role: Role, source: Source[T_co], content: str, *arguments: Hashable) -> T_co:
-    """Return `source.build(*arguments)`, or a copy of the cached network, which the caller may change in place.
+    """Return `source.build(*arguments)`, or a copy of the same network from the cache.
 
-    `content` pins the files that the record names: when it changes, their weights are read again. A network without
-    weights (`none`) is not cached.
+    The caller may change the returned network in place.
+
+    Args:
+        role: The role of the network in the run.
+        source: The configuration of the network.
+        content: The fingerprint of the weights. The network is built again if it changes. A network with the
+            fingerprint `none`, which has random weights, is not cached.
+        arguments: The arguments of `source.build`.
     """
     if _kept is None or content.partition(":")[0] == "none":
         return source.build(*arguments)
     key = (source, content, arguments)
     if role not in _kept or _kept[role][0] != key:
-        _kept.pop(role, None)  # before there are two
+        _kept.pop(role, None)  # so that two networks are never in memory at once
         _kept[role] = key, source.build(*arguments)
     return cast(T_co, copy.deepcopy(_kept[role][1]))

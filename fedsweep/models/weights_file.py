@@ -1,4 +1,4 @@
-"""Files of backbone weights in timm's naming: find, pin, read and fit them."""
+"""Files of backbone weights in timm's naming: finding, hashing, reading and loading them."""
 
 import hashlib
 import importlib
@@ -28,9 +28,14 @@ def is_path(text: str) -> bool:
 
 
 def find(name: str, field: str = "backbone.pretrained") -> Path:
-    """Return the weights file `name`, or `model.safetensors` in the folder `name`; raise UserError if there is none.
+    """Return the path of the weights file `name`, or of `model.safetensors` in the folder `name`.
 
-    `field` is the hyperparameter to name in the error message.
+    Args:
+        name: A path, absolute or relative to the working directory or the data folder.
+        field: The hyperparameter that error messages name.
+
+    Raises:
+        UserError: The file does not exist, or its suffix is unknown.
     """
     try:
         path = resolve(name)
@@ -44,15 +49,18 @@ def find(name: str, field: str = "backbone.pretrained") -> Path:
         bare = Path(name).expanduser()
         looked = " and ".join(str(one) for one in dict.fromkeys([home() / bare, data_folder() / bare]))
         made = _PRETRAINED.fullmatch(name)
-        hint = f"; `fedsweep pretrain {made[1]}` makes it" if made else ""
-        raise UserError(f"`{field}` {name} is not there (looked for {looked}){hint}.")
+        hint = f"; run `fedsweep pretrain {made[1]}` to create it" if made else ""
+        raise UserError(f"`{field}` {name} does not exist (looked for {looked}){hint}.")
     if path.suffix not in SUFFIXES:
         raise UserError(f"`{field}` {name} must end in one of {', '.join(SUFFIXES)}.")
     return path
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file's content in hexadecimal; it is cached until the file's time or size changes."""
+    """Return the SHA-256 of a file's content in hexadecimal.
+
+    The value is cached until the size or the modification time of the file changes.
+    """
     status = path.stat()
     return _digest(path, status.st_mtime_ns, status.st_size)
 
@@ -64,9 +72,12 @@ def _digest(path: Path, _mtime: int, _size: int) -> str:
 
 
 def read_card(path: Path) -> dict[str, Any]:
-    """Return the JSON card beside the weights (`NAME.json` for `NAME.safetensors`), or an empty one if there is none.
+    """Return the content of a weights file's JSON card, or an empty dictionary if the file has no card.
 
-    Raise UserError if the card is malformed, or its `sha256` is not that of the weights.
+    The card of `NAME.safetensors` is `NAME.json` in the same folder.
+
+    Raises:
+        UserError: The card is malformed, or its `sha256` differs from that of the weights.
     """
     beside = path.with_suffix(".json")
     if not beside.is_file():
@@ -74,14 +85,14 @@ def read_card(path: Path) -> dict[str, Any]:
     try:
         said = json.loads(beside.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{beside} is not a card that can be read: {one_line(error)}.") from None
+        raise UserError(f"{beside} cannot be read as a card: {one_line(error)}.") from None
     if not isinstance(said, dict):
-        raise UserError(f"{beside} must hold names and values, but it holds {type(said).__name__}.")
+        raise UserError(f"{beside} must contain a JSON object, but it contains a value of type {type(said).__name__}.")
     if said.get("sha256") not in (None, digest(path)):
         raise UserError(f"{path} is not the file that its card {beside.name} describes: its sha256 is {digest(path)}.")
     for name, least, kind in (("mean", -LARGEST, "finite numbers"), ("std", SMALLEST, "finite positive numbers")):
         values = said.get(name, [0.5])
-        # JSON's NaN and true are no numbers, and what is beyond float32's largest is not finite.
+        # JSON's NaN and true are not numbers here. A number that overflows float32 is not finite.
         are = isinstance(values, list) and all(type(one) in (int, float) and least <= one <= LARGEST for one in values)
         if not are or len(values) not in (1, 3):
             raise UserError(f"`{name}` of the card {beside} must be one or three {kind}, but it is {values}.")
@@ -92,18 +103,21 @@ def read_card(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file by name, in float32; of a training checkpoint, its model's (averaged ones first).
+    """Return the tensors in a file by name; floats are converted to float32.
 
-    Raise UserError if the file is broken, or holds anything but tensors, which is never unpickled.
+    From a training checkpoint, only the tensors of the model are returned, and averaged weights (EMA) are preferred.
+
+    Raises:
+        UserError: The file is broken, or contains objects other than tensors. Such objects are never unpickled.
     """
     from timm.models import load_state_dict
 
     try:
         state = load_state_dict(str(path), weights_only=True)
         other = [name for name, value in state.items() if not isinstance(value, Tensor)]
-    except (AttributeError, TypeError):  # of a list, or of one tensor
-        raise UserError(f"{path} cannot be read as weights: it is no table of tensors by name.") from None
-    except Exception as error:  # each format has its own: safetensors', pickle's, zip's, timm's
+    except (AttributeError, TypeError):  # the file contains a list or a single tensor
+        raise UserError(f"{path} cannot be read as weights: it does not map names to tensors.") from None
+    except Exception as error:  # safetensors, pickle, zip and timm raise different classes
         raise UserError(f"{path} cannot be read as weights: {reason(error)}.") from error
     if other:
         raise UserError(f"{path} cannot be read as weights: its `{other[0]}` is not a tensor.")
@@ -111,12 +125,23 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> bool:
-    """Copy a file's weights into a timm model and return whether the head is among them.
+    """Copy the weights in a file into a timm model.
 
-    Positions and patches of another size are resampled, and the weights of three colours summed for a model of one
-    channel, by timm's own functions. The model's fresh head (names that begin with `head`) stays if the file has none,
-    has one of another number of classes, or with `keep_head` false. Raise UserError if a tensor is missing, unknown or
-    of another shape.
+    timm's own functions fit the tensors to the model: they resample position and patch embeddings of another size, and
+    sum the weights of the three colours for a model with one input channel.
+
+    Args:
+        backbone: The timm model, with a fresh head.
+        path: The weights file.
+        head: The prefix of the names of the head's tensors.
+        keep_head: Whether the head in the file may be used. The model keeps its fresh head if this is false, if the
+            file has no head, or if the head in the file has another number of classes.
+
+    Returns:
+        Whether the head in the file was used.
+
+    Raises:
+        UserError: A tensor is missing, unknown or of another shape.
     """
     from timm.models import adapt_input_conv
 
@@ -124,12 +149,12 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
     adapt = importlib.import_module(type(backbone).__module__).checkpoint_filter_fn
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, of timm's way to resample BEiT's relative positions
+            warnings.simplefilter("ignore")  # torch warns of timm's resampling of BEiT's relative positions
             state: dict[str, Tensor] = adapt(dict(found), backbone)
         stem = next(name for name in own if name.endswith("proj.weight") and own[name].ndim == 4)
         if stem in state and (state[stem].shape[1], own[stem].shape[1]) == (3, 1):
             state[stem] = adapt_input_conv(1, state[stem])
-    except Exception as error:  # whatever resampling a tensor of an unforeseen shape may raise
+    except Exception as error:  # resampling a tensor of an unexpected shape may raise anything
         _check(found, own, path)
         raise UserError(f"{path} does not fit the model: {reason(error)}.") from error
     fresh = {name: tensor for name, tensor in own.items() if name.startswith(head)}
@@ -144,9 +169,13 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
 
 
 def load_without(network: nn.Module, path: Path, head: str) -> None:
-    """Copy a file's weights, but names that begin with `head`, into a network; raise UserError if they do not fit."""
+    """Copy the weights in a file into a network, except tensors whose names begin with `head`.
+
+    Raises:
+        UserError: A tensor is missing, unknown or of another shape.
+    """
     own = network.state_dict()
-    state = {name: one for name, one in own.items() if name.endswith("num_batches_tracked")}  # nobody reads them
+    state = {name: one for name, one in own.items() if name.endswith("num_batches_tracked")}  # unused counters
     state |= {name: tensor for name, tensor in read(path).items() if not name.startswith(head)}
     _check(state, own, path)
     network.load_state_dict(state)
@@ -157,23 +186,26 @@ def _check(state: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -
         found, problem = state.get(name, expected), ""
         if expected.is_floating_point() and not found.is_floating_point():
             was, now = (str(one.dtype).removeprefix("torch.") for one in (found, expected))
-            problem = f"holds {was} in the file, but {now}"
+            problem = f"has dtype {was} in the file, but {now}"
         elif found.shape != expected.shape:
             problem = f"has shape {tuple(found.shape)} in the file, but {tuple(expected.shape)}"
         if problem:
             raise UserError(f"{path} does not fit the model: `{name}` {problem} in the model.")
-    for names, what in ((own.keys() - state.keys(), "lacks"), (state.keys() - own.keys(), "holds, unknown to it,")):
+    for names, problem in (
+        (own.keys() - state.keys(), "the file lacks {}"),
+        (state.keys() - own.keys(), "the file has {}, but the model does not"),
+    ):
         if names:
             first, *more = sorted(names)
             rest = f" and {len(more)} more" if more else ""
-            raise UserError(f"{path} does not fit the model: the file {what} `{first}`{rest}.")
+            raise UserError(f"{path} does not fit the model: {problem.format(f'`{first}`{rest}')}.")
 
 
 def reason(error: Exception) -> str:
-    """Return the first sentence of a loading error: torch's further advice could lead to running a pickle."""
+    """Return the first sentence of a loading error; torch's further advice could lead users to run a pickle."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, UnpicklingError):
-            return "there is more in it than tensors, and nothing else is unpickled"
+            return "it contains objects other than tensors, which fedsweep does not unpickle"
         cause = cause.__cause__ or cause.__context__
     return one_line(error).split(". ")[0]

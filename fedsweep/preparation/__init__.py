@@ -1,1 +1,1 @@
-"""Preparation of published data sets: decoding into a store of Arrow files, figures, and generated images."""
+"""Preparation of published data sets as Arrow files of decoded images, figures of the data, and generated images."""

@@ -1,4 +1,4 @@
-"""Decoding of image files to pixels of a given size: colours, resizing, crop; and in chunks by several processes."""
+"""Decoding of image files to RGB pixels of a given size, image by image or in chunks by several processes."""
 
 import io
 import math
@@ -23,19 +23,22 @@ from fedsweep.common.errors import UserError, near, one_line
 from fedsweep.preparation.layouts.base import Item, Layout
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
-"""Formats that are opened; other formats of PIL may start other programs."""
+"""Accepted formats. For some other formats, PIL starts external programs, which would be unsafe."""
 LARGEST = 178_956_970  # pixels before or after resizing: PIL's limit against decompression bombs
 MADE_WITH = f"Pillow {PIL.__version__}"
 FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
 class CorruptImageError(Exception):
-    """An image cannot be decoded, with the reason in a few words."""
+    """The error for an image that cannot be decoded; its message is the reason in a few words."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The transform of an image to a square of `size` pixels: resize to size / crop_pct, then crop the centre."""
+    """The transform of an image to `size` x `size` pixels: resize its short side to size / crop_pct, then crop.
+
+    The centre is cropped. With `crop_mode` squash, both sides are resized to size / crop_pct, which distorts the image.
+    """
 
     size: int
     crop_pct: float = 1.0
@@ -48,7 +51,7 @@ class Geometry:
         return 3 * self.size**2
 
     def enlarged(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height before the crop, of which the aspect ratio is kept unless `crop_mode` is squash."""
+        """Return the width and height after resizing and before the crop, for an image of `width` x `height` pixels."""
         fitted = math.floor(self.size / self.crop_pct)
         if self.crop_mode == "squash":
             return fitted, fitted
@@ -58,16 +61,16 @@ class Geometry:
 
 
 def decode(data: bytes, geometry: Geometry) -> np.ndarray:
-    """Decode one image to uint8 RGB (3, size, size), or raise CorruptImageError."""
+    """Decode an image file to uint8 RGB (3, size, size), or raise CorruptImageError."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PIL's, on odd metadata and on large images that are still decoded
+            warnings.simplefilter("ignore")  # PIL warns about odd metadata and about large images that it can decode
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 return _pixels(image, geometry)
     except (CorruptImageError, MemoryError):
         raise
     except UnidentifiedImageError:
-        raise CorruptImageError("no image, or of no format that is read" if data else "empty") from None
+        raise CorruptImageError("not an image, or in an unsupported format" if data else "empty") from None
     except Exception as error:  # PIL's decoders raise nearly anything on broken data
         raise CorruptImageError(one_line(error)) from None
 
@@ -75,7 +78,7 @@ def decode(data: bytes, geometry: Geometry) -> np.ndarray:
 def _pixels(image: Image.Image, geometry: Geometry) -> np.ndarray:
     wide, high = geometry.enlarged(*image.size)
     if wide * high > LARGEST:
-        raise CorruptImageError(f"too narrow: {image.width} x {image.height} would be enlarged to {wide} x {high}")
+        raise CorruptImageError(f"too narrow: {image.width} x {image.height} pixels would become {wide} x {high}")
     rgb = _rgb(image).resize((wide, high), FILTERS[geometry.interpolation])
     left, top = round((wide - geometry.size) / 2.0), round((high - geometry.size) / 2.0)
     square = rgb.crop((left, top, left + geometry.size, top + geometry.size))
@@ -84,8 +87,8 @@ def _pixels(image: Image.Image, geometry: Geometry) -> np.ndarray:
 
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
-        raise CorruptImageError("pixels are floats, whose black and white are unknown")
-    if image.mode.startswith("I"):  # 16 bits; PIL opens some of them as 32
+        raise CorruptImageError("its pixels are floats with an unknown range")
+    if image.mode.startswith("I"):  # 16 bits per pixel; PIL opens some of these images with 32 bits
         grey = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB")
     return image.convert("RGB")
@@ -94,35 +97,36 @@ def _rgb(image: Image.Image) -> Image.Image:
 def geometry_of(backbone: str, size: int) -> Geometry:
     """Return timm's crop and interpolation for evaluating `backbone` at `size` pixels, or raise UserError.
 
-    The name may have a weights tag. Transforms that pad are not supported.
+    `backbone` is the name of a timm model, with or without the tag of its weights. Transforms that pad images are not
+    supported.
     """
     import timm
     from timm.models import get_pretrained_cfg
 
     name, _, tag = backbone.partition(".")
     if not timm.is_model(name):
-        hint = near(name, timm.list_models()) or "; `timm.list_models()` names those that it has."
+        hint = near(name, timm.list_models()) or "; `timm.list_models()` returns all names."
         raise UserError(f"`--backbone`: timm has no model `{name}`{hint}")
     try:
         config: Any = get_pretrained_cfg(backbone)
     except RuntimeError:
         tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{name}.*")]
-        hint = near(tag, tags) or f"; it has {', '.join(tags)}."
+        hint = near(tag, tags) or f"; the tags of its weights are {', '.join(tags)}."
         raise UserError(f"`--backbone`: timm has no weights `{tag}` of {name}{hint}") from None
     if config is None:
-        raise UserError(f"`--backbone`: timm says nothing about how {name} is evaluated.")
+        raise UserError(f"`--backbone`: timm does not define how images are transformed to evaluate {name}.")
     mode, interpolation = config.crop_mode, config.interpolation
     if mode not in ("center", "squash") or interpolation not in FILTERS:
         raise UserError(
             f"`--backbone` {backbone} is evaluated with the crop `{mode}` and `{interpolation}` interpolation, but "
-            f"`data prepare` knows center and squash, {' and '.join(FILTERS)}."
+            f"`data prepare` supports only the crops center and squash and the interpolations {' and '.join(FILTERS)}."
         )
     return Geometry(size, float(config.crop_pct), mode, interpolation)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some images of a domain, and the slots of their pixels in the file `pixels`."""
+    """A group of images of one domain, and the slots (positions) of their pixels in the file `pixels`."""
 
     key: str
     layout: Layout
@@ -143,7 +147,7 @@ class Corrupt(NamedTuple):
 
 @dataclass(frozen=True)
 class Done:
-    """A finished chunk. `crc` is the checksum of the pixels of its images in order, without the corrupt ones."""
+    """The result of decoding a chunk: its corrupt images, and the CRC-32 of the pixels of all others, in order."""
 
     key: str
     crc: int
@@ -151,7 +155,7 @@ class Done:
 
 
 def decode_chunk(chunk: Chunk) -> Done:
-    """Read, decode and write the images of a chunk, or raise UserError if a file cannot be read."""
+    """Read the images of a chunk and write their pixels, or raise UserError if a file cannot be read."""
     crc, corrupt = 0, []
     stream = chunk.layout.read(chunk.root, chunk.items)
     length = chunk.geometry.image_bytes
@@ -174,7 +178,7 @@ def decode_chunk(chunk: Chunk) -> Done:
 
 def _write_at(file: int, data: bytes, offset: int, path: Path) -> None:
     try:
-        while data:  # no memory map: writing to one ends the process if the disk is full
+        while data:  # not through a memory map, because a full disk would then kill the process
             written = os.pwrite(file, data, offset)
             data, offset = data[written:], offset + written
     except OSError as error:
@@ -182,29 +186,30 @@ def _write_at(file: int, data: bytes, offset: int, path: Path) -> None:
 
 
 def decode_chunks(chunks: Sequence[Chunk], workers: int) -> Generator[Done]:
-    """Yield the decoded chunks as they end; raise UserError as `decode_chunk`, or if a worker was killed.
+    """Yield the result of each chunk when it is finished.
 
-    They are decoded in this process or, with several workers, in others; close the iterator to end these.
+    If `workers` is above 1, worker processes decode the chunks; close the iterator to end them. Raise UserError if a
+    file cannot be read or a worker was killed.
     """
     if min(workers, len(chunks)) <= 1:
         yield from map(decode_chunk, chunks)
         return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker)  # not forked: there may be threads
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker)  # not fork, which is unsafe with threads
     try:
         for future in as_completed([pool.submit(decode_chunk, chunk) for chunk in chunks]):
             yield future.result()
     except BrokenProcessPool:
         raise UserError(
-            "a worker process was killed while decoding, perhaps for memory; the same command goes on from "
-            "there, and a smaller `--workers` needs less."
+            "a worker process was killed while decoding, perhaps because the memory was full; run the same command "
+            "again to continue, if necessary with a smaller `--workers`."
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _start_worker() -> None:
-    """Leave Ctrl-C to the parent process, and end with it, even if it is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the work
+    """Ignore Ctrl-C, which the parent process handles, and end this worker when the parent ends or is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def follow() -> None:
         parent = parent_process()

@@ -1,4 +1,7 @@
-"""Figures of data: contact sheets, and the clients' classes. Matplotlib is imported when a figure is drawn."""
+"""Figures of data sets: contact sheets, and the clients' images per class.
+
+Matplotlib is imported only when a figure is drawn.
+"""
 
 import math
 import warnings
@@ -23,8 +26,8 @@ if TYPE_CHECKING:
 
 RULE = "#E6E6E6"
 COLOURS = ("#332288", "#88CCEE", "#117733", "#DDCC77", "#CC6677", "#44AA99", "#AA4499", "#999933", "#882255", "#BBBBBB")
-"""Paul Tol's muted colours, distinct for any colour vision. More classes than colours are drawn as a heat map."""
-PAGE = 12.0  # greatest width of panels side by side, in inches
+"""Paul Tol's muted colours, which are distinct for any colour vision. More classes are drawn as a heat map."""
+PAGE = 12.0  # largest total width of the panels in a row, in inches
 MOST_CLASSES = 16  # on a contact sheet
 TILE = 0.72  # size of an image on a contact sheet, in inches
 GAP = 0.06  # between two images, as a share of an image
@@ -40,7 +43,7 @@ def plain(text: str) -> str:
 
 
 def shorten(name: str, most: int = 24) -> str:
-    """Shorten a name to at most `most` characters, and escape it for matplotlib."""
+    """Return a name with at most `most` characters, escaped for matplotlib."""
     return plain(name if len(name) <= most else f"{name[: most - 1]}…")
 
 
@@ -53,7 +56,10 @@ def _no_glyph_warnings() -> Iterator[None]:
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write a PNG file, or raise UserError. Without matplotlib's version, it depends on the figure only."""
+    """Write a figure as a PNG file, or raise UserError if the file cannot be written.
+
+    The file does not contain matplotlib's version, so that equal figures give equal files.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _no_glyph_warnings():
@@ -65,7 +71,10 @@ def save(figure: "Figure", path: Path) -> None:
 
 
 def contact_sheet(folder: Path, card: StoreCard, path: Path) -> int:
-    """Write a PNG with rows of each domain and a column per class, at most 16; return the number of columns."""
+    """Write a PNG with example images, with rows by domain and columns by class; return the number of columns.
+
+    At most 16 classes are shown, evenly spaced over all classes.
+    """
     shown = np.unique(np.linspace(0, len(card.class_names) - 1, MOST_CLASSES).round().astype(int))
     rows = max(1, 4 // len(card.domains))
     gap = max(1, round(GAP * card.size))
@@ -83,7 +92,7 @@ def contact_sheet(folder: Path, card: StoreCard, path: Path) -> int:
 
 
 def _spread(first: int, last: int, count: int) -> list[int]:
-    """Return up to `count` indices, evenly spaced from the first one on."""
+    """Return up to `count` evenly spaced indices between `first` and `last`, which is excluded."""
     return [first + (last - first) * place // count for place in range(count)][: last - first] if last > first else []
 
 
@@ -109,21 +118,24 @@ def _draw(page: np.ndarray, card: StoreCard, names: list[str], rows: int, path: 
 
 @dataclass(frozen=True)
 class Panel:
-    """One partition, and a title that distinguishes it from the others, e.g. `alpha 0.1`."""
+    """One panel of a figure: the clients of a partition, and its title, for example `alpha 0.1`."""
 
     title: str
     clients: "Sequence[Client]"
 
 
 def class_counts(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
-    """Return the training images of each class, int64 (clients, classes)."""
+    """Return the number of training images of each client and class, int64 (clients, classes)."""
     return np.stack([np.bincount(client.train.labels.numpy(), minlength=num_classes) for client in clients])
 
 
 def distances(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
-    """Return the total-variation distance between each client's labels and those of its domain: (clients,) in [0, 1].
+    """Return the total-variation distance between the class shares of each client and of its domain.
 
-    It is the share of its images that a client would have to exchange to be like its domain.
+    It is the share of its images that a client would have to replace to get the class shares of its domain.
+
+    Returns:
+        Distances in [0, 1], shape (clients,).
     """
     counts = class_counts(clients, num_classes)
     domains = np.array([client.domain for client in clients])
@@ -133,12 +145,18 @@ def distances(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
 
 
 def skew(clients: "Sequence[Client]", num_classes: int) -> float:
-    """Return the clients' mean distance from their domains: 0 if all are alike, near 1 if each has its own classes."""
+    """Return the mean of `distances` over the clients.
+
+    It is 0 if all clients of a domain have the same class shares, and near 1 if each client has classes of its own.
+    """
     return float(distances(clients, num_classes).mean())
 
 
 def draw_partitions(panels: Sequence[Panel], class_names: Sequence[str], path: Path) -> None:
-    """Write a PNG with one panel per partition: clients by domain on the x-axis, images by class on the y-axis."""
+    """Write a PNG with one panel per partition: clients, grouped by domain, on the x-axis and classes on the y-axis.
+
+    Up to ten classes are drawn as stacked bars of image counts, and more classes as a heat map.
+    """
     bars = len(class_names) <= len(COLOURS)
     most = max(len(panel.clients) for panel in panels)
     width, height = max(3.6, 0.9 + 0.3 * most), 2.3 if bars else min(2.2 + 0.022 * len(class_names), 4.4)
@@ -186,7 +204,7 @@ def _heat(axes: "Axes", counts: np.ndarray, class_names: Sequence[str], top: int
 
 
 def _label_clients(axes: "Axes", clients: "Sequence[Client]") -> None:
-    """Label clients by number and, below, by domain; or by domain only if each domain has one client."""
+    """Label the clients with numbers and, below, with domains; if each domain has one client, with domains only."""
     domains = [client.domain for client in clients]
     groups = [(name, domains.index(name), domains.count(name)) for name in dict.fromkeys(domains)]
     axes.set_xlim(-0.5, len(clients) - 0.5)
@@ -229,6 +247,6 @@ def _explain(figure: "Figure", class_names: Sequence[str], top: int, bars: bool)
         bar.ax.tick_params(labelsize=8)
         bar.outline.set_visible(False)
     figure.text(
-        0.01, 0, "skew: mean total-variation distance between a client's labels and those of all clients of its domain",
+        0.01, 0, "skew: mean total-variation distance between the class shares of a client and of its domain",
         fontsize=8, color=INK, va="top",
     )  # fmt: skip

@@ -1,7 +1,8 @@
-"""Generation of the missing images of `synthetic: {name: diffusers}`, and preparation of all.
+"""Generation of synthetic images with a text-to-image model (`synthetic: {name: diffusers}`), and their preparation.
 
-Images lie in the data folder, `generated/SET/<domain>/<class>/<number>.png`, and depend on the recipe, domain, class
-and number only. All shares of a recipe have the same folder: a larger share adds images to it.
+Images are written to `generated/SET/<domain>/<class>/<number>.png` in the data folder. An image depends only on its
+domain, class and number and on the recipe, that is, on all options of `synthetic` except `share`. All shares of a
+recipe use the same folder, so that a larger share only adds images.
 """
 
 import json
@@ -27,7 +28,7 @@ RECIPE = "recipe.json"
 
 @dataclass(frozen=True)
 class Wanted:
-    """An image to generate, and the path of its file."""
+    """An image to be generated, and the path of its file."""
 
     domain: str
     class_name: str
@@ -46,31 +47,31 @@ class Generation:
 
     @property
     def missing(self) -> list[Wanted]:
-        """The images that have no file yet."""
+        """The images whose files do not exist yet."""
         return [one for one in self.images if not one.path.is_file()]
 
 
 def plan_generation(config: RunConfig, where: str) -> Generation:
-    """List the images of an experiment, or raise UserError if its configuration or data does not allow any."""
+    """Return the images that an experiment needs; raise UserError if its configuration or data does not allow this."""
     synthetic = config.synthetic
     if not isinstance(synthetic, Diffusers):
         raise UserError(
-            f"{where}: `fedsweep data generate` makes the images of `synthetic` diffusers, but it is {synthetic.name}."
+            f"{where}: `synthetic` must be diffusers for `fedsweep data generate`, but it is {synthetic.name}."
         )
     data = load(config.data)
     for name in (*(one.name for one in data.domains), *data.class_names):
         if "/" in name or name.startswith(".") or name == "__MACOSX":
             raise UserError(
-                f"generated images need a folder that is called `{name}` as in {data.name}, which none can be."
+                f"the name `{name}` in {data.name} cannot be the name of a folder, which generated images need."
             )
     folder = data_folder() / "generated" / synthetic.set_name(data)
     images = []
     for domain in data.domains:
         wanted = synthetic.wanted(domain, data.class_names)
-        if max(wanted) < 2:  # a set is prepared with a split, and one image cannot be divided
+        if max(wanted) < 2:  # the preparation divides a class into training and test images
             raise UserError(
-                f"`synthetic.share` {synthetic.share:g} must give some class two images, but of {domain.name} it gives "
-                f"{sum(wanted)} for {len(wanted)} classes."
+                f"`synthetic.share` {synthetic.share:g} must give at least one class two images, but in the domain "
+                f"{domain.name} it gives {sum(wanted)} for {len(wanted)} classes."
             )
         for class_name, count in zip(data.class_names, wanted, strict=True):
             place = folder / domain.name / class_name
@@ -79,10 +80,11 @@ def plan_generation(config: RunConfig, where: str) -> Generation:
 
 
 def generate(generation: Generation, device: str = "cpu", progress: Progress = lambda done, total: None) -> int:
-    """Make the missing images, one after the other, and return their number.
+    """Generate the missing images one by one, and return their number.
 
     Raises:
-        UserError: The model is missing or has changed, a prompt is too long, the lock is taken, or the disk is full.
+        UserError: The model is missing or has changed, a prompt is too long, another process is generating the same
+            images, or the disk is full.
     """
     config, folder = generation.config, generation.folder
     if not generation.missing:
@@ -100,14 +102,17 @@ def generate(generation: Generation, device: str = "cpu", progress: Progress = l
                 write_atomically(one.path, model.png(prompt, config.generator(one.domain, one.class_name, one.number)))
                 progress(done, total)
             return len(missing)
-    except OSError as error:  # a full disk; what was whole before is still whole
+    except OSError as error:  # such as a full disk; existing images are complete, because writes are atomic
         raise UserError(f"{folder} cannot be written: {error.strerror or error}.") from None
 
 
 def prepare_generated(
     generation: Generation, workers: int = 1, progress: Progress = lambda done, total: None
 ) -> Prepared:
-    """Prepare the images at the size of the data, anew if there are more than before; raise UserError as `prepare`."""
+    """Prepare the generated images at the image size of the experiment's data; raise UserError like `prepare`.
+
+    If images were added since the last preparation, all images are prepared again.
+    """
     options = Options(generation.folder.name, size_of(generation.data), Domains.name)
     plan = make_plan(options, generation.folder, Domains())
     card = read_card(plan.folder) if is_store(plan.folder) else None
@@ -117,13 +122,13 @@ def prepare_generated(
 
 
 def _check_recipe(generation: Generation, content: dict[str, str], library: str) -> None:
-    """Record the content of model and embeddings with the first images; raise UserError if it differs later."""
+    """Record the digests of the model and its embeddings; raise UserError if the folder has images from others."""
     path = generation.folder / RECIPE
     if path.is_file():
         if read_json(path).get("content") != content:
             raise UserError(
-                f"{generation.folder} holds images of another content of `synthetic.model` or `synthetic.embeddings`; "
-                "move it away to begin anew."
+                f"the images in {generation.folder} were generated with other files of `synthetic.model` or "
+                "`synthetic.embeddings`; move the folder away to generate all images again."
             )
         return
     config, data = generation.config, generation.data

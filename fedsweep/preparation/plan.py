@@ -1,4 +1,4 @@
-"""The plan of a preparation: the domain, label, split and place of each image."""
+"""The plan of a preparation: the domain, label, split and position of each image."""
 
 import hashlib
 import json
@@ -19,14 +19,15 @@ from fedsweep.preparation.decode import MADE_WITH, Chunk, Geometry, geometry_of
 from fedsweep.preparation.layouts import find
 from fedsweep.preparation.layouts.base import Item, Layout, Listing, Split
 
-SPLIT_SEED = 0  # a data set is one and the same for every run; runs differ in their own seed
+SPLIT_SEED = 0  # constant, so that a data set has the same split in every run, whatever the run's seed
 
 
 @dataclass(frozen=True)
 class DomainPlan:
     """The images of a domain, in the order in which their layout lists them and reads them fastest.
 
-    `slots[i]` is the place of `items[i]` in the store: `train` training images first, each split by label, then path.
+    `slots[i]` is the position of `items[i]` in the prepared data set. The first `train` positions are the training
+    images, and within each split, images are sorted by label and then by path.
     """
 
     name: str
@@ -35,7 +36,7 @@ class DomainPlan:
     train: int
 
     def parts(self, corrupt: Set[str]) -> tuple[list[tuple[int, Item]], list[tuple[int, Item]]]:
-        """Return training and test images with their slots, in the order of the store, without the corrupt paths."""
+        """Return the training and the test images with their slots, sorted by slot, without the paths in `corrupt`."""
         pairs = zip(self.slots, self.items, strict=True)
         kept = sorted((pair for pair in pairs if pair[1].path not in corrupt), key=itemgetter(0))
         train = sum(slot < self.train for slot, _ in kept)
@@ -43,7 +44,11 @@ class DomainPlan:
 
 
 def plan_domains(listing: Listing, test_fraction: float) -> tuple[DomainPlan, ...]:
-    """Give every image its split and its place, or raise UserError for a domain without training or test images."""
+    """Return the domains with a split and a slot for every image.
+
+    Images without a split are divided at random: `test_fraction` of each class are test images. Raise UserError if a
+    domain has no training images or no test images.
+    """
     by_domain: dict[str, list[Item]] = {name: [] for name in listing.domains}
     for item in listing.items:
         by_domain[item.domain].append(item)
@@ -56,8 +61,8 @@ def _domain(name: str, items: Sequence[Item], class_names: Sequence[str], test_f
     for split, purpose in (("train", "training"), ("test", "testing")):
         if split not in splits:
             raise UserError(
-                f"the domain `{name}` must have images to train on and to test on, but of its {len(items)} none is for "
-                f"{purpose}."
+                f"the domain `{name}` must have images for training and for testing, but it has none for {purpose} "
+                f"(of {len(items)} in total)."
             )
     order = sorted(range(len(items)), key=lambda i: (splits[i] == "test", items[i].label, items[i].path))
     slots = np.argsort(order).tolist()  # the inverse permutation
@@ -65,9 +70,10 @@ def _domain(name: str, items: Sequence[Item], class_names: Sequence[str], test_f
 
 
 def _draw(name: str, items: Sequence[Item], class_names: Sequence[str], test_fraction: float) -> dict[str, Split]:
-    """Draw the split of each path without one: `test_fraction` of each class, which depends on names only.
+    """Return a split for the path of each image without one: `test_fraction` of each class are test images.
 
-    A class of two or more images has at least one in each split; a single image is for training.
+    The draw depends on names only. A class of two or more images has at least one image in each split; a single image
+    is for training.
     """
     by_label: dict[int, list[str]] = defaultdict(list)
     for item in items:
@@ -88,7 +94,7 @@ NAME = re.compile(r"\w[\w.+-]{0,99}", re.ASCII)
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the user besides the root."""
+    """The options of `fedsweep data prepare` that determine the result, except `--root`."""
 
     name: str
     size: int = 224
@@ -100,20 +106,18 @@ class Options:
     def check(self) -> None:
         """Raise UserError for invalid options."""
         if not NAME.fullmatch(self.name):
-            raise UserError(
-                f"NAME must be a plain folder name of letters, digits and `_ . + -`, but it is `{self.name}`."
-            )
+            raise UserError(f"NAME must be a folder name of letters, digits and `_ . + -`, but it is `{self.name}`.")
         if not SMALLEST <= self.size <= LARGEST:
-            raise UserError(f"`--size` must lie between {SMALLEST} and {LARGEST} pixels, but it is {self.size}.")
+            raise UserError(f"`--size` must be between {SMALLEST} and {LARGEST} pixels, but it is {self.size}.")
         if not 0 < self.test_fraction < 1:
-            raise UserError(f"`--test-fraction` must lie between 0 and 1, but it is {self.test_fraction}.")
+            raise UserError(f"`--test-fraction` must be between 0 and 1, but it is {self.test_fraction}.")
         if self.classes is not None and self.classes < 1:
             raise UserError(f"`--classes` must be at least 1, but it is {self.classes}.")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All images with their places in the store, and the files that they are read from."""
+    """All images of a data set with their slots in the prepared data set, and the files from which they are read."""
 
     options: Options
     root: Path
@@ -121,7 +125,7 @@ class Plan:
     listing: Listing
     geometry: Geometry
     domains: tuple[DomainPlan, ...]
-    stamps: dict[str, tuple[int, int]]  # size in bytes and time of change in ns of each file that images are read from
+    stamps: dict[str, tuple[int, int]]  # size in bytes and modification time in ns of each file that contains images
 
     @property
     def folder(self) -> Path:
@@ -130,24 +134,27 @@ class Plan:
 
     @property
     def drawn(self) -> bool:
-        """True if the split of some image is drawn here."""
+        """True if the split of any image is drawn at random."""
         return any(item.split is None for item in self.listing.items)
 
     def key(self) -> str:
-        """Return the SHA-256 of all that determines the store's content, without times and the root's path."""
+        """Return the SHA-256 of everything that determines the prepared data set, without times and the root's path."""
         options = [self.layout.name, asdict(self.geometry), self.options.test_fraction if self.drawn else None]
         items = ([item.path, item.label, item.domain, item.split] for item in self.listing.items)
         lengths = ([path, length] for path, (length, _) in sorted(self.stamps.items()))
         return _sha256([options, self.listing.class_names, self.listing.domains], *items, *lengths)
 
     def times(self) -> str:
-        """Return the SHA-256 of the files' times of change, because two BMP files may have the same size."""
+        """Return the SHA-256 of the files' modification times.
+
+        It reveals changes that do not affect a file's size, as with BMP images.
+        """
         return _sha256([(path, time) for path, (_, time) in sorted(self.stamps.items())])
 
     def chunks(self, domain: DomainPlan, length: int, pixels: Path) -> list[Chunk]:
-        """Divide a domain, whose pixels will be in the file `pixels`, into chunks of at most `length` images.
+        """Divide a domain into chunks of at most `length` images, whose pixels will be written to the file `pixels`.
 
-        The key of a chunk is the SHA-256 of all that determines its images' pixels, and their slots.
+        The key of a chunk is the SHA-256 of everything that determines the pixels of its images and their slots.
         """
         common = [self.layout.name, str(self.root), asdict(self.geometry), MADE_WITH, domain.name]
         chunks = []
@@ -159,28 +166,31 @@ class Plan:
         return chunks
 
     def domain_key(self, domain: DomainPlan, chunks: Iterable[Chunk]) -> str:
-        """Return the SHA-256 of all that determines a domain's file: its chunks, and the classes, split and labels.
+        """Return the SHA-256 of everything that determines a domain's file: chunks, class names, split and labels.
 
-        Classes that are added or removed in another domain change the labels of unchanged images.
+        Labels are included because a class that appears or disappears in another domain changes them.
         """
         keys, labels = (chunk.key for chunk in chunks), [item.label for item in domain.items]
         return _sha256([*keys, self.listing.class_names, domain.train, labels])
 
 
 def make_plan(options: Options, root: Path, layout: Layout | None = None) -> Plan:
-    """List all images and give each its place, or raise UserError; the layout is found unless it is given."""
+    """Return the plan for preparing the images in `root`, or raise UserError if images or options are invalid.
+
+    The layout is detected unless it is given.
+    """
     options.check()
     root = root.expanduser().absolute()
     if not root.is_dir():
-        wrong = "is a file" if root.exists() else "is not there"
+        wrong = "is a file" if root.exists() else "does not exist"
         raise UserError(f"`--root` must be a folder with images, but {root} {wrong}.")
     layout = layout or find(options.name, root, options.layout)
     geometry = geometry_of(options.backbone, options.size) if options.backbone else Geometry(options.size)
     listing = layout.list(root, options.classes)
-    if listing.nameless:  # the layout named its only domain after the root
+    if listing.nameless:  # the layout has named the only domain after the root
         named = tuple(replace(item, domain=options.name) for item in listing.items)
         listing = replace(listing, domains=(options.name,), items=named)
-    if all(item.split == "train" for item in listing.items):  # a split without test images is drawn
+    if all(item.split == "train" for item in listing.items):  # without test images, the split is drawn
         listing = replace(listing, items=tuple(replace(item, split=None) for item in listing.items))
     domains = plan_domains(listing, options.test_fraction)
     try:

@@ -1,4 +1,4 @@
-"""Preparation of a data set by its plan: decoding, Arrow files, the card, and the exchange with an older store."""
+"""Preparation of a data set by its plan: decoding, Arrow files, the card, and the replacement of an older version."""
 
 import json
 import os
@@ -20,13 +20,13 @@ from fedsweep.preparation.decode import MADE_WITH, Chunk, Corrupt, Done, decode_
 from fedsweep.preparation.plan import DomainPlan, Plan
 
 CORRUPT = "corrupt.txt"
-SHOWN = 10  # greatest number of corrupt images that an error message names
-CHUNK = 256  # images per line of the log, and thus the most that a killed worker loses
-Progress = Callable[[int, int], None]  # of the number of decoded images and the number of all images
+SHOWN = 10  # largest number of corrupt images that an error message lists
+CHUNK = 256  # images per chunk, and thus the most images that a killed worker has to decode again
+Progress = Callable[[int, int], None]  # called with the number of decoded images and the number of all images
 
 
 class Scratch:
-    """The folder of a preparation in progress, with a log of chunks whose pixels are checked before they are reused."""
+    """The folder of a preparation in progress. Its log lists the finished chunks, which are verified before reuse."""
 
     LOG = "done.jsonl"
 
@@ -34,7 +34,7 @@ class Scratch:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.log = folder, folder / self.LOG
         self.chunks: dict[str, Done] = {}
-        self.domains: dict[str, tuple[str, int]] = {}  # key, and size of the file in bytes, of each finished one
+        self.domains: dict[str, tuple[str, int]] = {}  # of each finished domain, the key and the file size in bytes
         for line in self.log.read_bytes().splitlines() if self.log.exists() else ():
             try:
                 entry = json.loads(line)
@@ -48,34 +48,34 @@ class Scratch:
 
     def _append(self, entry: dict[str, object]) -> None:
         with self.log.open("ab") as file:
-            # The line break comes first: a line that was cut off by a kill stays alone.
+            # The line break comes first, so that this entry does not continue a line that a killed process left.
             file.write(f"\n{json.dumps(entry)}".encode())
             file.flush()
             os.fsync(file.fileno())
 
     def add(self, done: Done) -> None:
-        """Record a finished chunk."""
+        """Record a finished chunk in the log."""
         self.chunks[done.key] = done
         self._append({"chunk": done.key, "crc": done.crc, "corrupt": done.corrupt})
 
     def pixels(self, domain: str) -> Path:
-        """Return the path of a domain's pixels, before its Arrow file is written."""
+        """Return the path of the temporary file with a domain's pixels."""
         return self.folder / f"{domain}.pixels"
 
     def finish(self, domain: str, key: str, written: Path) -> None:
-        """Record a domain's file `written`, after giving it its name, and delete the domain's pixels."""
+        """Rename a domain's finished file `written` to its final name, record it, and delete the domain's pixels."""
         length = written.replace(self.folder / f"{domain}.arrow").stat().st_size
         self.domains[domain] = (key, length)
         self._append({"domain": domain, "key": key, "bytes": length})
         self.pixels(domain).unlink(missing_ok=True)
 
     def has_domain(self, domain: str, key: str) -> bool:
-        """Return whether the domain's file is finished and has this key."""
+        """Return whether the domain's file is complete and was written with this key."""
         arrow = self.folder / f"{domain}.arrow"
         return arrow.exists() and self.domains.get(domain) == (key, arrow.stat().st_size)
 
     def has_chunk(self, chunk: Chunk) -> bool:
-        """Return whether the chunk is in the log with the checksum of the pixels in the file."""
+        """Return whether the log lists the chunk with the same checksum as the pixels in its file."""
         if (done := self.chunks.get(chunk.key)) is None:
             return False
         bad, crc, length = {one.slot for one in done.corrupt}, 0, chunk.geometry.image_bytes
@@ -88,7 +88,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A store; `already` tells that it existed before."""
+    """A prepared data set; `already` is true if it existed before."""
 
     card: StoreCard
     folder: Path
@@ -103,14 +103,23 @@ def prepare(
     progress: Progress = lambda done, total: None,
     chunk: int = CHUNK,
 ) -> Prepared:
-    """Return the existing store or make it, continuing an interrupted preparation.
+    """Prepare a data set unless it exists already; an interrupted preparation is continued.
+
+    Args:
+        plan: The images and their positions.
+        workers: The number of processes that decode images.
+        skip_corrupt: Whether to leave out corrupt images instead of raising UserError.
+        force: Whether to replace an existing prepared data set.
+        progress: A function called with the number of decoded images and the number of all images.
+        chunk: The number of images that a worker decodes at a time.
 
     Raises:
-        UserError: The lock is taken, the folder is something else, an image is corrupt, or the disk is full.
+        UserError: Another process prepares the data set, its folder contains something else or a data set from other
+            images, an image is corrupt, or the disk is full.
     """
     folder = plan.folder
     part, replaced = folder.with_name(f"{folder.name}.part"), folder.with_name(f".{folder.name}.replaced")
-    taken = f"another `fedsweep data prepare` is making {folder} now."
+    taken = f"another `fedsweep data prepare` is writing {folder} now."
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.with_name(f".{folder.name}.lock"), taken):
@@ -127,47 +136,50 @@ def prepare(
             _exchange(part, folder, replaced, card)
             return Prepared(card, folder, already=False)
     except OSError as error:
-        hint = "FEDSWEEP_DATA can name another folder for data."
-        if os.path.exists(part / Scratch.LOG):  # unlike Path's own, this raises no PermissionError
-            hint = "what is decoded so far is kept, and the same command goes on from there."
+        hint = "set FEDSWEEP_DATA to use another data folder."
+        if os.path.exists(part / Scratch.LOG):  # unlike Path.exists, this raises no PermissionError
+            hint = "the images decoded so far are kept, and the same command continues with the others."
         reason = error.strerror or one_line(error)
         raise UserError(f"{error.filename or part} cannot be written: {reason}; {hint}") from None
 
 
 def _existing(plan: Plan, force: bool) -> StoreCard | None:
-    """Return the card of a store from the same files and options, or None; raise UserError if it is from others."""
+    """Return the card of the existing prepared data set, or None if it has to be prepared.
+
+    Raise UserError if it was prepared from other files or with other options, unless `force` is true.
+    """
     folder = plan.folder
     if not folder.exists():
         return None
     if not is_store(folder):
-        raise UserError(f"{folder} is there, but is no prepared data set; move it away, or choose another NAME.")
+        raise UserError(f"{folder} exists, but it is not a prepared data set; move it away or choose another NAME.")
     if force:
         return None
     card = read_card(folder)
     if card.plan != plan.key():
         raise UserError(
-            f"{folder} is prepared from another source or with other options; `--force` would replace it, "
-            "another NAME would keep it."
+            f"{folder} was prepared from other images or with other options; use `--force` to replace it, or another "
+            "NAME to keep it."
         )
-    # Older cards have no times: then no file may be newer than the card.
+    # Older cards contain no times; for these, no file may be newer than the card.
     newer = max(time for _, time in plan.stamps.values()) > (folder / CARD).stat().st_mtime_ns
     if card.times != plan.times() and (card.times or newer):
         raise UserError(
-            f"files in {plan.root} have other times of change than those that {folder} was prepared from, so they may "
-            "hold other images; `--force` prepares it anew."
+            f"the modification times of files in {plan.root} have changed since {folder} was prepared, so the images "
+            "may have changed; use `--force` to prepare them again."
         )
     return card
 
 
 def _make_domains(plan: Plan, scratch: Scratch, workers: int, progress: Progress, length: int) -> list[Corrupt]:
-    """Make each domain's file without its corrupt images, once its last chunk is decoded; return these images."""
+    """Write each domain's file once its last chunk is decoded, without corrupt images; return the corrupt images."""
     chunks = {one.name: plan.chunks(one, length, scratch.pixels(one.name)) for one in plan.domains}
     keys = {one.name: plan.domain_key(one, chunks[one.name]) for one in plan.domains}
     left = [one for one in plan.domains if not scratch.has_domain(one.name, keys[one.name])]
     _check_space(plan, left, scratch.folder)
     for domain in left:
         scratch.pixels(domain.name).touch()
-        os.truncate(scratch.pixels(domain.name), len(domain.items) * plan.geometry.image_bytes)  # what is in it stays
+        os.truncate(scratch.pixels(domain.name), len(domain.items) * plan.geometry.image_bytes)  # keeps existing pixels
     missing = {one.key: one for domain in left for one in chunks[domain.name] if not scratch.has_chunk(one)}
     owners = {one.key: domain for domain in left for one in chunks[domain.name]}
     waiting = Counter(owners[key].name for key in missing)
@@ -202,13 +214,13 @@ def _check_space(plan: Plan, domains: Sequence[DomainPlan], folder: Path) -> Non
     free = shutil.disk_usage(folder).free
     if need > free:
         raise UserError(
-            f"{plan.folder} needs {need / 1e6:,.1f} MB while it is being made, but only {free / 1e6:,.1f} MB are free "
-            "on that disk; FEDSWEEP_DATA can name a folder on another."
+            f"the preparation of {plan.folder} needs {need / 1e6:,.1f} MB, but only {free / 1e6:,.1f} MB are free on "
+            "its disk; set FEDSWEEP_DATA to a folder on another disk."
         )
 
 
 def _assemble(plan: Plan, domain: DomainPlan, corrupt: Set[str], pixels: Path) -> Path:
-    """Write a domain's file under a temporary name."""
+    """Write a domain's file under a temporary name, and return its path."""
     train, test = domain.parts(corrupt)
     gaps, path = len(train + test) < len(domain.items), pixels.with_name(f"{domain.name}.arrow.new")
     if gaps:
@@ -235,7 +247,7 @@ def _without_gaps(pixels: Path, slots: Sequence[int], length: int) -> Path:
 
 
 def _write_corrupt(plan: Plan, corrupt: Sequence[Corrupt], path: Path, skip: bool) -> None:
-    """List the corrupt images with their reasons in a file; raise UserError unless they may be skipped."""
+    """Write a list of the corrupt images and their reasons; raise UserError if there are any, unless `skip` is true."""
     if not corrupt:
         return
     path.write_text("".join(f"{one.path}\t{one.reason}\n" for one in corrupt), encoding="utf-8")
@@ -245,7 +257,7 @@ def _write_corrupt(plan: Plan, corrupt: Sequence[Corrupt], path: Path, skip: boo
     more = f" and {len(corrupt) - SHOWN} more" if len(corrupt) > SHOWN else ""
     raise UserError(
         f"{len(corrupt)} image{'s' * (len(corrupt) != 1)} of {plan.options.name} cannot be decoded: {shown}{more}; "
-        f"{path} lists all, and `--skip-corrupt` leaves them out without decoding the others again."
+        f"{path} lists all of them, and `--skip-corrupt` leaves them out without decoding the others again."
     )
 
 
@@ -259,7 +271,7 @@ def _check_complete(plan: Plan, corrupt: Set[str]) -> None:
             if label not in left:
                 raise UserError(
                     f"the class `{plan.listing.class_names[label]}` of the domain `{domain.name}` has no image that "
-                    f"can be decoded, of {before[label]}; without it the data set would be another one."
+                    f"can be decoded (of {before[label]} in total), and a class must not be left out."
                 )
         for split, part in (("train", train), ("test", test)):
             if not part:
@@ -267,7 +279,7 @@ def _check_complete(plan: Plan, corrupt: Set[str]) -> None:
 
 
 def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> StoreCard:
-    """Write the card, with the digest of the files as read from the disk."""
+    """Write and return the card, with a digest of the files as they are read back from the disk."""
     skipped = tuple(one.path for one in corrupt)
     card = StoreCard(
         name=plan.options.name,
@@ -291,21 +303,27 @@ def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> Sto
 
 
 def _domain_card(domain: DomainPlan, scratch: Scratch, corrupt: Set[str]) -> DomainCard:
-    """Return the card of a domain, after checking the paths and labels in its file, because the digest omits paths."""
+    """Check the paths and labels in a domain's file, and return the domain's card.
+
+    The check is necessary because the digest does not cover the paths.
+    """
     path = scratch.folder / f"{domain.name}.arrow"
     train, test = map_domain(path)
     for part, planned in zip((train, test), domain.parts(corrupt), strict=True):
         found = zip(part.labels.tolist(), part.paths.to_pylist(), strict=True)
         if [*found] != [(item.label, item.path) for _, item in planned]:
             raise UserError(
-                f"{path} holds other labels or images than were planned; remove {scratch.folder}, and the same command "
-                "begins anew."
+                f"{path} contains other labels or images than planned; delete {scratch.folder} and run the same "
+                "command again."
             )
     return DomainCard(train=len(train.labels), test=len(test.labels), bytes=path.stat().st_size)
 
 
 def _exchange(part: Path, folder: Path, replaced: Path, card: StoreCard) -> None:
-    """Rename the finished folder to that of the store. Processes that have mapped an older store keep its pages."""
+    """Replace the folder of the prepared data set with the finished folder.
+
+    Processes that have mapped the older files into memory can still read them.
+    """
     keep = {CARD, Scratch.LOG, *(f"{name}.arrow" for name in card.domains), *([CORRUPT] if card.skipped else [])}
     for path in part.iterdir():
         if path.name not in keep:

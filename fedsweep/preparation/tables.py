@@ -13,8 +13,8 @@ from rich.text import Text
 
 from fedsweep.data.prepared.card import StoreCard
 
-MOST_ROWS = 40  # greatest number of classes that are listed one by one by default
-SHORTEST = 2.0  # seconds before the bar appears
+MOST_ROWS = 40  # largest number of classes that are listed one by one by default
+SHORTEST = 2.0  # seconds before the progress bar appears
 
 
 class _Rate(ProgressColumn):
@@ -24,12 +24,12 @@ class _Rate(ProgressColumn):
 
 
 class ImageBar:
-    """A progress bar on a terminal, labelled `doing` and, after the last image, `ending`."""
+    """A progress bar on a terminal, with the label `doing` and, after the last image, the label `ending`."""
 
     def __init__(self, console: Console, doing: str = "decoding", ending: str = "checking") -> None:
         self.doing, self.ending = doing, ending
         self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TextColumn("left about"),
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TextColumn("time left"),
             TimeRemainingColumn(), console=console, transient=True,
         )  # fmt: skip
 
@@ -41,19 +41,19 @@ class ImageBar:
             self.progress.stop()
 
     def __call__(self, done: int, total: int) -> None:
-        """Show that `done` of `total` images are done."""
-        if not self.progress.tasks:  # images of an earlier preparation do not count for the speed
+        """Show that `done` of `total` images are finished."""
+        if not self.progress.tasks:  # images that an earlier preparation decoded do not count for the speed
             self.progress.add_task(self.doing, total=total, completed=done)
         began = self.progress.tasks[0].start_time or 0.0
         if self.progress.console.is_terminal and self.progress.get_time() - began > SHORTEST:
             self.progress.start()
-        # After the last image, all of them are read once more, which takes a while.
+        # After the last image, all images are read again, which takes a while.
         step = self.doing if done < total else self.ending
         self.progress.update(self.progress.task_ids[0], completed=done, description=step)
 
 
 def experiment_lines(card: StoreCard) -> str:
-    """Return the line with which an experiment file uses the store."""
+    """Return the line that selects the prepared data set in an experiment file."""
     domains = ", ".join(_plain(name) for name in card.domains)
     return f"data: {{name: prepared, set: {_plain(card.name)}, size: {card.size}, domains: [{domains}]}}"
 
@@ -64,14 +64,14 @@ def _plain(name: str) -> str:
 
 
 def headline(card: StoreCard) -> str:
-    """Return a description of a store in one line."""
+    """Return a one-line description of a prepared data set."""
     return f"{card.name} at {card.size} pixels, {card.images} images of {len(card.class_names)} classes"
 
 
 def split_words(card: StoreCard) -> str:
-    """Return the origin of the split in words: listed or drawn."""
+    """Return the origin of the split in words: given by the data set, or drawn at random."""
     drawn = card.test_fraction
-    return "split as listed" if drawn is None else f"split drawn here, {drawn:g} of each class for testing"
+    return "split of the data set" if drawn is None else f"split drawn at random, {drawn:g} of each class for testing"
 
 
 def _table(first: str, *numbers: str, title: str | None = None) -> Table:
@@ -80,7 +80,7 @@ def _table(first: str, *numbers: str, title: str | None = None) -> Table:
 
 
 def summary(card: StoreCard) -> Table:
-    """Return a table of images per domain and split."""
+    """Return a table with the number of images per domain and split."""
     table = _table("domain", "train", "test", "MB")
     for name, domain in card.domains.items():
         table.add_row(Text(name), str(domain.train), str(domain.test), megabytes(domain.bytes))
@@ -91,7 +91,7 @@ def summary(card: StoreCard) -> Table:
 
 
 def stores_table(cards: Sequence[StoreCard]) -> Table:
-    """Return a table with one line per prepared data set."""
+    """Return a table with one row per prepared data set."""
     table = _table("name", "size", "images", "domains", "classes", "MB", title="Prepared")
     table.add_column("digest")
     for card in cards:
@@ -101,19 +101,22 @@ def stores_table(cards: Sequence[StoreCard]) -> Table:
 
 
 def layouts_table() -> Table:
-    """Return a table of the layouts that `prepare` reads."""
+    """Return a table of the layouts that `fedsweep data prepare` can read."""
     from fedsweep.preparation.layouts import ALL
 
-    table = Table("layout", "what it looks like", title="Layouts that `prepare` reads", title_justify="left", box=None)
+    table = Table("layout", "files", title="Layouts that `prepare` can read", title_justify="left", box=None)
     for source in ALL:
         table.add_row(source.name, Text(source.looks_like))
     return table
 
 
 def counts_table(card: StoreCard, counts: dict[str, np.ndarray], every: bool = False) -> Table:
-    """Return a table of training and test images per class and domain, from `counts` (2, classes) by domain.
+    """Return a table with the numbers of training and test images per class and domain.
 
-    For more than 40 classes, the table has minimum, median and maximum over the classes unless `every` is set.
+    Args:
+        card: The card of the prepared data set.
+        counts: The numbers of training and test images per class, (2, classes), by domain.
+        every: Whether to list more than 40 classes; otherwise, the table then lists their minimum, median and maximum.
     """
     table = Table("class", *[Column(Text(name), justify="right") for name in card.domains], box=None)
     if every or len(card.class_names) <= MOST_ROWS:
@@ -121,14 +124,14 @@ def counts_table(card: StoreCard, counts: dict[str, np.ndarray], every: bool = F
             cells = [f"{counts[name][0, label]} / {counts[name][1, label]}" for name in card.domains]
             table.add_row(Text(class_name), *cells)
     else:
-        for heading, of in (("least of a class", np.min), ("median", np.median), ("most", np.max)):
+        for heading, of in (("fewest in a class", np.min), ("median", np.median), ("most in a class", np.max)):
             table.add_row(heading, *["{:g} / {:g}".format(*of(counts[name], axis=1)) for name in card.domains])
     table.add_row("all", *[f"{domain.train} / {domain.test}" for domain in card.domains.values()])
     return table
 
 
 def label_counts(folder: Path, card: StoreCard) -> dict[str, np.ndarray]:
-    """Return the training and test images of each class, (2, classes), by domain."""
+    """Return the numbers of training and test images per class, int64 (2, classes), by domain."""
     from fedsweep.data.prepared.arrow_files import check_labels, map_domain
 
     found = {}
@@ -141,5 +144,5 @@ def label_counts(folder: Path, card: StoreCard) -> dict[str, np.ndarray]:
 
 
 def megabytes(count: int) -> str:
-    """Return a number of bytes as text in MB of 10^6 bytes."""
+    """Return a number of bytes as text in MB (10^6 bytes)."""
     return f"{count / 1e6:,.1f}"

@@ -1,4 +1,4 @@
-"""A text-to-image checkpoint, run by diffusers, which only this module imports."""
+"""Image generation with a text-to-image pipeline of diffusers, which only this module imports."""
 
 import contextlib
 import hashlib
@@ -19,13 +19,13 @@ from fedsweep.data.synthetic.generated import Diffusers
 
 INDEX = "model_index.json"
 ASKED = {"prompt", "height", "width", "num_inference_steps", "guidance_scale", "generator", "output_type"}
-"""Parameters that a pipeline must have."""
+"""Parameters that a pipeline's call must have."""
 
 
 class TextToImage:
-    """A pipeline without a safety checker, in half precision on a GPU, in single precision on a CPU.
+    """A pipeline of diffusers without a safety checker, in half precision on a GPU and single precision on a CPU.
 
-    Raise UserError on construction if diffusers, the checkpoint or an embedding is missing or cannot be read.
+    The constructor raises UserError if diffusers, the checkpoint or an embedding is missing or cannot be read.
     """
 
     def __init__(self, config: Diffusers, device: str = "cpu") -> None:
@@ -36,7 +36,7 @@ class TextToImage:
         for domain, name in config.embeddings.items():
             path = self.embeddings[config.styles[domain]] = resolve(name)
             if not path.is_file():
-                raise UserError(f"`synthetic.embeddings` {name} is not there (looked for {path}).")
+                raise UserError(f"`synthetic.embeddings` {name} does not exist (looked for {path}).")
         self.pipeline: Any = self._load(torch.float16 if device == "cuda" else torch.float32).to(device)
         for token, path in self.embeddings.items():
             whole = f"`synthetic.embeddings` {path} cannot be loaded as `{token}` of `synthetic.model` {config.model}"
@@ -44,8 +44,8 @@ class TextToImage:
                 self.pipeline.load_textual_inversion(str(path), token=token, local_files_only=True)
 
     def content(self) -> dict[str, str]:
-        """Return the identity of the model and of each embedding: the hub's commit or a SHA-256."""
-        if self.folder.parent.name == "snapshots":  # the hub's cache names folders after the commit
+        """Return the model's commit on the hub or its SHA-256, and the SHA-256 of each embedding by its token."""
+        if self.folder.parent.name == "snapshots":  # folders in the hub's cache are named after commits
             model = self.folder.name
         else:
             found = hashlib.sha256()
@@ -57,7 +57,7 @@ class TextToImage:
     def check(self, prompts: Sequence[str]) -> None:
         """Raise UserError if a prompt has more tokens than the text encoder reads."""
         tokenizer: Any = getattr(self.pipeline, "tokenizer", None)
-        convert: Any = getattr(self.pipeline, "maybe_convert_prompt", None)  # an embedding may be of several tokens
+        convert: Any = getattr(self.pipeline, "maybe_convert_prompt", None)  # an embedding may have several tokens
         for prompt in prompts if tokenizer is not None else ():
             whole = convert(prompt, tokenizer) if convert is not None else prompt
             tokens = len(tokenizer(whole).input_ids)
@@ -67,7 +67,10 @@ class TextToImage:
                 )
 
     def png(self, prompt: str, generator: torch.Generator) -> bytes:
-        """Return one image, or raise UserError if it is not finite. No batches: its bits must not depend on others."""
+        """Return one image as a PNG file, or raise UserError if its pixels are not finite.
+
+        Images are not generated in batches, so that an image does not depend on other images.
+        """
         config = self.config
         with torch.inference_mode():
             pixels = self.pipeline(
@@ -82,15 +85,15 @@ class TextToImage:
         image = torch.from_numpy(pixels)
         if not image.isfinite().all():
             raise UserError(
-                f"`synthetic.model` {config.model} gives images that are not finite in {self.pipeline.dtype}; "
-                "`--device cpu` computes in single precision."
+                f"`synthetic.model` {config.model} generates pixels that are not finite in {self.pipeline.dtype}; "
+                "use `--device cpu` to compute in single precision."
             )
         file = io.BytesIO()
         Image.fromarray((image * 255).round().to(torch.uint8).numpy()).save(file, "png")
         return file.getvalue()
 
     def _find(self) -> Path:
-        """Return the checkpoint's folder, which may be in the hub's cache, after downloading it if necessary."""
+        """Return the checkpoint's folder; a checkpoint of the hub is downloaded unless it is in the local cache."""
         model, folder = self.config.model, resolve(self.config.model)
         if folder.is_dir():
             if not (folder / INDEX).is_file():
@@ -98,16 +101,16 @@ class TextToImage:
             return folder
         try:
             return Path(self.library.DiffusionPipeline.download(model, safety_checker=None))
-        except Exception as error:  # the hub's library raises exceptions of many kinds
+        except Exception as error:  # the hub's library raises many types
             raise UserError(
                 f"`synthetic.model` {model} is neither a folder nor in the hub's cache and cannot be downloaded "
-                f"({type(error).__name__}: {one_line(error)}); load it once where there is a network."
+                f"({type(error).__name__}: {one_line(error)}); download it once with a network connection."
             ) from error
 
     def _load(self, dtype: torch.dtype) -> Any:
         model = self.config.model
         with _told(f"`synthetic.model` {model} cannot be loaded"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of `torch_dtype`, the only name that all releases know
+            warnings.simplefilter("ignore", FutureWarning)  # about `torch_dtype`, the only name that all releases have
             index = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
             checker = {"safety_checker": None, "requires_safety_checker": False} if "safety_checker" in index else {}
             found = self.library.DiffusionPipeline.from_pretrained(
@@ -115,8 +118,8 @@ class TextToImage:
             )
         if lacking := ASKED - set(inspect.signature(found.__call__).parameters):
             raise UserError(
-                f"`synthetic.model` {model} must be a text-to-image pipeline, but its {type(found).__name__} takes no "
-                f"{min(lacking)}."
+                f"`synthetic.model` {model} must be a text-to-image pipeline, but its {type(found).__name__} has no "
+                f"parameter {min(lacking)}."
             )
         found.set_progress_bar_config(disable=True)
         return found
@@ -124,10 +127,10 @@ class TextToImage:
 
 @contextlib.contextmanager
 def _told(whole: str) -> Iterator[None]:
-    """Raise UserError, which begins with `whole`, for any exception."""
+    """Convert any exception to a UserError that begins with `whole`."""
     try:
         yield
-    except Exception as error:  # each format has its own
+    except Exception as error:  # each file format has exceptions of its own
         raise UserError(f"{whole}: {one_line(error)}.") from error
 
 

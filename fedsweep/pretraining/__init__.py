@@ -1,1 +1,1 @@
-"""Training of a backbone from scratch on a prepared data set: `fedsweep pretrain`."""
+"""Pre-training of a backbone from scratch on a prepared data set (`fedsweep pretrain`)."""

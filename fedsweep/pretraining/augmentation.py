@@ -1,4 +1,4 @@
-"""Augmentation of pre-training images: random draws, image operations, and glyph-like shapes."""
+"""Random augmentation of the images of a pre-training, for photographs and for glyphs such as digits."""
 
 import math
 from typing import Annotated, Literal, Self
@@ -13,53 +13,55 @@ from fedsweep.data.digits import SIZE, rotate, stripes, thicken
 
 
 class Draws:
-    """Random numbers for `count` images, drawn on the CPU and then moved, so that all devices augment alike."""
+    """Random numbers for `count` images. They are drawn on the CPU, so that they do not depend on the device."""
 
     def __init__(self, count: int, generator: torch.Generator, device: torch.device) -> None:
         self.count, self.generator, self.device = count, generator, device
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        """Return uniform numbers (count, *shape) between `low` and `high`."""
+        """Return uniformly distributed numbers (count, *shape) between `low` and `high`."""
         share = torch.rand(self.count, *shape, generator=self.generator).to(self.device, non_blocking=True)
         return low + (high - low) * share
 
     def sometimes(self, probability: float) -> Tensor:
-        """Return booleans (count, 1, 1, 1), true with this probability."""
+        """Return booleans (count, 1, 1, 1), each of which is true with this probability."""
         return self.uniform(0, 1, 1, 1, 1) < probability
 
 
 GREY = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in brightness (ITU-R BT.601), as in torchvision and Pillow."""
+"""Weights of red, green and blue in the grey value of a pixel (ITU-R BT.601), as in torchvision and Pillow."""
 ERASED_AREA = (0.02, 1 / 3)
 ERASED_RATIO = (0.3, 1 / 0.3)
-"""Ranges of area and aspect ratio of random erasing (Zhong et al., arXiv:1708.04896)."""
+"""Ranges of the relative area and the aspect ratio of erased rectangles (Zhong et al., arXiv:1708.04896)."""
 
 
 class ImageAugmentation(Config):
-    """Random resized crop, flip, colour jitter and random erasing, drawn anew for every image."""
+    """Random resized crop, flip, colour jitter and random erasing, drawn separately for every image."""
 
     name: Literal["images"] = "images"
     crop_area: tuple[float, float] = Field((0.35, 1.0), description="range of the share of the image that a crop keeps")
-    crop_ratio: tuple[float, float] = Field((0.75, 1.333), description="range of a crop's width by height")
-    flip: float = Field(0.5, ge=0, le=1, description="share of images mirrored, left to right")
-    brightness: float = Field(0.4, ge=0, le=1, description="largest relative change; 0 for none")
-    contrast: float = Field(0.4, ge=0, le=1, description="largest relative change; 0 for none")
-    saturation: float = Field(0.4, ge=0, le=1, description="largest relative change; 0 for none")
-    erase: float = Field(0.0, ge=0, le=1, description="share of images with a rectangle of one colour over them")
+    crop_ratio: tuple[float, float] = Field((0.75, 1.333), description="range of a crop's ratio of width to height")
+    flip: float = Field(0.5, ge=0, le=1, description="share of images that are mirrored left to right")
+    brightness: float = Field(0.4, ge=0, le=1, description="largest relative change of brightness; 0 for no change")
+    contrast: float = Field(0.4, ge=0, le=1, description="largest relative change of contrast; 0 for no change")
+    saturation: float = Field(0.4, ge=0, le=1, description="largest relative change of saturation; 0 for no change")
+    erase: float = Field(0.0, ge=0, le=1, description="share of images in which a rectangle is filled with one colour")
 
     @model_validator(mode="after")
     def _ranges(self) -> Self:
         if not 0 < self.crop_area[0] <= self.crop_area[1] <= 1:
-            raise ValueError(f"`augmentation.crop_area` must be a range within 0 and 1, but is {list(self.crop_area)}")
+            raise ValueError(
+                f"`augmentation.crop_area` must be a range between 0 and 1, but it is {list(self.crop_area)}"
+            )
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
-            raise ValueError(f"`augmentation.crop_ratio` must be a range above 0, but is {list(self.crop_ratio)}")
+            raise ValueError(f"`augmentation.crop_ratio` must be a range above 0, but it is {list(self.crop_ratio)}")
         return self
 
     def check(self, size: int) -> None:
         """Accept any image size."""
 
     def __call__(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        """Augment pixels (n, 3, h, w) in [0, 1]: the same shape, on the same device, in [0, 1]."""
+        """Return augmented copies of pixels (n, 3, h, w) in [0, 1], with the same shape, range and device."""
         draw = Draws(len(pixels), generator, pixels.device)
         return self._erase(self._jitter(self._crop(pixels, draw), draw), draw)
 
@@ -99,26 +101,32 @@ class ImageAugmentation(Config):
 
 
 class GlyphAugmentation(Config):
-    """Rotation, scaling and shift of glyphs, and sometimes thickening, stripes, noise or inversion.
+    """Rotation, scaling and shift of glyphs and, for a share of the images, thick strokes, stripes, noise or inversion.
 
-    It imitates the variety that a general backbone has seen, but no domain of the experiment itself.
+    The augmented images are as varied as the training images of a general backbone, but no domain of the experiments
+    is reproduced.
     """
 
     name: Literal["glyphs"] = "glyphs"
-    turn: float = Field(15.0, ge=0, le=180, description="largest angle, degrees to either side")
+    turn: float = Field(15.0, ge=0, le=180, description="largest rotation to either side, in degrees")
     scale: tuple[float, float] = Field(
-        (1.0, 1.35), description="range of the size relative to the store's; MNIST's digits fill 11.5 of 16 pixels"
+        (1.0, 1.35),
+        description="range of the factor by which glyphs are enlarged; at 1, MNIST's digits fill 11.5 of 16 pixels",
     )
-    shift: float = Field(0.1, ge=0, le=1, description="largest shift, in half-widths of the image")
+    shift: float = Field(0.1, ge=0, le=1, description="largest shift, as a share of half the image's width")
     bold: float = Field(
-        1.0, ge=1, description="brightness gain, cut off at white: makes up for what enlarging takes from thin strokes"
+        1.0, ge=1, description="factor by which glyphs are brightened, because thin strokes fade when enlarged"
     )
-    thicken: float = Field(0.15, ge=0, le=1, description="share of images whose strokes grow by a pixel on each side")
-    stripes: float = Field(0.15, ge=0, le=1, description="share of images on coloured stripes")
-    contrast: float = Field(0.6, ge=0, le=1, description="darkest ink; each channel of an image draws its own")
+    thicken: float = Field(
+        0.15, ge=0, le=1, description="share of images with strokes thickened by one pixel on each side"
+    )
+    stripes: float = Field(0.15, ge=0, le=1, description="share of images with a background of coloured stripes")
+    contrast: float = Field(
+        0.6, ge=0, le=1, description="smallest brightness of a glyph; drawn between it and 1 for each colour channel"
+    )
     noise: float = Field(0.15, ge=0, le=1, description="share of images with noise")
-    noise_std: float = Field(0.15, ge=0, description="standard deviation of the noise, of the full brightness")
-    invert: float = Field(0.1, ge=0, le=1, description="share of images inverted")
+    noise_std: float = Field(0.15, ge=0, description="standard deviation of the noise, relative to full brightness")
+    invert: float = Field(0.1, ge=0, le=1, description="share of images that are inverted")
 
     @model_validator(mode="after")
     def _range(self) -> Self:
@@ -128,12 +136,12 @@ class GlyphAugmentation(Config):
         return self
 
     def check(self, size: int) -> None:
-        """Raise ValueError unless the images have the size of the stripes."""
+        """Raise ValueError unless `size` is 16 pixels, the fixed size of the striped backgrounds."""
         if size != SIZE:
-            raise ValueError(f"`augmentation.name` glyphs is for images of {SIZE} pixels, but `data.size` is {size}")
+            raise ValueError(f"`augmentation.name` glyphs needs images of {SIZE} pixels, but `data.size` is {size}")
 
     def __call__(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        """Augment pixels (n, 3, h, w) in [0, 1]: the same shape, on the same device, in [0, 1]."""
+        """Return augmented copies of pixels (n, 3, h, w) in [0, 1], with the same shape, range and device."""
         draw = Draws(len(pixels), generator, pixels.device)
         angle, scale = draw.uniform(-self.turn, self.turn), draw.uniform(*self.scale)
         glyphs = rotate(pixels.mean(1, keepdim=True), angle, scale, draw.uniform(-self.shift, self.shift, 2))

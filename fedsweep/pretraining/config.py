@@ -1,4 +1,4 @@
-"""The configuration of a pre-training, with optimizer, schedule and mixing, and the images that it names."""
+"""The configuration of a pre-training, and the images that it selects."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
@@ -15,66 +15,82 @@ from fedsweep.types import ImageSet
 
 
 class AdamWConfig(Config):
-    """AdamW (Loshchilov and Hutter, arXiv:1711.05101), without decay of biases, norms, positions and class tokens."""
+    """AdamW (Loshchilov and Hutter, arXiv:1711.05101).
+
+    Biases, normalisation layers, position embeddings and class tokens have no weight decay.
+    """
 
     name: Literal["adamw"] = "adamw"
     lr: float = Field(1e-3, gt=0, description="learning rate at the end of the warm-up")
-    weight_decay: float = Field(0.05, ge=0, description="decay of weight matrices, per step and unit of lr")
+    weight_decay: float = Field(0.05, ge=0, description="decay of weight matrices, multiplied by the learning rate")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.999), description="how much of the running means of gradient and squared gradient a step keeps"
+        (0.9, 0.999), description="decay rates of the running means of the gradient and the squared gradient"
     )
-    clip_norm: float | None = Field(1.0, gt=0, description="largest norm of the whole gradient; null for none")
+    clip_norm: float | None = Field(
+        1.0, gt=0, description="largest norm of the gradient over all parameters; null for no limit"
+    )
 
 
 class ScheduleConfig(Config):
-    """Linear warm-up, then a cosine down to a floor, updated at every step."""
+    """A learning-rate schedule with linear warm-up and cosine decay to a floor, updated at every step."""
 
     name: Literal["cosine"] = "cosine"
-    warmup: float = Field(0.05, ge=0, lt=1, description="share of all steps, so that a shorter run keeps its shape")
-    floor: float = Field(0.0, ge=0, description="learning rate that the cosine ends at")
+    warmup: float = Field(0.05, ge=0, lt=1, description="length of the warm-up, as a share of all steps")
+    floor: float = Field(0.0, ge=0, description="learning rate at the end of the cosine decay")
 
 
 class MixConfig(Config):
-    """MixUp and CutMix of pairs of images of a batch and their labels, with one pairing and one share per batch."""
+    """MixUp and CutMix, which mix pairs of images in a batch and their labels.
 
-    mixup: float = Field(0.0, ge=0, description="alpha of Beta(alpha, alpha) for blended images; 0 for never")
-    cutmix: float = Field(0.0, ge=0, description="alpha of Beta(alpha, alpha) for pasted rectangles; 0 for never")
+    The pairs and the mixing ratio are drawn once per batch.
+    """
+
+    mixup: float = Field(0.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha) distribution; 0 for no MixUp")
+    cutmix: float = Field(0.0, ge=0, description="alpha of CutMix's Beta(alpha, alpha) distribution; 0 for no CutMix")
 
 
 class PretrainConfig(Config):
-    """One pre-training of a backbone from scratch."""
+    """The configuration of a pre-training of a backbone from scratch."""
 
     what_a_name_is = "a hyperparameter of this pre-training"
 
     seed: int = Field(0, ge=0, description="root of all randomness")
     backbone: BackboneConfig
     data: PreparedData
-    pool_domains: bool = Field(False, description="train on several domains as on one set")
+    pool_domains: bool = Field(False, description="whether to join several domains into one training set")
     epochs: int = Field(gt=0, description="passes over the training images")
-    images_per_epoch: int | None = Field(None, gt=0, description="shorter epochs, of other images each; null for all")
+    images_per_epoch: int | None = Field(None, gt=0, description="number of images drawn for each epoch; null for all")
     batch_size: int = Field(gt=0, description="images per step; an incomplete last batch is left out")
     optimizer: AdamWConfig
     schedule: ScheduleConfig
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over all classes")
-    drop_path: float = Field(0.0, ge=0, lt=1, description="stochastic depth of the last block; rises from 0 linearly")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target that is spread over all classes")
+    drop_path: float = Field(
+        0.0, ge=0, lt=1, description="drop rate of stochastic depth in the last block, rising linearly from the first"
+    )
     augmentation: AugmentationConfig
     mix: MixConfig
     ema_decay: float | None = Field(
-        None, gt=0, lt=1, description="average the weights over steps, and validate and write the average; null for no"
+        None,
+        gt=0,
+        lt=1,
+        description="decay of a moving average of the weights, which is validated and written; null for no average",
     )
-    precision: Literal["float32", "bf16"] = Field("float32", description="arithmetic of the network; bf16 on a GPU")
-    weights: Literal["float32", "float16"] = Field("float16", description="numbers in the file that is written")
+    precision: Literal["float32", "bf16"] = Field(
+        "float32", description="number format of the network's computations; bf16 is for GPUs"
+    )
+    weights: Literal["float32", "float16"] = Field("float16", description="number format of the weights file")
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         if getattr(self.backbone, "pretrained", "none") != "none":
             raise ValueError(
-                f"`backbone.pretrained` must be none, for pre-training starts from scratch, "
+                f"`backbone.pretrained` must be none, because pre-training starts from scratch, "
                 f"but it is {self.backbone.pretrained}"  # type: ignore[union-attr]
             )
         if self.backbone.image_size != self.data.size:
             raise ValueError(
-                f"`data.size` must be {self.backbone.image_size}, what `backbone` takes, but it is {self.data.size}"
+                f"`data.size` must be {self.backbone.image_size}, the image size of `backbone`, "
+                f"but it is {self.data.size}"
             )
         if len(self.data.domains) > 1 and not self.pool_domains:
             raise ValueError(
@@ -96,7 +112,7 @@ class PretrainConfig(Config):
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Training images, validation images (the test split), the class names, and the digest of all of these."""
+    """Training images, validation images (the test split), class names, and the digest of the data set."""
 
     train: ImageSet
     validation: ImageSet
@@ -105,15 +121,16 @@ class TrainingData:
 
 
 def load_images(config: PretrainConfig) -> TrainingData:
-    """Map the data set into memory, with its domains joined; raise UserError if it is missing or too small."""
+    """Map the data set into memory and join its domains; raise UserError if it is missing or too small."""
     data = config.data.load()
     train = pool([domain.train for domain in data.domains])
     validation = pool([domain.test for domain in data.domains])
     for name in ("batch_size", "images_per_epoch"):
         if (asked := getattr(config, name)) is not None and asked > len(train):
             raise UserError(
-                f"`{name}` must be at most {len(train)}, the training images of {config.data.set}, but it is {asked}."
+                f"`{name}` must be at most {len(train)}, the number of training images in {config.data.set}, "
+                f"but it is {asked}."
             )
     if not len(validation):
-        raise UserError(f"`data.set`: {config.data.set} has no test images to validate on.")
+        raise UserError(f"`data.set`: {config.data.set} has no test images, which are needed for validation.")
     return TrainingData(train, validation, data.class_names, data.digest)

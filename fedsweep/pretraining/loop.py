@@ -1,4 +1,4 @@
-"""A pre-training: its start or resumption, its loop, the weights and card that it writes, and its display."""
+"""The pre-training of a backbone: start, training loop, weights file and card, and display of the progress."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ class Session:
 
     @property
     def images(self) -> int:
-        """Number of training images of an epoch, without those of the incomplete batch."""
+        """The number of training images per epoch, without an incomplete last batch."""
         wanted = self.config.images_per_epoch or len(self.data.train)
         return wanted // self.config.batch_size * self.config.batch_size
 
@@ -55,7 +55,7 @@ class Session:
         return logits.float()
 
     def batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Move uint8 images and labels to the device, pixels as float32 in [0, 1]; a GPU copies asynchronously."""
+        """Return uint8 images as float32 pixels in [0, 1], and labels, on the device; a GPU copies asynchronously."""
         if self.device.type == "cuda":
             images, labels = images.pin_memory(), labels.pin_memory()
         images, labels = images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
@@ -68,16 +68,20 @@ def default_out(name: str) -> Path:
 
 
 def checkpoint_path(out: Path) -> Path:
-    """Return the path of the checkpoint during the training of the weights `out`."""
+    """Return the path of the checkpoint from which a pre-training that writes the weights `out` can be resumed."""
     return out.with_suffix(".checkpoint.safetensors")
 
 
 def start(
     config: PretrainConfig, out: Path, device: str = "cpu", threads: int | None = None, resume: bool = False
 ) -> tuple[Session, Saved | None]:
-    """Return the session and the checkpoint to continue from, or raise UserError if they do not fit together.
+    """Return a session and, if `resume` is true, the checkpoint from which it continues.
 
-    UserError is also raised if `out` cannot be written. The default of `threads` is that of the checkpoint, or 1.
+    By default, the number of `threads` is that of the checkpoint, or 1 without a checkpoint.
+
+    Raises:
+        UserError: `out` cannot be written, the images or the backbone are invalid, or the checkpoint is missing or was
+            written with another configuration or other images.
     """
     checkpoint = checkpoint_path(out)
     _check_out(out, checkpoint, resume)
@@ -92,27 +96,27 @@ def start(
 
 
 def exclusively(out: Path) -> AbstractContextManager[None]:
-    """Hold the lock on `out` during the context, or raise UserError if another process is training these weights."""
+    """Return a context that holds a lock on `out`, or raise UserError if another process trains the same weights."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    return locked(out.with_name(f".{out.name}.lock"), f"another `fedsweep pretrain` is making {out} now.")
+    return locked(out.with_name(f".{out.name}.lock"), f"another `fedsweep pretrain` is writing {out} now.")
 
 
 def _check_out(out: Path, checkpoint: Path, resume: bool) -> None:
-    """Raise UserError if `out` cannot be written, would replace a result, or does not fit `resume`."""
+    """Raise UserError unless `out` can be written, replaces no file, and its checkpoint matches `resume`."""
     if out.suffix != ".safetensors":
         raise UserError(f"`--out` must end in .safetensors, but it is {out}.")
     if resume and not checkpoint.exists():
-        finished = f", and {out} is finished" if out.exists() else ""
-        raise UserError(f"`--resume` needs {checkpoint}, which is not there{finished}.")
+        finished = f", because {out} is finished" if out.exists() else ""
+        raise UserError(f"`--resume` needs {checkpoint}, which does not exist{finished}.")
     if not resume and checkpoint.exists():
         saved = Saved.read(checkpoint)
         raise UserError(
-            f"{checkpoint} holds {len(saved.history)} of {saved.config['epochs']} epochs: "
-            "`--resume` goes on with them, deleting the file starts anew."
+            f"{checkpoint} contains {len(saved.history)} of {saved.config['epochs']} epochs; "
+            "use `--resume` to continue, or delete the file to start again."
         )
     for path in (out, out.with_suffix(".json")):
         if not resume and path.exists():
-            raise UserError(f"{path} is there already; delete it, or name another file with `--out`.")
+            raise UserError(f"{path} already exists; delete it or choose another file with `--out`.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out.parent).close()
@@ -121,14 +125,14 @@ def _check_out(out: Path, checkpoint: Path, resume: bool) -> None:
 
 
 OnStep = Callable[[int, Tensor], None]
-"""Callback after each step with the number of images and the loss, a scalar on the device."""
+"""A function called after each step with the number of images and the loss, a scalar on the device."""
 
 
 def train(session: Session, saved: Saved | None, on_step: OnStep) -> Iterator[EpochRecord]:
-    """Train and yield all epochs, first those of `saved`; each is saved before it is yielded.
+    """Train, and yield the record of each epoch, beginning with the epochs in `saved`.
 
-    The random numbers of an epoch depend on (seed, epoch) only, so that a resumed training is bit-identical on a CPU.
-    Raise UserError if the loss is not finite.
+    A checkpoint is written before each new record is yielded. The random numbers of an epoch depend only on the seed
+    and the epoch, so that a resumed training is bit-identical on a CPU. Raise UserError if the loss is not finite.
     """
     config, data = session.config, session.data
     state = TrainingState.of(config, len(data.class_names), session.device, saved)
@@ -158,7 +162,7 @@ def _train_epoch(session: Session, state: TrainingState, epoch: int, on_step: On
     order = torch.randperm(len(images), generator=shuffle)[: session.images]
     total = torch.zeros((), device=device)
     state.network.train()
-    # Stochastic depth and mixing draw from torch's global stream: seed it here and restore it afterwards.
+    # Stochastic depth and mixing use torch's global generator, which is seeded here and restored afterwards.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derived_seed(config.seed, "pretrain/dropout", epoch))
         for place, batch in enumerate(torch.split(order, config.batch_size)):
@@ -179,7 +183,7 @@ def _train_epoch(session: Session, state: TrainingState, epoch: int, on_step: On
 
 
 def _step(session: Session, state: TrainingState, pixels: Tensor, targets: Tensor, number: int) -> Tensor:
-    """Take one step on images in [0, 1] and labels or shares of classes, and return the detached loss."""
+    """Take one training step on images in [0, 1] and labels or class shares, and return the detached loss."""
     config, network = session.config, state.network
     loss = F.cross_entropy(session.logits(network, pixels), targets, label_smoothing=config.label_smoothing)
     state.optimizer.zero_grad()
@@ -196,7 +200,7 @@ def _check_finite(loss: Tensor, epoch: int) -> None:
     if not math.isfinite(float(loss)):
         raise UserError(
             f"the loss became {float(loss)} in epoch {epoch}; "
-            "try a smaller `optimizer.lr` or a longer `schedule.warmup`."
+            "try a smaller `optimizer.lr` or a larger `schedule.warmup`."
         )
 
 
@@ -215,9 +219,10 @@ def validate(session: Session, network: Network) -> tuple[float, float]:
 
 
 def write_result(session: Session, name: str, out: Path) -> dict[str, Any]:
-    """Write the weights of the last checkpoint, then their card `<out>.json`; delete the checkpoint, return the card.
+    """Write the weights of the last checkpoint and their card `<out>.json`, and return the card.
 
-    The card has the accuracy of the weights as stored in the file.
+    The accuracy in the card is that of the weights in the file, which may be rounded to float16. The checkpoint is
+    deleted at the end.
     """
     config, data, backbone = session.config, session.data, session.config.backbone
     saved = Saved.read(session.checkpoint)
@@ -264,21 +269,21 @@ COLUMNS = {
     "lr": ("lr", ".2e"),
     "seconds": ("seconds", ".1f"),
 }
-"""Each column's title, with the field of `EpochRecord` and its format."""
+"""The field of `EpochRecord` and the number format of each column, by the column's title."""
 
 
 class EpochTable:
-    """A table with a row per epoch and a progress bar, updated by `on_step`."""
+    """A table with one row per epoch, and a progress bar that `on_step` updates."""
 
     def __init__(self, session: Session, finished: int, console: Console) -> None:
         self.progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
-            TextColumn("{task.fields[speed]:.0f} images/s, loss {task.fields[loss]:.3f}, left about"),
+            TextColumn("{task.fields[speed]:.0f} images/s, loss {task.fields[loss]:.3f}, time left"),
             TimeRemainingColumn(),
             console=console,
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # rows stand above the bar; in a pipe they stay in the pipe
+            redirect_stdout=sys.stdout.isatty(),  # on a terminal, rows are printed above the bar
         )
         total, done = session.config.epochs * session.images, finished * session.images
         self.task = self.progress.add_task(
@@ -297,7 +302,7 @@ class EpochTable:
             self.progress.stop()
 
     def on_step(self, images: int, loss: Tensor) -> None:
-        """Count the images, and display the loss every `REFRESH` seconds."""
+        """Count the images of a step, and update the bar every `REFRESH` seconds."""
         self.trained, self.seen = self.trained + images, self.seen + images
         now = time.monotonic()
         if self.progress.console.is_terminal and now - self.looked > REFRESH:

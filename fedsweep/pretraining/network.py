@@ -40,20 +40,26 @@ class Network(nn.Module):
         self.register_buffer("std", model.std, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (n, classes) of images (n, 3, h, w) in [0, 1]; backbones of one channel get the mean colour."""
+        """Return logits (n, classes) of images (n, 3, h, w) in [0, 1].
+
+        A backbone with one input channel receives the mean of the three colours.
+        """
         pixels = images.mean(1, keepdim=True) if len(self.mean) == 1 else images
         return cast(Tensor, self.backbone((pixels - self.mean) / self.std))
 
 
 def build_network(config: PretrainConfig, num_classes: int) -> Network:
-    """Return the network with the seed's initial weights and stochastic depth, or raise UserError if unsupported."""
+    """Return the network with initial weights drawn from the seed, and with stochastic depth if it is configured.
+
+    Raise UserError if the backbone does not support the number of classes or stochastic depth.
+    """
     seed = derived_seed(config.seed, "pretrain/init")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if isinstance(config.backbone, DigitsViT):
             if num_classes != 10:
                 raise UserError(
-                    f"`backbone.name` digits_vit knows ten digits, but {config.data.set} has {num_classes} classes."
+                    f"`backbone.name` digits_vit needs ten classes, but {config.data.set} has {num_classes} classes."
                 )
             model: LayeredModel = LayeredViT(config.backbone.architecture(), [0.5] * 3, [0.5] * 3)
         else:
@@ -65,39 +71,39 @@ def build_network(config: PretrainConfig, num_classes: int) -> Network:
 
 
 def _drop_paths(model: LayeredModel, rate: float) -> None:
-    """Give every block timm's stochastic depth, from 0 in the first to `rate` in the last."""
+    """Add timm's stochastic depth to all blocks, with a drop rate from 0 in the first to `rate` in the last block."""
     blocks = list(model.backbone.blocks)
     for block, share in zip(blocks, torch.linspace(0, rate, len(blocks)).tolist(), strict=True):
         places = [name for name, _ in block.named_children() if name.startswith("drop_path")]
         if not places:
             raise UserError(
-                f"`drop_path` must be 0: the blocks of {type(model.backbone).__name__} have no place for it."
+                f"`drop_path` must be 0, because {type(model.backbone).__name__} does not support stochastic depth."
             )
         for place in places:
             setattr(block, place, DropPath(share))
 
 
 Mix = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Function from images (n, 3, h, w) and labels (n,) to mixed images and shares of classes (n, classes)."""
+"""A function of images (n, 3, h, w) and labels (n,) that returns mixed images and class shares (n, classes)."""
 
 
 def adamw(network: Network, config: AdamWConfig) -> torch.optim.Optimizer:
-    """Return AdamW with timm's two groups of parameters: weight matrices, which decay, and the others."""
+    """Return AdamW with timm's two groups of parameters: weight matrices with decay, and all others without it."""
     return create_optimizer_v2(
         network.backbone, "adamw", config.lr, config.weight_decay, betas=config.betas, fused=True
     )
 
 
 def cosine(optimizer: torch.optim.Optimizer, config: ScheduleConfig, lr: float, steps: int) -> CosineLRScheduler:
-    """Return the schedule over `steps` steps; call its `step_update(k)` before step k, which counts from 0.
+    """Return the learning-rate schedule; call its `step_update(k)` before step k, where k counts from 0 to `steps` - 1.
 
-    In the w steps of warm-up the rate is lr (k + 1) / (w + 1); then it falls from lr to the floor at k = `steps`. It
-    depends on k only, so that the checkpoint need not contain it.
+    In the w steps of warm-up, the rate is lr (k + 1) / (w + 1). After them, it decreases from lr to the floor, which it
+    would reach at k = `steps`. The rate depends on k only, so checkpoints need not contain the schedule.
     """
     warmup = int(config.warmup * steps)
     return CosineLRScheduler(
         optimizer,
-        t_initial=max(steps - warmup, 2),  # timm warns of a cosine of one step
+        t_initial=max(steps - warmup, 2),  # timm warns about a cosine of one step
         lr_min=config.floor,
         warmup_t=warmup,
         warmup_lr_init=lr / (warmup + 1),
@@ -107,7 +113,10 @@ def cosine(optimizer: torch.optim.Optimizer, config: ScheduleConfig, lr: float, 
 
 
 def mixer(config: MixConfig, num_classes: int) -> Mix | None:
-    """Return MixUp, CutMix, a random choice of both per batch, or None. They draw from torch's global stream."""
+    """Return MixUp, CutMix, or a random choice between both for each batch; None if neither is configured.
+
+    All of them use torch's global random generator.
+    """
     parts = ((v2.MixUp, config.mixup), (v2.CutMix, config.cutmix))
     chosen: list[Mix] = [part(alpha=alpha, num_classes=num_classes) for part, alpha in parts if alpha]
     if len(chosen) == 2:
@@ -117,7 +126,7 @@ def mixer(config: MixConfig, num_classes: int) -> Mix | None:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """The results of an epoch, counted from 1. Only `seconds` differs between repetitions."""
+    """The results of an epoch; `epoch` counts from 1. Only `seconds` differs if a pre-training is repeated."""
 
     epoch: int
     train_loss: float
@@ -139,7 +148,7 @@ class Saved:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a checkpoint, or raise UserError if it is damaged or none of a pre-training."""
+        """Read a checkpoint, or raise UserError if the file is damaged or is not a checkpoint of a pre-training."""
         try:
             with safe_open(path, framework="pt") as file:
                 header: dict[str, Any] = file.metadata()
@@ -148,28 +157,28 @@ class Saved:
             return cls(history, json.loads(header["config"]), header["data_digest"], int(header["threads"]), tensors)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"{path} is not a whole checkpoint of a pre-training ({error}); delete it to start anew."
+                f"{path} is not a complete checkpoint of a pre-training ({error}); delete it to start again."
             ) from None
 
     def check_same(self, path: Path, config: PretrainConfig, data_digest: str) -> None:
-        """Raise UserError, which names a difference, if the checkpoint has another configuration or other images."""
+        """Raise UserError if the checkpoint was written with another configuration or other images."""
         before, now = flat(self.config), flat(config)
         for name in dict.fromkeys([*now, *before]):
             if before.get(name) != now.get(name):
                 old, new = json.dumps(before.get(name)), json.dumps(now.get(name))
                 raise UserError(
-                    f"{path} was made with `{name}` {old}, but it is {new} now; `--resume` needs the same values."
+                    f"{path} was written with `{name}` {old}, but it is {new} now; `--resume` needs the same values."
                 )
         if self.data_digest != data_digest:
             raise UserError(
-                f"{path} was made with other images: their digest was {self.data_digest[:12]}, "
-                f"but that of {config.data.set} is {data_digest[:12]} now."
+                f"{path} was written with other images: their digest was {self.data_digest[:12]}, "
+                f"but the digest of {config.data.set} is {data_digest[:12]} now."
             )
 
 
 @dataclass
 class TrainingState:
-    """The network, its optimizer and the average of its weights, which training changes in place."""
+    """The network, its optimizer and the moving average of its weights; training changes all of them in place."""
 
     network: Network
     optimizer: torch.optim.Optimizer
@@ -177,7 +186,7 @@ class TrainingState:
 
     @classmethod
     def of(cls, config: PretrainConfig, num_classes: int, device: torch.device, saved: Saved | None) -> Self:
-        """Return the state of a checkpoint, or without one the state before the first step."""
+        """Return the state in the checkpoint `saved`, or the state before the first step if it is None."""
         network = build_network(config, num_classes).to(device)
         average = None if config.ema_decay is None else ModelEmaV3(network, decay=config.ema_decay, use_warmup=True)
         state = cls(network, adamw(network, config.optimizer), average)
@@ -196,7 +205,7 @@ class TrainingState:
 
     @property
     def result(self) -> Network:
-        """The network to validate and to write: the average if there is one."""
+        """The network that is validated and written: the moving average if there is one."""
         return self.network if self.average is None else self.average.module
 
     def tensors(self) -> dict[str, Tensor]:

@@ -34,8 +34,8 @@ class Report:
 def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder: Path) -> Report:
     """Write the table in four formats, report.html and the figures into `folder`, and create `folder` if it is missing.
 
-    The page quotes the research question from `search_space.yaml` next to `folder`. If the sweep has a population that
-    has completed a round, population.csv lists its hyperparameters by round.
+    The page report.html quotes the research question from `search_space.yaml` in the parent folder. If the sweep has a
+    population that has completed a round, population.csv lists the hyperparameters by round.
 
     Raises:
         UserError: No trial has recorded a round.

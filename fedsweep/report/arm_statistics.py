@@ -40,7 +40,7 @@ class ArmTrials:
         return {seed: value for seed, value in ends.items() if value is not None}
 
     def reached(self, metric: str) -> tuple[int, float | None]:
-        """Return the last round that any trial reached, and the mean of `metric` over the trials that reached it."""
+        """Return the last round that any trial reached, and the mean of `metric` over the trials at this round."""
         furthest = max(trial.last_round for trial in self.trials)
         ends = (final(trial, metric) for trial in self.trials if trial.last_round == furthest)
         return furthest, mean(end for end in ends if end is not None)
@@ -65,24 +65,24 @@ class ArmStatistics:
     held_out: tuple[str, ...]
     """Domains that are held out of all clients of this arm."""
     accuracies: Mapping[str, float | None]
-    """Mean over seeds, 0 to 1, of each domain's accuracy and of the means in and out of domain, by metric."""
+    """Accuracy on each domain, and mean accuracy in and out of domain, by metric; means over seeds, from 0 to 1."""
     second: float | None
-    """Mean over seeds of the second objective; None without a second objective or if a seed lacks it."""
+    """Mean over seeds of the second objective; None if there is none, or if a seed has no value."""
     columns: Mapping[str, float | None]
-    """Mean over seeds, by name, of each deterministic column of `COLUMNS` and of the requested ones."""
+    """Mean over seeds of each deterministic column in `COLUMNS` and of each requested column, by name."""
     counterpart: str | None = None
-    """The `key` of the baseline of this arm, which is its own `key` for a baseline; None without a comparison."""
+    """The `key` of the arm's baseline; a baseline has its own `key`, and an arm without a baseline has None."""
     comparison: Comparison | None = None
     """The comparison with the baseline; None for baselines, and in sweeps without a baseline."""
 
     @property
     def key(self) -> str:
-        """The `identity` of the arm's values."""
+        """A string that identifies the arm by its hyperparameter values."""
         return identity(self.arm.values)
 
     @property
     def is_baseline(self) -> bool:
-        """Return whether other arms are compared to this one."""
+        """True if the arm is a baseline, with which other arms are compared."""
         return self.counterpart == self.key
 
     @property
@@ -92,7 +92,7 @@ class ArmStatistics:
 
     @property
     def marks(self) -> dict[str, str]:
-        """The provenance of the arm's trials."""
+        """The provenance tags of the arm's trials, such as the source of their synthetic images."""
         return {name: mark for trial in self.arm.trials for name, mark in trial.plan.marks.items()}
 
     def metric_on(self, domain: str) -> str:
@@ -101,9 +101,10 @@ class ArmStatistics:
 
 
 def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[ArmStatistics]:
-    """Return the statistics of every arm: in the order of `group_by_arm` with a baseline, otherwise best first.
+    """Return the statistics of every arm.
 
-    Arms without a finished trial come last, ordered by the round that they reached and their value at this round.
+    If the sweep has a baseline, the arms keep the order of `group_by_arm`. Otherwise, the arm with the best mean comes
+    first. Arms without a finished trial always come last, ordered by last round and by the objective at that round.
     """
     arms = {one.key: one for one in (_describe(arm, manifest) for arm in group_by_arm(trials))}
     values = [one.arm.values for one in arms.values()]
@@ -117,7 +118,7 @@ def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Ar
 
 
 def _describe(arm: ArmTrials, manifest: SweepManifest) -> ArmStatistics:
-    """Return the statistics of an arm without its comparison."""
+    """Return the statistics of an arm, without a comparison with its baseline."""
     values = arm.finals(manifest.metric, manifest.metric)
     trials = arm.finished(manifest.metric).values()
     histories = [trial.history for trial in trials]
@@ -158,7 +159,7 @@ def same_images(metric: str, arms: Iterable[ArmStatistics]) -> bool:
 
 
 def printed(manifest: SweepManifest, one: ArmStatistics, metric: str) -> float | None:
-    """Return the value that the reference paper printed for a metric of this arm; accuracies from 0 to 1."""
+    """Return the paper's value of a metric for this arm, or None if the paper has none; accuracies are from 0 to 1."""
     return manifest.reference.value(one.arm.values, metric) if manifest.reference else None
 
 
@@ -173,12 +174,12 @@ def efficient_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> li
 
 
 def asked_columns(manifest: SweepManifest) -> list[Column]:
-    """Return the columns requested besides the objective, in order; empty if the table shows its default columns."""
+    """Return the columns that the search space requests; the list is empty if the table has its default columns."""
     return [column(name, manifest.metric, manifest.mode) for name in manifest.columns]
 
 
 def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float]:
-    """Return the sort key: finished arms by mean, then the others by furthest round and value at this round."""
+    """Return the sort key of an arm: its mean, or for an arm without a mean, its last round and its value there."""
     sign = -1 if manifest.mode == "max" else 1
     if one.mean is not None:
         return False, 0, sign * one.mean
@@ -230,17 +231,17 @@ def final(trial: TrialRecord, metric: str) -> float | None:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Return the arithmetic mean; None without values, and if one is missing, since the mean would lack a seed."""
+    """Return the arithmetic mean, or None if `values` is empty or contains None, since a seed would be missing."""
     listed = list(values)
     known = [value for value in listed if value is not None]
     return math.fsum(known) / len(known) if known and len(known) == len(listed) else None
 
 
 def notes(arm: ArmTrials, metric: str, show: Callable[[float], str] | None = None) -> list[str]:
-    """Return notes on the trials that are not part of the mean; seeds that ended in the same way share a note.
+    """Return notes on the trials that are not part of the mean. Seeds that ended in the same way share a note.
 
-    An example is `seeds 0, 2 pruned at round 3`. With `show`, which formats a value of the metric, the note ends with
-    the mean that these seeds had reached: `seeds 0, 2 pruned at round 3 (48.12)`.
+    An example of a note is `seeds 0, 2 pruned at round 3`. If `show` is given, which formats a value of the metric, the
+    note ends with the mean that these seeds had reached: `seeds 0, 2 pruned at round 3 (48.12)`.
     """
     finished, fates = arm.finished(metric), dict[str, dict[int, TrialRecord]]()
     for trial in arm.trials:

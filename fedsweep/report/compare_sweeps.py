@@ -25,7 +25,7 @@ LEFT_OUT_FIRST = (
 
 @dataclass(frozen=True)
 class Side:
-    """A sweep, or one arm of it."""
+    """One side of a comparison: a sweep, or a single arm of a sweep."""
 
     name: str
     """The name that the user gave."""
@@ -34,7 +34,7 @@ class Side:
 
     @classmethod
     def of(cls, name: str, manifest: SweepManifest, trials: Sequence[TrialRecord], arm: Arm) -> Side:
-        """Summarise all arms of a sweep, or the arm with the values of `arm` if any are given.
+        """Summarise all arms of a sweep, or only the arm that has the values in `arm`. An empty `arm` selects all arms.
 
         Raises:
             UserError: No arm or several arms have the values of `arm`.
@@ -141,7 +141,7 @@ class Pairing:
         return here if here == there else f"{here} / {there}"
 
     def _apart(self) -> str:
-        """Return a sentence on the hyperparameters that differ between A and B, from one trial of each."""
+        """Return a sentence on the hyperparameters that differ between one trial of side A and one of side B."""
         first, second = (one.arm.trials for one in self.pairs[0])
         by_seed = {trial.plan.seed: trial for trial in second}
         pairs = [(trial, by_seed[trial.plan.seed]) for trial in first if trial.plan.seed in by_seed]

@@ -63,7 +63,7 @@ class Level:
     interval: Interval | None
     """95% interval of the mean over seeds."""
     difference: float | None
-    """The difference from the baseline's level over the same seeds; None for that level, and without a baseline."""
+    """Difference from the baseline's level over the same seeds; None for the baseline's level or without a baseline."""
     difference_interval: Interval | None
 
 
@@ -102,7 +102,7 @@ class _Grid:
 def decompose(
     names: Sequence[str], arms: Sequence[ArmStatistics], baseline: Mapping[str, Json] | None
 ) -> Factorial | str:
-    """Decompose the variation in a grid of at least two factors, or return a clause on why this is impossible.
+    """Decompose the variation in a grid of at least two factors, or return the reason if this is impossible.
 
     Each effect is tested against its own interaction with the seeds, which pairs the arms (repeated measures). Degrees
     of freedom follow Greenhouse and Geisser (1959), since variances of differences need not be equal. Holm's correction
@@ -178,9 +178,10 @@ def _effect(grid: _Grid, chosen: tuple[Names, ...], total: float) -> Effect:
 
 
 def _sphericity(own: Array, free: int) -> float:
-    """Return Greenhouse and Geisser's epsilon: 1 for equal variances, 1 / free for variance in one direction."""
+    """Return Greenhouse and Geisser's epsilon: 1 for equal variances, 1 / `free` for variance in one direction."""
     deviations = own - own.mean(0)
-    gram = deviations @ deviations.T  # has the eigenvalues of the covariance, and has only (seeds, seeds) entries
+    # A (seeds, seeds) matrix with the non-zero eigenvalues of the covariance, up to a factor that cancels below.
+    gram = deviations @ deviations.T
     return float(np.trace(gram) ** 2 / (free * (gram**2).sum()))
 
 
@@ -211,9 +212,9 @@ class Effects:
     """One sentence on all factors."""
     sections: Sequence[Section] = ()
     missing: str = ""
-    """A sentence on why several hyperparameters have no shares."""
+    """The reason why there are no shares, as a sentence; empty if there are shares, or if nothing can be divided."""
     decomposed: bool = False
-    """True for the variation between the trials of a grid, False for the importances of a search."""
+    """True for shares of the variation between the trials of a grid, False for the importances of a search."""
 
     @classmethod
     def of(cls, manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Effects:

@@ -70,7 +70,7 @@ class Comparison:
     def seeds_needed(self) -> int | None:
         """The number of seeds that would detect the difference with a power of 0.8.
 
-        It is None if the difference was detected already, and if the number is above 10,000.
+        None if the difference was already detected, or if the number is above 10,000.
         """
         if self.difference is None or self.spread is None or self.verdict != "no detectable difference":
             return None
@@ -78,7 +78,7 @@ class Comparison:
 
     @property
     def exact_can_tell(self) -> bool:
-        """Return whether the exact p-value can be at most 0.05 after Holm's correction with this number of pairs."""
+        """True if the exact p-value can be at most 0.05 after Holm's correction with this number of pairs."""
         return least_exact(len(self.seeds)) <= self.level
 
 

@@ -27,10 +27,10 @@ class Share:
 
 
 def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Share] | str:
-    """Return the fANOVA of the finished trials, most important first, or a clause on why there is none.
+    """Return the fANOVA of the finished trials, most important first, or the reason why there is none.
 
-    The ranges are those of the finished trials, on a logarithmic scale if the search samples on a logarithmic scale.
-    Hyperparameters that only some trials have are left out.
+    Importances refer to the ranges that the finished trials cover. A range is logarithmic if the search samples the
+    hyperparameter on a logarithmic scale. Hyperparameters that only some trials have are left out.
 
     Source: F. Hutter, H. Hoos and K. Leyton-Brown (2014), An efficient approach for assessing hyperparameter
     importance.
@@ -39,7 +39,7 @@ def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[
     arms = [trial.plan.arm for trial in ended_well]
     ends = [final(trial, manifest.metric) for trial in ended_well]
     if len(arms) < LEAST:
-        return f"{len(arms)} trials finished, but at least {LEAST} are needed"
+        return f"{len(arms)} trial{'s' * (len(arms) != 1)} finished, but at least {LEAST} are needed"
     names = [name for name in manifest.varied if all(name in arm for arm in arms)]
     axes = {name: _axis([arm[name] for arm in arms], name in manifest.logarithmic) for name in names}
     axes = {name: values for name, values in axes.items() if len(set(values)) > 1}
@@ -70,7 +70,10 @@ def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[
 
 
 def _axis(values: Sequence[Json], log: bool) -> list[float] | list[str]:
-    """Return numbers, or their logarithms, since Optuna's forests ignore logarithmic axes; other values as strings."""
+    """Return the values as numbers, or as strings if any value is not a number.
+
+    With `log`, return logarithms of positive numbers, since Optuna's forests ignore logarithmic axes.
+    """
     numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) < len(values):
         return [identity(value) for value in values]

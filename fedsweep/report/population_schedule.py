@@ -33,14 +33,14 @@ class Lineage:
         return self.trials[-1]
 
     def segments(self) -> list[tuple[int, int, TrialRecord]]:
-        """Return the first round, the last round and the trial of each segment, without trials that have no round."""
+        """Return the first round, last round and trial of each segment; trials without a trained round have none."""
         firsts = [one.plan.start.round + 1 if one.plan.start else 1 for one in self.trials]
         lasts = [*(first - 1 for first in firsts[1:]), self.end.last_round]
         found = zip(firsts, lasts, self.trials, strict=True)
         return [(first, last, one) for first, last, one in found if last >= first]
 
     def values(self, name: str) -> list[tuple[int, int, float]]:
-        """Return first round, last round and value of the numeric hyperparameter `name` for each segment."""
+        """Return the first round, the last round and the value of the numeric hyperparameter `name` of each segment."""
         return [
             (first, last, float(value))
             for first, last, one in self.segments()
@@ -49,7 +49,7 @@ class Lineage:
 
 
 def best(manifest: SweepManifest, found: Sequence[Lineage]) -> Lineage | None:
-    """Return the finished lineage with the best last value of the objective, or None."""
+    """Return the finished lineage with the best last value of the objective, or None if no lineage has finished."""
     sign = 1 if manifest.mode == "max" else -1
     ends = [(final(one.end, manifest.metric), one) for one in found if ended(one.end) == "finished"]
     known = [(sign * value, -one.end.plan.number, one) for value, one in ends if value is not None]
@@ -59,7 +59,7 @@ def best(manifest: SweepManifest, found: Sequence[Lineage]) -> Lineage | None:
 def played(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Lineage]:
     """Return the members of a population that have completed a round, in the order of the plan.
 
-    Replaced trials are no members. The list is empty if the sweep has no population.
+    Replaced trials are not members. The list is empty if the sweep has no population.
     """
     if manifest.scheduler != POPULATION:
         return []

@@ -89,7 +89,7 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
 
 
 def _baseline(baseline: Arm | None, arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> str | None:
-    """Return the baseline's settings and the hyperparameters that it leaves open, or None if no arm is a baseline."""
+    """Return a phrase on the baseline's values and on hyperparameters it leaves open; None if no arm is a baseline."""
     baselines = [one for one in arms if one.is_baseline]
     if baseline is None or not baselines:
         return None

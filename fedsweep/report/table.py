@@ -49,7 +49,7 @@ class AblationTable:
 
     @property
     def compared(self) -> bool:
-        """Return whether the baseline arm is among the rows."""
+        """True if a baseline arm is among the rows."""
         return any(one.is_baseline for one in self.arms)
 
     @property
@@ -102,7 +102,10 @@ class AblationTable:
         return row | {"MB sent": self._cell(one, COLUMNS["megabytes"])}
 
     def _cell(self, one: ArmStatistics, column: Column) -> str:
-        """Return the mean over seeds, or the number of seeds that reached a target if some did not."""
+        """Return the text of a cell: the mean over seeds.
+
+        If some seeds missed the target of a target column, return how many seeds reached the target instead.
+        """
         value = one.columns[column.name]
         if value is None and column.name.startswith(TARGET) and one.n:
             return f"by {self.reached(one, column)} of {one.n}"
@@ -115,7 +118,7 @@ class AblationTable:
 
     @property
     def second_column(self) -> tuple[str, ...]:
-        """The metric of the second objective, unless it is a default column."""
+        """The metric of the second objective; empty if there is none, or if a default column shows the metric."""
         against = self.manifest.against
         return () if against is None or against.metric == "megabytes/sent" else (against.metric,)
 
@@ -130,7 +133,7 @@ class AblationTable:
 
     @cached_property
     def effects(self) -> Effects:
-        """The effects of the factors, or their importances."""
+        """The effects of the factors of a grid, or the importances of the hyperparameters of a search."""
         return Effects.of(self.manifest, self.arms)
 
     @property

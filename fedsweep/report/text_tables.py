@@ -1,4 +1,4 @@
-"""Text tables for Markdown and terminals, and the tables of comparisons and domains below the main one."""
+"""Text tables for Markdown and terminals, and the tables of comparisons and domains below the ablation table."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TEMPLATES.globals.update(
 
 
 def texts(macro: str, **facts: object) -> list[str]:
-    """Render a macro of `texts.jinja`, and return the items of its list, each on one line."""
+    """Render a macro of `texts.jinja`, which is a Markdown list, and return the list items, each on one line."""
     made = getattr(TEMPLATES.get_template("texts.jinja").module, macro)(**facts)
     items = f"\n{made}".split("\n- ")[1:]
     return [" ".join(line for line in item.split("\n") if line) for item in items]
@@ -100,7 +100,7 @@ def terminal_table(columns: Sequence[TextColumn], title: str | None = None, bold
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[bool]) -> str:
-    """Return a Markdown table; columns are left-aligned where `words` is true."""
+    """Return a Markdown table; a column is left-aligned if its entry in `words` is true."""
     rules = ["---" if word else "---:" for word in words]
     cells = [[*map(_escaped, head)], rules, *([*map(_escaped, row)] for row in rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
@@ -121,7 +121,7 @@ class Section:
     """The number of text columns, from the left; the others are numbers."""
     explained: str
     papers: Sequence[bool] = ()
-    """For each row, whether it holds a paper's values for the arm above; empty if no row does."""
+    """For each row, whether the row contains a paper's values for the arm above; empty if no row does."""
 
     @classmethod
     def of(cls, title: str, rows: Sequence[Mapping[str, str]], words: int, explained: Sequence[str]) -> Section:
@@ -154,7 +154,7 @@ PAPER = "paper"  # the label of a row with values from a paper
 
 
 def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:
-    """Return the accuracies by domain; None with a single domain or no finished trial."""
+    """Return a table of the accuracies by domain, or None if there is only one domain or no finished trial."""
     arms = [one for one in arms if one.n]
     if len(manifest.domains) < 2 or not arms:
         return None
@@ -183,7 +183,7 @@ def _cell(one: ArmStatistics, metric: str, value: float | None) -> str:
 
 
 def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:
-    """Return the comparisons of all arms with a finished trial; None if the baseline has no finished trial."""
+    """Return a table that compares all arms with finished trials; None if no baseline arm has a finished trial."""
     arms = [one for one in arms if one.n]
     if not any(one.is_baseline for one in arms):
         return None

@@ -1,4 +1,4 @@
-"""Formats of numbers and labels of arms and metrics, for all tables and figures."""
+"""Number formats, and the labels of arms and metrics, for all tables and figures."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -101,7 +101,10 @@ def arm_words(arm: Mapping[str, Json], dotted: Sequence[str]) -> str:
 
 
 def settings(one: ArmStatistics, dotted: Sequence[str]) -> dict[str, str]:
-    """Return the cells that name an arm, by column; named arms and left-out components share column `arm`."""
+    """Return the cells that identify an arm, by column.
+
+    Each hyperparameter has a column. Names of arms and left-out components are in the column `arm`.
+    """
     values = one.arm.values
     cells = {
         name: shown_setting(values[name]) if name in values else NOTHING for name in dotted if name not in IN_WORDS

@@ -1,4 +1,4 @@
-"""The results folder: plain files, those of a trial each written atomically. MLflow only shows a copy of them.
+"""The results folder: plain files; each file of a trial is written atomically. MLflow only shows a copy of them.
 
 <root>/sweeps/<search space>/<sweep id>/
     sweep.json                      SweepManifest

@@ -59,7 +59,10 @@ def load_history(path: Path) -> History:
 
 
 def without_tensors(file: BinaryIO) -> bytes:
-    """Return a checkpoint without its tensors; if the file is replaced meanwhile, of either version."""
+    """Return a checkpoint without its tensors.
+
+    If the file is replaced during the read, either version may be returned.
+    """
     from safetensors.numpy import save as to_bytes
 
     size = FIRST_BYTES

@@ -62,7 +62,7 @@ class TrialStore:
         return load_history(self.checkpoint) if self.checkpoint.exists() else []
 
     def history(self) -> Sequence[RoundRecord]:
-        """Return the trial's rounds up to the one of its outcome, if it has ended."""
+        """Return the trial's rounds; if it has ended, only those up to the round of its outcome."""
         outcome = self.outcome()
         return [one for one in self.recorded() if outcome is None or one.round <= outcome.round]
 
@@ -91,7 +91,7 @@ class TrialStore:
         self.remote.push()
 
     def take(self, other: TrialStore, ends: Collection[OutcomeName]) -> None:
-        """Copy the rounds of the same trial of another sweep, and its outcome if that is in `ends`."""
+        """Copy the rounds of the same trial in another sweep, and its outcome if `ends` contains it."""
         other.remote.pull(whole=True)
         for name in (*FILES, self.checkpoint.name):
             if (other.folder / name).exists():
@@ -107,12 +107,12 @@ class TrialStore:
         return TrialRecord(plan, self.outcome(), self.history(), artifacts, self.attempts().attempts)
 
     def attempts(self) -> Attempts:
-        """Return the attempts at the trial, with the share of a GPU that each was given and used."""
+        """Return the attempts to run the trial, each with its share of a GPU and the memory that it used."""
         path = self.folder / "gpus.json"
         return read_record(Attempts, path) if path.exists() else Attempts()
 
     def keep_attempts(self, attempts: Attempts) -> None:
-        """Write the attempts."""
+        """Write the record of the attempts to run this trial."""
         write_record(self.folder / "gpus.json", attempts)
         self.remote.push()
 
@@ -135,7 +135,10 @@ class SweepStore:
         return read_record(SweepManifest, self.folder / "sweep.json")
 
     def show(self, columns: tuple[str, ...], asked: bool) -> None:
-        """Record the columns of reports; those `asked` for by the user outlive a change of the YAML file."""
+        """Record the columns of reports.
+
+        Columns that the user `asked` for take precedence over those in the YAML file.
+        """
         manifest = self.manifest()
         if manifest.columns != columns:
             options = {**manifest.options, "columns": list(columns)} if asked else manifest.options
@@ -167,7 +170,7 @@ class SweepStore:
 
 
 class Store:
-    """The results folder or a local mirror of it; methods raise UserError for names that lead out of it."""
+    """The results folder, or a local mirror of it. Methods raise UserError for names that point outside the folder."""
 
     def __init__(self, root: Path, uri: str | None = None) -> None:
         self.root, self.uri = root.resolve(), uri
@@ -187,12 +190,12 @@ class Store:
         return cls(mirror_folder(uri), uri)
 
     def check_writable(self) -> None:
-        """Raise UserError if there is a remote store that cannot be written."""
+        """Raise UserError if the store is remote and cannot be written."""
         if self.uri:
             check_writable(self.uri)
 
     def remote(self, folder: Path, plays: bool = False) -> Remote:
-        """Return the remote part of a folder; unless this process `plays`, checkpoints are fetched without tensors."""
+        """Return the remote copy of a folder. Tensors are fetched only if this process runs trials (`plays`)."""
         if self.uri is None:
             return NOTHING
         place = Place(self.uri, folder.relative_to(self.root).as_posix())
@@ -224,13 +227,13 @@ class Store:
         return TrialStore(inside(self.root / "runs", name, stamp))
 
     def sweeps(self) -> list[SweepStore]:
-        """Return the sweeps, oldest first; of remote ones, download the manifest."""
+        """Return the sweeps, oldest first. Of remote sweeps, only the manifest is downloaded."""
         local = (path.parent for path in (self.root / "sweeps").glob("**/sweep.json"))
         found = [SweepStore(folder, self.remote(folder)) for folder in (self._remote_sweeps if self.uri else local)]
         return sorted(found, key=lambda sweep: sweep.manifest().created)
 
     def find(self, name: str, sweep_id: str | None = None) -> SweepStore:
-        """Return the newest sweep of a search space, or the one of that id, updated, or raise UserError."""
+        """Return the newest sweep of a search space, or the sweep with the given id, updated from the remote store."""
         existing = self.sweeps()
         mine = {sweep.folder.name: sweep for sweep in existing if sweep.manifest().name == name}
         if sweep_id is not None and sweep_id not in mine:
@@ -244,7 +247,10 @@ class Store:
 
     @cached_property
     def _remote_sweeps(self) -> list[Path]:
-        """The local folders of the remote sweeps, each with its manifest; the remote store is listed only once."""
+        """Return the local folders of the remote sweeps, each with its manifest.
+
+        The remote store is listed only once.
+        """
         place, root = Place(self.where, "sweeps"), self.root / "sweeps"
 
         def manifest(name: str) -> Path:

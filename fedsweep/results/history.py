@@ -11,7 +11,10 @@ ACCUMULATED = ("megabytes/sent", "bytes/up", "bytes/down", "seconds/round")
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """Metrics after `round` rounds, 0 for the untuned model. Repetition changes only `seconds`, `memory`, `system`."""
+    """Metrics after `round` rounds; round 0 is the untuned model.
+
+    A repetition changes only seconds, memory and system.
+    """
 
     round: int
     metrics: Mapping[str, float]
@@ -42,7 +45,7 @@ def total_megabytes(history: History) -> float:
 
 
 def mean_of_last(history: History, metric: str, rounds: int = 4) -> float:
-    """Return the mean of a metric over the last rounds, four as in FedRA's code, without the untuned model."""
+    """Return the mean of a metric over the last rounds (four in FedRA's code), without the untuned model."""
     values = [record.metrics[metric] for record in history if record.round > 0][-rounds:]
     return sum(values) / len(values)
 
@@ -53,7 +56,7 @@ def last(history: History, metric: str) -> float | None:
 
 
 def over_the_run(history: History, metric: str) -> float | None:
-    """Return a metric of a whole run: the sum over rounds of an accumulated metric, else the last value."""
+    """Return a metric of a whole run: the sum over rounds for accumulated metrics, or else the last value."""
     if not history or metric not in ACCUMULATED:
         return last(history, metric)
     if metric == "megabytes/sent":

@@ -87,7 +87,7 @@ class Outcome(Config):
 
 
 class Attempt(Config):
-    """One attempt at a trial by a worker. Fields are None while it runs, and if it was cut off."""
+    """One attempt of a worker to run a trial. Fields are None while the attempt runs, and if it was interrupted."""
 
     gpus: float = Field(ge=0, description="of a GPU, what it was given")
     round: int | None = Field(None, description="the last round that it reported")
@@ -99,12 +99,12 @@ class Attempt(Config):
 
 
 class Attempts(Config):
-    """All attempts at a trial, the last one last (`gpus.json`)."""
+    """All attempts to run a trial, in order of time (`gpus.json`)."""
 
     attempts: tuple[Attempt, ...] = ()
 
     def marks(self) -> dict[str, str]:
-        """Return the tags for MLflow: the last fraction of a GPU, and the number of times that memory ran out."""
+        """Return the tags for MLflow: the last fraction of a GPU, and how often the GPU ran out of memory."""
         if not self.attempts:
             return {}
         ran_out = sum(one.out_of_memory for one in self.attempts)
@@ -136,7 +136,7 @@ def count_outcomes(trials: Iterable[TrialRecord]) -> dict[OutcomeName, int]:
 
 
 def stand_in(tags: Mapping[str, str]) -> str | None:
-    """Return the description of images that replaced a generator's in a run with these tags, or None.
+    """Return the description of the stand-ins for generated images in a run with these tags, or None if it has none.
 
     >>> stand_in({"synthetic": "folder"}), stand_in({})
     (None, None)
@@ -145,7 +145,7 @@ def stand_in(tags: Mapping[str, str]) -> str | None:
 
 
 def warning(made: str, where: str = "") -> str:
-    """Return the warning about images that replaced a generator's.
+    """Return the warning about stand-ins for generated images.
 
     >>> warning("surrogates", "all arms")
     'Synthetic images: surrogates (all arms).'

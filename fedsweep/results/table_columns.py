@@ -111,7 +111,7 @@ COLUMNS: Mapping[str, Column] = {
 
 
 def column(name: str, metric: str, mode: Mode) -> Column:
-    """Return a column by its name; `rounds_to=` has a target of the objective `metric`, accuracies from 0 to 1.
+    """Return a column by its name; the target of `rounds_to=` is a value of `metric` (accuracies from 0 to 1).
 
     >>> column("loss/train", "accuracy/mean", "max").heading, column("rounds_to=0.7", "accuracy/mean", "max").heading
     ('loss/train', 'rounds to 70%')

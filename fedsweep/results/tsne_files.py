@@ -23,7 +23,7 @@ COLUMNS = ("x", "y", "class", "domain", "silhouette")
 
 @dataclass(frozen=True)
 class Point:
-    """A test image's place in the plane (no unit), and its silhouette among the features (Rousseeuw 1987), -1 to 1."""
+    """The position of a test image in the plane (no unit), and its silhouette (Rousseeuw 1987), from -1 to 1."""
 
     x: float
     y: float
@@ -40,11 +40,11 @@ class Embedding:
 
     @property
     def silhouette(self) -> float:
-        """The silhouette score by class: the mean over the points. More discriminative features have a higher one."""
+        """Mean silhouette over all points, with the classes as clusters; higher for more discriminative features."""
         return math.fsum(point.silhouette for point in self.points) / len(self.points)
 
     def csv(self) -> str:
-        """Return a CSV table with one row per point, numbers in six significant digits."""
+        """Return a CSV table with one row per point and numbers with six significant digits."""
         table = io.StringIO()
         rows = [(f"{one.x:.6g}", f"{one.y:.6g}", one.label, one.domain, f"{one.silhouette:.6g}") for one in self.points]
         csv.writer(table, lineterminator="\n").writerows([COLUMNS, *rows])
@@ -75,7 +75,7 @@ class Look:
 
     @classmethod
     def of(cls, embeddings: Iterable[Embedding]) -> Look:
-        """Return a common look for pictures that are shown side by side."""
+        """Return the colours and markers for several figures, so that they are the same in all of them."""
         points = [point for one in embeddings for point in one.points]
         classes = dict.fromkeys(point.label for point in points)
         domains = dict.fromkeys(point.domain for point in points)
@@ -84,7 +84,7 @@ class Look:
 
 
 def palette(count: int) -> Sequence[str]:
-    """Return `count` colours: `COLOURS`, or evenly spaced ones of a rainbow if there are too few."""
+    """Return `count` colours, from `COLOURS` if it has enough, or else evenly spaced colours of a rainbow."""
     if count <= len(COLOURS):
         return COLOURS[:count]
     from matplotlib import colormaps
@@ -99,7 +99,7 @@ def files(embedding: Embedding) -> dict[str, bytes]:
 
 
 def png(embedding: Embedding) -> bytes:
-    """Return a picture of the points with legends. Without matplotlib's version, it depends on the points only."""
+    """Return a PNG picture of the points with legends. It stores no version of matplotlib."""
     figure, written = blank(6.2, 5.4, "constrained"), io.BytesIO()
     axes, look = figure.add_subplot(), Look.of([embedding])
     scatter(axes, embedding, look, size=26)

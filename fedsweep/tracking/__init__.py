@@ -1,4 +1,7 @@
-"""MLflow runs of what the store contains; no other package imports mlflow, and only the driver writes."""
+"""MLflow runs that show the content of a results folder.
+
+Only this package imports mlflow, and only the driver process writes the runs.
+"""
 
 from fedsweep.tracking.destination import Destination, check_writable
 from fedsweep.tracking.experiment import Registration, check_server

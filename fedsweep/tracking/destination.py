@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def tracking_uri(root: Path) -> str:
-    """Return the URI of the SQLite database in a results folder."""
+    """Return the URI of MLflow's SQLite database in the results folder `root`."""
     return f"sqlite:///{root / 'mlflow.db'}"
 
 
@@ -36,39 +36,47 @@ def check_writable(root: Path) -> None:
                 database.rollback()
     except (OSError, sqlite3.Error) as error:
         reason = error.strerror or error if isinstance(error, OSError) else f"{error} (mlflow.db)"
-        raise UserError(f"the tracking store {root} cannot be written: {reason}.") from None
+        raise UserError(f"the results folder {root} cannot be written: {reason}.") from None
 
 
-SERVER = "mlflow.txt"  # the file in a sweep's folder that names its server, without a password
+SERVER = "mlflow.txt"  # a file in a sweep's folder with the address of its MLflow server, without the password
 CLIENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "GIT_PYTHON_REFRESH": "quiet",
-    # MLflow's defaults are 7 retries and 120 s. The recorder repeats what fails, and a retried create_run would create
-    # a second run.
+    # MLflow's defaults are 7 retries and a timeout of 120 s. The recorder itself repeats failed writes, and a retry of
+    # create_run would create a second run.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
-"""Environment variables for MLflow's client, unless the user has set them."""
+"""Defaults for environment variables of MLflow's client; values that the user has set take precedence."""
 
 
 @dataclass(frozen=True)
 class Destination:
-    """A database or a server that MLflow's client can write to."""
+    """The place where MLflow runs are written: a server, or the SQLite database in a results folder."""
 
     uri: str
     """The address for MLflow's client, without a password."""
     artifacts: Path | None = None
-    """The folder for artifacts of the store's own database; None for a server."""
+    """The folder for the artifacts of the local database; None for a server."""
     credentials: tuple[str, str] | None = field(default=None, repr=False)
     """User and password, if the address contained them."""
 
     @classmethod
     def of(cls, root: Path, address: str | None = None) -> Destination:
-        """Return the server at `address`, or the database in `root` without one; raise UserError if it is invalid."""
-        if not address or address == "store":  # which overrides a server in the environment
+        """Return the destination for a value of `--mlflow`.
+
+        Args:
+            root: The results folder.
+            address: The URL of an MLflow server, or `store` or None for the SQLite database in `root`.
+
+        Raises:
+            UserError: The address is invalid.
+        """
+        if not address or address == "store":  # `store` overrides a server set in the environment
             return cls(tracking_uri(root), root / "artifacts")
-        rule = "must be http://HOST[:PORT] or https://... of an MLflow server, or `store` for the store's own database"
+        rule = "must be the URL of an MLflow server (http://HOST[:PORT] or https://...) or `store` for a local database"
         try:
             parts = urlsplit(address)
             valid = bool(parts.scheme in ("http", "https") and parts.hostname and parts.port != 0)
@@ -84,20 +92,20 @@ class Destination:
 
     @classmethod
     def of_sweep(cls, root: Path, folder: Path, address: str | None = None) -> Destination:
-        """Return the destination at `address`, or without one, the destination that a sweep already has."""
+        """Return the destination for `address`; if it is None, return the destination that the sweep used before."""
         path = folder / SERVER
         return cls.of(root, address or (path.read_text().strip() if path.exists() else None))
 
     @property
     def server(self) -> str | None:
-        """The address of the server, or None for the store's own database."""
+        """The address of the server, or None for the local database."""
         return self.uri if self.artifacts is None else None
 
     def client(self) -> MlflowClient:
         """Return MLflow's client, with short timeouts and without retries."""
         for name, value in CLIENT.items():
             os.environ.setdefault(name, value)
-        if self.credentials:  # the only way to reach all of MLflow's client, artifacts included
+        if self.credentials:  # only environment variables reach all parts of MLflow's client, including artifacts
             os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"] = self.credentials
         from mlflow import MlflowClient
 

@@ -1,4 +1,4 @@
-"""One MLflow experiment: its runs, found by their tags, its models, and the check of its server."""
+"""An MLflow experiment with its runs, the registration of models, and the check of an MLflow server."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 
-DESCRIBED = "fedsweep.described"  # the tag of a run whose parameters are recorded
+DESCRIBED = "fedsweep.described"  # the tag of a run whose parameters have been recorded
 KEY = "fedsweep.key"
 PARENT = "mlflow.parentRunId"
-PAGE = 1000  # runs per answer; a larger one may exceed the client's timeout
+PAGE = 1000  # runs per response; a larger response may exceed the client's timeout
 
 
 def sweep_tags(sweep_id: str) -> dict[str, str]:
@@ -48,7 +48,7 @@ def find_run(client: MlflowClient, experiment_id: str, tags: Mapping[str, str]) 
 
 
 class Experiment:
-    """One MLflow experiment. Its methods pass on MLflow's exceptions."""
+    """An MLflow experiment. Its methods do not catch MLflow's exceptions."""
 
     def __init__(self, destination: Destination, name: str) -> None:
         self.destination, self.name = destination, name
@@ -64,16 +64,16 @@ class Experiment:
             location = None if folder is None else inside(folder, self.name).as_uri()
             try:
                 return str(self.client.create_experiment(self.name, artifact_location=location))
-            except Exception:  # another process created it just now, or the answer was lost
+            except Exception:  # another process created it at the same time, or the response was lost
                 found = self.client.get_experiment_by_name(self.name)
                 if found is None:
                     raise
-        if found.lifecycle_stage == "deleted":  # by the user on MLflow's page, before running it again
+        if found.lifecycle_stage == "deleted":  # the user deleted it on MLflow's page and then used it again
             self.client.restore_experiment(found.experiment_id)
         return str(found.experiment_id)
 
     def create(self, key: str, name: str, tags: dict[str, str]) -> Run:
-        """Create the run of the trial or sweep `key`."""
+        """Create and return the run of the trial or sweep `key`."""
         try:
             return self.client.create_run(self.id, run_name=name, tags=tags)
         except Exception:
@@ -94,23 +94,28 @@ class Experiment:
         return found
 
     def keep_one(self, same: Iterable[Run], keep: str | None = None) -> Run | None:
-        """Return the run to continue among duplicates, which arise when an answer is lost, and delete the others."""
+        """Return one of several runs of the same trial or sweep, and delete the other runs.
+
+        Duplicates arise if MLflow creates a run but its response is lost. The run with the id `keep` is preferred, then
+        a run whose parameters have been recorded.
+        """
         runs = sorted(same, key=lambda run: (run.info.run_id != keep, DESCRIBED not in run.data.tags))
         for late in runs[1:]:
             self.client.delete_run(late.info.run_id)
         return runs[0] if runs else None
 
     def delete_late(self, key: str, tags: Mapping[str, str], keep: str) -> None:
-        """Delete the duplicate that a slow server may have created without an answer."""
+        """Delete duplicates of the run `keep` that a slow server created after the request had timed out."""
         if key in self._unanswered:
             self.keep_one(self.search(tags), keep)
             self._unanswered.discard(key)
 
 
 def check_server(destination: Destination, experiment: str | None = None) -> None:
-    """Raise UserError if a server does not answer, denies access, or keeps artifacts in a local folder of its own.
+    """Raise UserError unless the server answers and grants access; the local database is not checked.
 
-    With `experiment`, create it if needed and tag it, which needs the right to write.
+    If `experiment` is given, it is created if necessary and tagged, which requires write access. The server must then
+    also accept artifacts from other machines.
     """
     if not destination.server:
         return
@@ -120,18 +125,18 @@ def check_server(destination: Destination, experiment: str | None = None) -> Non
         if experiment is not None:
             asked.client.set_experiment_tag(asked.id, "fedsweep.version", metadata.version("fedsweep"))
             location = asked.client.get_experiment(asked.id).artifact_location
-    except Exception as error:  # of MLflow, or of a library under it
+    except Exception as error:  # MLflow and the libraries below it raise many types
         raise UserError(error_sentence(destination, error)) from None
     if experiment is not None and urlsplit(location).scheme in ("", "file"):
         raise UserError(
-            f"the MLflow server {destination.uri} keeps the artifacts of `{experiment}` in {location}, which is a path "
-            "of its own machine and not of this one; a server with --serve-artifacts, as is MLflow's default, takes "
-            "them over HTTP."
+            f"the MLflow server {destination.uri} keeps the artifacts of `{experiment}` in {location}, a folder on its "
+            "own machine; start the server with --serve-artifacts, which is MLflow's default, so that it receives "
+            "artifacts over HTTP."
         )
 
 
 def error_sentence(destination: Destination, error: Exception) -> str:
-    """Return one sentence on the reason why a server or the store's own database cannot be used."""
+    """Return the error message for a server or a local database that cannot be used, with the reason."""
     whole = one_line(error)
     if not destination.server:
         return f"MLflow's database {destination.uri.removeprefix('sqlite:///')} cannot be used: {_short(whole)}."
@@ -140,20 +145,20 @@ def error_sentence(destination: Destination, error: Exception) -> str:
         answer = re.search(r"Response body: '(.*)'", whole)
         detail = f": {_short(answer[1])}" if answer and "<" not in answer[1] and answer[1].strip() else ""
         return (
-            f"the MLflow server {destination.uri} refuses access (HTTP {status}{detail}); MLflow's client takes a name "
-            "and password from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or a MLFLOW_TRACKING_TOKEN."
+            f"the MLflow server {destination.uri} denies access (HTTP {status}{detail}); set MLFLOW_TRACKING_USERNAME "
+            "and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN."
         )
-    return f"the MLflow server {destination.uri} does not answer: {_reason(whole)}."
+    return f"the MLflow server {destination.uri} cannot be used: {_reason(whole)}."
 
 
 def _reason(whole: str) -> str:
     if system := re.search(r"\[Errno -?\d+\] ([^'\")]+)", whole):
         return system[1]
     if "timed out" in whole:
-        return "no answer in time"
+        return "it did not answer in time"
     if status := re.search(r"(?:failed with error code|too many) (\d+)", whole):
-        return f"what is there is no MLflow server, or one in trouble (HTTP {status[1]})"
-    return "what is there is no MLflow server" if "not in a valid JSON format" in whole else _short(whole)
+        return f"it returned HTTP {status[1]}, so it has failed or is not an MLflow server"
+    return "its answer is not that of an MLflow server" if "not in a valid JSON format" in whole else _short(whole)
 
 
 def _short(text: str) -> str:
@@ -162,21 +167,25 @@ def _short(text: str) -> str:
 
 
 class Registration:
-    """The run and the model's name for a new version; found before the export begins."""
+    """A model's name in MLflow's registry, and the trial's run to which a new version of the model belongs."""
 
     def __init__(self, destination: Destination, model: str, experiment: str, key: str, sweep: str | None) -> None:
-        """Find the run of a trial, below the parent run of `sweep` if given; raise UserError if this fails."""
+        """Find the run of the trial `key`, below the parent run of `sweep` if it is given.
+
+        Raises:
+            UserError: The model's name is invalid, MLflow cannot be used, or it has no such run.
+        """
         if not model.strip() or any(one in model for one in "/:"):
             raise UserError(f"`--register` must be a name without / and :, but it is `{model}`.")
         check_server(destination)
-        missing = f"MLflow has no run of trial {key}; `fedsweep ui --deliver` brings it there."
+        missing = f"MLflow has no run of trial {key}; `fedsweep ui --deliver` creates it."
         database = Path(destination.uri.removeprefix("sqlite:///"))
         if not destination.server and not database.exists():  # connecting would create an empty one
             raise UserError(missing)
         try:
             self.client, self.model = destination.client(), model
             run_id = _run_id(self.client, experiment, key, sweep)
-        except Exception as error:  # of MLflow, or of a library under it
+        except Exception as error:  # MLflow and the libraries below it raise many types
             raise UserError(error_sentence(destination, error)) from None
         if run_id is None:
             raise UserError(missing)
@@ -190,8 +199,10 @@ class Registration:
                 self.client.create_registered_model(self.model)
             source = f"runs:/{self.run_id}/{path}"
             made = self.client.create_model_version(self.model, source, self.run_id, tags=dict(tags))
-        except Exception as error:  # of MLflow, or of a library under it
-            raise UserError(f"{folder} is written, but MLflow did not register it: {one_line(error)}.") from error
+        except Exception as error:  # MLflow and the libraries below it raise many types
+            raise UserError(
+                f"the export {folder} was written, but MLflow did not register it: {one_line(error)}."
+            ) from error
         return str(made.version)
 
 

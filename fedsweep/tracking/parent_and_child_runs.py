@@ -24,26 +24,27 @@ if TYPE_CHECKING:
 
 
 METRICS, PARAMETERS = 800, 100
-"""Limits per request; MLflow accepts 1,000 items, of which at most 100 parameters."""
+"""Items per request; MLflow accepts at most 1,000 items, and at most 100 parameters among them."""
 NO_PARAMETERS: Mapping[str, Any] = {"id": True, "name": True, "digests": True, "reference": {"arms": True}}
-"""Entries of the manifest that are not parameters: they are tags, or may exceed MLflow's length limit."""
+"""Entries of the manifest that are not logged as parameters: they are tags, or may exceed MLflow's length limit."""
 
 
 @dataclass(frozen=True)
 class _Written:
-    """A trial's run as it is in MLflow."""
+    """The state of a trial's run in MLflow."""
 
     run_id: str
     start: int
     tags: Mapping[str, str]
     step: int | None
-    """The last round, -1 before the first, None if unknown."""
+    """The last recorded round: -1 if there is none, None if it is unknown."""
 
 
 class Runs:
     """The runs of one MLflow experiment, below a parent run if they belong to a sweep.
 
-    Methods pass on MLflow's exceptions, after which the next call reads the run again. Not thread-safe.
+    Methods do not catch MLflow's exceptions; after an exception, the next call reads the run's state from MLflow again.
+    The class is not thread-safe.
     """
 
     def __init__(self, destination: Destination, experiment: str) -> None:
@@ -54,11 +55,15 @@ class Runs:
         self._question = ""  # the first comment of the search space
         self._summary = TrialsSummary()
         self._written: dict[str, _Written] = {}
-        self._children: dict[str, Run] | None = None  # of the parent when it was opened; None: search for each
+        self._children: dict[str, Run] | None = None  # found with the parent; None: search for each run separately
         self._opened: set[str] = set()  # trials that this session found or created
 
     def open_sweep(self, sweep: SweepManifest, folder: Path) -> None:
-        """Mark the sweep, to which later trials belong, as running; record its YAML files, versions and commit."""
+        """Find or create the parent run of a sweep, and mark it as running.
+
+        A new parent run gets the sweep's YAML files and the versions of the packages. Trials that are synced later
+        belong to this sweep.
+        """
         if sweep != self.sweep:
             self.sweep, self.parent, self._children, self._summary = sweep, None, None, TrialsSummary()
             self._written.clear()
@@ -80,7 +85,7 @@ class Runs:
         save_view(self.client, self.experiment.id, self._manifest, run_id, self._summary.extent)
 
     def close_sweep(self, status: str, metrics: Mapping[str, float], artifacts: Path | None = None) -> None:
-        """End the parent run with its summary and the report."""
+        """End the parent run with `status`, after recording `metrics`, the report in `artifacts`, and a description."""
         run_id = self._open_parent()
         if artifacts is not None:
             self.client.log_artifacts(run_id, str(artifacts), "report")
@@ -103,7 +108,7 @@ class Runs:
         run_id, step, described = written.run_id, written.step, DESCRIBED in written.tags
         changed = state(written.tags) != state(outcome)
         if step is None and (changed or trial.outcome is None):
-            # By a metric that every round has; rounds are written whole or not at all.
+            # Every round has this metric, and all metrics of a round are written in one request.
             step = max((one.step for one in self.client.get_metric_history(run_id, "seconds/round")), default=-1)
         if changed:
             self._change(run_id, trial)
@@ -114,7 +119,7 @@ class Runs:
         tags = {} if described else {DESCRIBED: "yes"}
         marks = trial_description.provenance_tags(trial.plan)
         tags |= {name: mark for name, mark in marks.items() if written.tags.get(name) != mark}
-        tags |= outcome if changed else {}  # last, once all else is written
+        tags |= outcome if changed else {}  # last: these tags show that the rest has been written
         self._send(run_id, rounds, {} if described else trial.plan.config, tags)
         if trial.outcome is not None:
             self.experiment.delete_late(key, self._tags(key), run_id)
@@ -122,7 +127,7 @@ class Runs:
         self._written[key] = replace(written, tags={**written.tags, **tags}, step=step)
 
     def interrupt(self, trial: TrialRecord) -> None:
-        """Mark a trial as stopped before its end; a resumed sweep continues the same run."""
+        """Mark a trial as interrupted; a resumed sweep continues the trial's run."""
         self.sync(trial)
         written = self._written.pop(trial.plan.key)
         self.client.set_terminated(written.run_id, "KILLED")
@@ -136,7 +141,7 @@ class Runs:
         return self.sweep
 
     def _open_parent(self) -> str:
-        """Find or create the parent run, and find all its children."""
+        """Return the id of the parent run; on the first call, find or create it, and find its children."""
         if self.parent is not None:
             return self.parent
         sweep, tags = self._manifest, sweep_tags(self._manifest.id)
@@ -156,7 +161,7 @@ class Runs:
         return trial_tags(key, None if self.sweep is None else self._open_parent())
 
     def _open(self, plan: TrialPlan) -> _Written:
-        """Find or create the trial's run."""
+        """Find or create the run of a trial."""
         tags = self._tags(plan.key)
         if self._children is not None and plan.key not in self._opened:
             found = self._children.pop(plan.key, None)
@@ -171,7 +176,7 @@ class Runs:
         return _Written(found.info.run_id, found.info.start_time, found.data.tags, step)
 
     def _change(self, run_id: str, trial: TrialRecord) -> None:
-        """Record the end of the trial, or that it continues, except in tags."""
+        """Write the status and the artifacts of a trial that has ended, or the status of a trial that runs again."""
         if trial.outcome is None:
             self.client.update_run(run_id, status="RUNNING")
             return
@@ -184,7 +189,10 @@ class Runs:
     def _send(
         self, run_id: str, rounds: Sequence[list[Metric]], parameters: Mapping[str, Json], tags: Mapping[str, str]
     ) -> None:
-        """Write in as few requests as possible, without splitting a round; tags come last."""
+        """Write metrics, parameters and tags in as few requests as possible; tags are in the last request.
+
+        The metrics of a round are always in one request.
+        """
         from mlflow.entities import Param, RunTag
 
         values = flat(parameters).items()

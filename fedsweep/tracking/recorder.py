@@ -25,23 +25,23 @@ Tell = Callable[[int], None]
 PARENT, END = "the parent run", "the parent run's end"
 PATIENCE = 20.0  # seconds without a successful write, after which `deliver` no longer waits
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-"""Seconds between attempts; the pause doubles from one failure to the next."""
-TRIES = 3  # attempts at one write while others succeed, before it waits for the next sync or the end
+"""Seconds between attempts to write; the pause doubles with each failure."""
+TRIES = 3  # attempts at a write that MLflow rejects, before it is postponed until the run's next sync or the end
 
 
 class Recorder:
-    """A writer of the trials of one MLflow experiment, below a parent run if they belong to a sweep.
+    """The writer of an MLflow experiment's runs: one per trial, below a parent run if the trials belong to a sweep.
 
-    Only `deliver` and `close_sweep` wait for MLflow. No method raises its errors: `unsynced` lists runs that are not
-    written, and the store contains everything.
+    Only `deliver` and `close_sweep` wait for MLflow. No method raises MLflow's errors; `unsynced` lists the runs that
+    are not written. An error loses no data, because the results folder contains all records.
     """
 
     def __init__(self, store: Store, experiment: str, destination: Destination | None = None) -> None:
-        """Open or create the store's own database, or raise UserError; a server is contacted on the first write."""
+        """Open or create the local database, or raise UserError. A server is not contacted until the first write."""
         self.destination = destination or Destination.of(store.root)
         self.runs = Runs(self.destination, experiment)
         self.outage: str | None = None
-        """The sentence on why MLflow cannot be reached at the moment, or None."""
+        """The error message while MLflow cannot be used, or None."""
         self._news = threading.Condition()
         self._due: dict[str, Job] = {}
         self._refused: dict[str, Job] = {}
@@ -51,7 +51,7 @@ class Recorder:
         self._now = threading.Event()
         if not self.destination.server:
             try:
-                with FileLock(store.root / ".mlflow.lock"):  # two processes must not create it at once
+                with FileLock(store.root / ".mlflow.lock"):  # two processes must not create it at the same time
                     _ = self.runs.experiment.id
             except Exception as error:
                 reason = one_line(error)[:300].rstrip(".")
@@ -81,19 +81,20 @@ class Recorder:
         self._put(trial.plan.key, lambda: self.runs.sync(trial))
 
     def interrupt(self, trial: TrialRecord) -> None:
-        """Queue a trial that was stopped before its end; a resumed sweep continues the same run."""
+        """Queue the marking of a trial as interrupted; a resumed sweep continues the trial's run."""
         self._put(trial.plan.key, lambda: self.runs.interrupt(trial))
 
     @property
     def unsynced(self) -> dict[str, str]:
-        """The reason why MLflow lacks a run, by the trial's key."""
+        """The runs that are not written yet: a reason or a traceback for each, by the trial's key."""
         with self._news:
             return {what: self._errors.get(what, "not written yet") for what in (*self._due, *self._refused)}
 
     def deliver(self, tell: Tell = lambda left: None) -> bool:
-        """Wait until MLflow has everything, no write succeeds for `PATIENCE` seconds, or Ctrl-C.
+        """Wait until all runs are written, and return whether they are.
 
-        `tell` is called about once a second with the number of runs that are still due.
+        The wait ends early if no write succeeds for `PATIENCE` seconds, or on Ctrl-C. About once a second, `tell` is
+        called with the number of runs that are not written yet.
         """
         with self._news:
             refused, self._refused = self._refused, {}
@@ -112,7 +113,7 @@ class Recorder:
         return not self.unsynced
 
     def _put(self, what: str, job: Job) -> None:
-        """Queue a write, which replaces an older one for the same run."""
+        """Queue a write, which replaces an older write for the same run."""
         with self._news:
             self._refused.pop(what, None)
             self._due[what] = job
@@ -121,7 +122,7 @@ class Recorder:
                 self._thread.start()
 
     def _write(self) -> None:
-        """Run in the thread: write until nothing is due."""
+        """Write until the queue is empty; this is the function of the thread."""
         pause = FIRST_PAUSE
         while True:
             with self._news:
@@ -142,12 +143,12 @@ class Recorder:
                     self.outage = None
                     self._errors.pop(what, None)
                     self._tries.pop(what, None)
-                    if self._due[what] is job:  # otherwise a newer write is due
+                    if self._due[what] is job:  # otherwise a newer write is in the queue
                         del self._due[what]
                     self._news.notify_all()
 
     def _failed(self, what: str, job: Job, error: Exception) -> None:
-        """Distinguish an outage, which concerns all writes, from a write that MLflow rejects."""
+        """Record a failed write, which is due either to an outage or to MLflow's rejection of this write."""
         outage = None
         try:
             self.runs.client.search_experiments(max_results=1)
@@ -158,7 +159,7 @@ class Recorder:
             self._errors[what] = "".join(traceback.format_exception(error))
             if outage is None:
                 self._tries[what] += 1
-                newest = self._due.pop(what)  # others first
+                newest = self._due.pop(what)  # moved behind the other writes
                 if self._tries[what] < TRIES or newest is not job:
                     self._due[what] = newest
                 else:
@@ -170,9 +171,10 @@ class Recorder:
 def deliver_all(
     store: Store, destination: Destination, tell: Tell = lambda left: None
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Write everything in a store to MLflow; yield the name of each sweep and run, and its `unsynced`.
+    """Write all sweeps and single runs of a results folder to MLflow, except sweeps that another process is running.
 
-    Sweeps that another process is running are skipped.
+    Yields:
+        The name of the sweep or run, and the runs that could not be written (see `Recorder.unsynced`).
     """
     for sweep in store.sweeps():
         sweep.fetch()
@@ -183,7 +185,7 @@ def deliver_all(
     for run in store.runs():
         path = run.folder.relative_to(store.root / "runs")
         recorder = Recorder(store, path.parent.as_posix(), destination)
-        recorder.sync(run.read())  # a run without an outcome may be running
+        recorder.sync(run.read())  # not `interrupt`, because a run without an outcome may still be running
         recorder.deliver(tell)
         yield path.as_posix(), recorder.unsynced
 

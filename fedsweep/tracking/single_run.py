@@ -1,4 +1,4 @@
-"""A run outside a sweep, recorded in the store and in MLflow like a trial."""
+"""A single run outside a sweep, recorded in the results folder and in MLflow like a trial."""
 
 import contextlib
 import datetime
@@ -24,7 +24,7 @@ def record_run(
     destination: Destination | None = None,
     system_metrics: bool = False,
 ) -> tuple[TrialStore, Recorder]:
-    """Play a run, pass each round to `show`, and record everything, including an error's traceback."""
+    """Run an experiment, pass each round's record to `show`, and record all results and the traceback of an error."""
     stamp = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     trial = store.run(name, stamp)
     resolved, digests = config.model_dump(mode="json"), content_digests(config)

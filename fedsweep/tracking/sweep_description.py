@@ -1,4 +1,4 @@
-"""The parent run of a sweep: tags, the note with the table, and the origin of the code."""
+"""The description of a sweep's parent run: tags, a note with the results table, and the version of the code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedsweep.tracking.trial_description import dataset_inputs
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
 
-MOST = 30  # dataset inputs of a parent run, at most; each trial has its own
+MOST = 30  # largest number of data sets listed at a parent run; each trial's run lists its own
 LONGEST_TAG = 500  # characters of a tag that summarises trials
 
 
@@ -48,9 +48,9 @@ class TrialsSummary:
     _marks: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, trial: TrialRecord) -> None:
-        """Add a trial; a trial may be added repeatedly."""
+        """Add a trial, or the new rounds of a trial that was added before."""
         for name, mark in trial.plan.marks.items():
-            if name != TAKEN_FROM:  # of single trials
+            if name != TAKEN_FROM:  # differs for each trial
                 self._marks.setdefault(name, set()).add(mark)
         if len(self.images) < MOST:
             for one in dataset_inputs(trial.plan):
@@ -62,21 +62,27 @@ class TrialsSummary:
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """The provenance of all trials, such as the stand-in for a generator of synthetic images."""
+        """The tags with the provenance of all trials, such as the source of their synthetic images."""
         return {f"fedsweep.{name}": ", ".join(sorted(values))[:LONGEST_TAG] for name, values in self._marks.items()}
 
 
 NOTE = "mlflow.note.content"  # MLflow's tag for the description of a run or an experiment, in Markdown
 LONGEST_NOTE = 7800  # characters; MLflow's limit for a run's tag is 8,000
-REST = "\n\n(More than fits here: the whole table is `report/table.md` among the artifacts.)"
+REST = "\n\n(The table is too long to be shown in full. The whole table is in the artifact `report/table.md`.)"
 
 
 def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) -> str:
-    """Return the description of a parent run: the question, the table with its findings, and commands."""
+    """Return the Markdown description of a sweep's parent run: the question `asked`, the results table, and commands.
+
+    Without a table in the folder `report`, the description lists the experiment, the seeds and the rounds instead.
+    """
     if report is not None and (table := report / "table.md").exists():
-        body = table.read_text(encoding="utf-8").partition("\n")[2].strip()  # its title is the run's name
+        body = table.read_text(encoding="utf-8").partition("\n")[2].strip()  # without its title, the run's name
     else:
-        body = f"No report yet. {len(manifest.seeds)} seeds, {manifest.rounds} rounds, around `{manifest.experiment}`."
+        body = (
+            f"There is no report yet. Experiment: `{manifest.experiment}`. Seeds: {len(manifest.seeds)}. "
+            f"Rounds per trial: {manifest.rounds}."
+        )
     wanted = f"{manifest.name} --sweep {manifest.id}"
     commands = [f"report {wanted}", f"tune {manifest.name} --resume --sweep {manifest.id}", f"ui {wanted}"]
     end = "\n".join(["```sh", *(f"fedsweep {one}" for one in commands), "```"])
@@ -85,7 +91,7 @@ def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) 
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return at most `longest` characters of a Markdown text, cut between lines and with a note on the cut."""
+    """Return a Markdown text of at most `longest` characters; a longer text is cut, and a note on this is added."""
     if len(text) <= longest:
         return text
     kept = text[: longest - len(REST)]
@@ -102,7 +108,10 @@ def environment() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """Return the commit of the checkout that contains the package, with `+` for uncommitted changes, or None."""
+    """Return the Git commit of the package's checkout, with a `+` if there are uncommitted changes.
+
+    Return None if the package is not in a Git checkout.
+    """
     source = Path(__file__)
     tracked = ["git", "ls-files", "--error-unmatch", source.name]
     described = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
@@ -116,6 +125,6 @@ def git_commit() -> str | None:
 
 @cache  # called for every run, and starts two git processes
 def origin() -> dict[str, str]:
-    """Return the tags of every run: fedsweep's version, and the commit if there is one."""
+    """Return the tags that all runs have: fedsweep's version, and the Git commit if it is known."""
     version, commit = {"fedsweep.version": metadata.version("fedsweep")}, git_commit()
     return {**version, "mlflow.source.git.commit": commit} if commit else version

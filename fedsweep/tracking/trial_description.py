@@ -1,4 +1,4 @@
-"""The child run of a trial: name, tags, parameters, metrics and data sets."""
+"""The description of a trial's run: name, tags, metrics and data sets."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ ARM = "arm"  # the tag by which MLflow's page groups runs: the run's name withou
 
 
 def state(tags: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return the state of a trial from its run's tags: the outcome and, once it has ended, its round."""
+    """Return the outcome and, if the trial has ended, its last round from the tags of the trial's run."""
     outcome = tags.get(OUTCOME, "")
     return outcome, tags.get(ROUND) if outcome in STATUS else None
 
 
 def start_tags(plan: TrialPlan, varied: Iterable[str]) -> dict[str, str]:
-    """Return the tags of a run at its start; `varied` are the hyperparameters that differ between arms.
+    """Return the tags of a trial's run at its start.
 
-    For grouping runs, each varied hyperparameter is a tag under its short name, and so is the arm's label.
+    MLflow's page can group runs by tags. Therefore, each hyperparameter of the arm is a tag, and the arm's label is
+    another tag. Names are shortened but stay unique among `varied`, the names of all hyperparameters that the sweep
+    varies.
     """
     short = short_names(dict.fromkeys([*varied, *plan.arm]))
     tags = {
@@ -48,12 +50,12 @@ def start_tags(plan: TrialPlan, varied: Iterable[str]) -> dict[str, str]:
 
 
 def provenance_tags(plan: TrialPlan) -> dict[str, str]:
-    """Return the tags of a trial's provenance, some of which is known only while it runs."""
+    """Return the tags with a trial's provenance; some of these tags are known only after the trial has started."""
     return {f"fedsweep.{name}": mark for name, mark in plan.marks.items()}
 
 
 def outcome_tags(trial: TrialRecord) -> dict[str, str]:
-    """Return the tags of a trial's outcome; the tag of the outcome itself is last."""
+    """Return the tags that describe a trial's outcome: error, reason, last round and, as the last tag, the outcome."""
     if trial.outcome is None:
         return {OUTCOME: "running"}
     lines = (trial.outcome.error or "").strip().splitlines()
@@ -63,10 +65,10 @@ def outcome_tags(trial: TrialRecord) -> dict[str, str]:
 
 
 def metrics(trial: TrialRecord, start: int, after: int, ended: bool) -> list[list[Metric]]:
-    """Return the metrics of each round after round `after` and, if the trial has `ended`, of the whole trial.
+    """Return one list of metrics per round after round `after` and, if the trial has `ended`, one for the whole trial.
 
-    Timestamps follow from `start`, the run's start in milliseconds, and the duration of rounds, so that a repeated
-    write gives the same point, which MLflow keeps once.
+    Timestamps are computed from `start`, the run's start in milliseconds, and the durations of the rounds. A metric
+    that is written twice therefore has the same timestamp both times, and MLflow stores it once.
     """
     from mlflow.entities import Metric
 
@@ -94,16 +96,17 @@ def _in_words(plan: TrialPlan) -> str:
     return " · ".join(setting(name.rsplit(".", 1)[-1], value) for name, value in plan.arm.items())
 
 
-SHOWN = 12  # digits of a digest; MLflow's limit is 36
+SHOWN = 12  # recorded digits of a digest; MLflow's limit is 36
 COLUMNS = [{"name": "image", "type": "uint8 (3, size, size)"}, {"name": "label", "type": "class"}]
 SCHEMA = json.dumps({"mlflow_colspec": COLUMNS})
 
 
 def dataset_inputs(plan: TrialPlan) -> list[DatasetInput]:
-    """Return the test images and the clients' training images; empty if the plan does not describe them.
+    """Return the test images, the clients' training images and any synthetic images as MLflow data sets.
 
-    The digest for `eval` covers all images and labels. The digest for `train` also covers data options, partition and
-    seed: if two are equal, each client has the same images.
+    The list is empty if the plan does not describe the images. The digest with the context `eval` covers all images and
+    labels. The digest with the context `train` also covers data options, partition and seed. If two trials have the
+    same `train` digest, each client has the same images in both.
     """
     data, partition = plan.config.get("data"), plan.config.get("partition")
     content, _, of_synthetic = plan.digests.get("data", "").partition(" ")

@@ -1,4 +1,4 @@
-"""MLflow's page for a results folder, and the saved view of a sweep by arm."""
+"""MLflow's web page for a results folder, and a saved view of each sweep that groups its trials by arm."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 Extent = Mapping[str, tuple[float, float]]  # the smallest and the largest value of each metric
-TAG = "mlflow.sharedViewState."  # the prefix of the experiment's tag for a saved view
+TAG = "mlflow.sharedViewState."  # prefix of the experiment's tags that contain saved views
 BEYOND = ("accuracy/mean_of_last_4", "megabytes/sent", "seconds/round")
-"""Metrics of a trial that are not in its records of rounds."""
+"""Metrics of a trial's run that the trial's round records do not contain."""
 BY_ROUND = ("accuracy/worst_domain", "loss/test", "loss/train")
 COST = "megabytes/sent"
 
@@ -43,7 +43,7 @@ COST = "megabytes/sent"
 def save_view(client: MlflowClient, experiment_id: str, manifest: SweepManifest, parent: str, extent: Extent) -> bool:
     """Save the view of a sweep for MLflow's page, and return whether this succeeded.
 
-    The format is undocumented, and some servers are read-only, so nothing depends on success.
+    MLflow does not document the format, and some servers are read-only, so a failure is not an error.
     """
     with contextlib.suppress(Exception):
         client.set_experiment_tag(experiment_id, TAG + manifest.id, encoded(sweep_view(manifest, parent, extent)))
@@ -52,20 +52,20 @@ def save_view(client: MlflowClient, experiment_id: str, manifest: SweepManifest,
 
 
 def encoded(view: Json) -> str:
-    """Return a view as the tag's value that MLflow's page reads."""
+    """Return a view in the encoding that MLflow's page reads: compressed JSON in Base64."""
     content = json.dumps(view, separators=(",", ":"), ensure_ascii=False).encode()
     return "deflate;" + base64.b64encode(zlib.compress(content, 9)).decode()
 
 
 def sweep_view(manifest: SweepManifest, parent: str, extent: Extent) -> dict[str, Any]:
-    """Return charts of the trials below run `parent`, grouped by arm, with mean and range over seeds.
+    """Return a view with charts of the trials below the run `parent`, grouped by arm, with mean and range over seeds.
 
-    Vertical axes of metrics without an extent begin at zero.
+    The vertical axis of a metric spans its range in `extent`; without a range, the page lets the axis begin at zero.
     """
     parameters = [name for name in manifest.varied if name not in IN_WORDS]
     return {
         "searchFilter": tag_filter({PARENT: parent}),
-        # The page folds trials below their parent unless they are ordered by a metric.
+        # The page hides trials below their parent unless runs are sorted by a metric.
         "orderByKey": f"metrics.`{manifest.metric}`",
         "orderByAsc": manifest.mode == "min",
         "startTime": "ALL",
@@ -91,14 +91,14 @@ def sweep_view(manifest: SweepManifest, parent: str, extent: Extent) -> dict[str
 
 
 def _folded(extent: Extent) -> list[str]:
-    """Return the sections that the page derives from prefixes of metrics; they stay closed, below ours."""
+    """Return the names of the sections that the page creates from the prefixes of metrics; they are collapsed."""
     first = {name.rpartition("/")[0] or "Model metrics" for name in (*extent, *BEYOND)}
     return sorted({"System metrics" if name == "system" else name for name in first})
 
 
 def _charts(manifest: SweepManifest, parameters: Sequence[str], extent: Extent) -> list[dict[str, Any]]:
     objective, against = manifest.metric, manifest.against.metric if manifest.against else COST
-    other = COST if against in ACCUMULATED else against  # the page only has the value of the last round
+    other = COST if against in ACCUMULATED else against  # of these metrics, the page only has the last round's value
     by_round = dict.fromkeys([objective, *([other] if other != COST else []), *BY_ROUND])
     first, *curves = [
         _chart("LINE", f"curve {one}", metricKey=one, selectedMetricKeys=[one], range=_range(extent.get(one)), **LINE)
@@ -146,12 +146,12 @@ def _section(name: str, opened: bool = False) -> dict[str, Any]:
 LOOPBACK = "127.0.0.1"
 ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 (compared with the user's choice)
 TRAINING = "workflowType=machine_learning"
-"""The query for MLflow's page for training; its other page is for language models."""
-SIDE_BY_SIDE = 100  # runs in one URL, limited by its length and for readable charts
+"""The URL query that selects MLflow's page for model training; another page is for language models."""
+SIDE_BY_SIDE = 100  # largest number of runs in one URL: URLs have a limited length, and charts must stay readable
 
 
 def check_free(host: str, port: int) -> bool:
-    """Return whether only this machine can reach `host`; raise UserError unless a server can listen on the port."""
+    """Return whether `host` is a loopback address; raise UserError unless a server can listen on `host` and `port`."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or "nowhere.invalid", port, type=socket.SOCK_STREAM
@@ -162,8 +162,8 @@ def check_free(host: str, port: int) -> bool:
             probe.listen()
     except (OSError, UnicodeError) as error:
         sentences: dict[int | None, str] = {
-            errno.EADDRINUSE: f"port {port} is taken on this machine; `--port {port % 65535 + 1}` would use another.",
-            errno.EACCES: f"port {port} is not open to this user; `--port 5000` is.",
+            errno.EADDRINUSE: f"port {port} is already in use on this machine; try `--port {port % 65535 + 1}`.",
+            errno.EACCES: f"you are not allowed to listen on port {port}; try `--port 5000`.",
         }
         rule = "`--host` must be an address or a name of this machine, such as 127.0.0.1 or 0.0.0.0"
         number = getattr(error, "errno", None)
@@ -172,9 +172,11 @@ def check_free(host: str, port: int) -> bool:
 
 
 def server_command(root: Path, port: int, host: str = LOOPBACK) -> tuple[list[str], dict[str, str]]:
-    """Return the command of MLflow's server for a results folder, and environment variables that keep it small.
+    """Return the command that starts MLflow's server for a results folder, and environment variables for it.
 
-    MLflow rejects requests for unknown host names and from pages of other sites. It only knows the names of loopback.
+    The environment variables switch off job execution and telemetry. MLflow rejects requests to unknown host names and
+    from pages of other sites. By default it only knows loopback names, so for any other `host` the command lists the
+    names of this machine.
     """
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking_uri(root)]
     command += ["--default-artifact-root", (root / "artifacts").as_uri(), "--host", host, "--port", str(port)]
@@ -187,7 +189,7 @@ def server_command(root: Path, port: int, host: str = LOOPBACK) -> tuple[list[st
 
 
 def answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
-    """Wait until a new server accepts connections; return False if it ends before."""
+    """Wait until a new server accepts connections, and return True; return False if its process ends first."""
     while server.poll() is None:
         with contextlib.suppress(OSError):
             socket.create_connection((LOOPBACK if host in ANYWHERE else host, port), timeout=1).close()
@@ -197,7 +199,7 @@ def answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
 
 
 def page_url(host: str, port: int) -> str:
-    """Return the URL of the page; for all interfaces, with the machine's name."""
+    """Return the URL of MLflow's page; it contains the machine's name if the server listens on all interfaces."""
     return f"http://{_bracketed(socket.gethostname() if host in ANYWHERE else host)}:{port}"
 
 
@@ -219,9 +221,10 @@ def _bracketed(name: str) -> str:
 def page_links(
     store: Store, url: str, destination: Destination | None = None, sweep: SweepStore | None = None
 ) -> dict[str, str]:
-    """Return labelled URLs for a sweep, by default the newest: saved view, parent run, runs, curves, trials.
+    """Return labelled URLs on MLflow's page for a sweep, by default the newest sweep.
 
-    A missing view, as of a sweep of an older version, is saved if possible.
+    They lead to the saved view, the parent run, the table of all runs, the curves, and a comparison of the trials. If
+    the view is missing, for example for a sweep of an older version, it is saved first if possible.
     """
     sweeps = [sweep] if sweep is not None else store.sweeps()[-1:]
     if not sweeps:
@@ -237,7 +240,7 @@ def page_links(
     ids = ",".join(f'"{run.info.run_id}"' for run in client.search_runs([number], below, max_results=SIDE_BY_SIDE))
     runs = f"{url}/#/experiments/{number}/runs"
     charts = f"{runs}?{TRAINING}&compareRunsMode=CHART"
-    metric = urllib.parse.quote(f"metrics.`{manifest.metric}`", safe="")  # without an order, trials are folded
+    metric = urllib.parse.quote(f"metrics.`{manifest.metric}`", safe="")  # without sorting, trials are hidden
     compared = urllib.parse.quote(f'?runs=[{ids}]&experiments=["{number}"]&{TRAINING}', safe="?=&")
     links = {
         "sweeps and their trials": f"{runs}?{TRAINING}",
@@ -249,4 +252,4 @@ def page_links(
     if TAG + manifest.id not in experiment.tags and not save_view(client, number, manifest, parent, {}):
         return links
     by_arm = f"{charts}&viewStateShareKey={manifest.id}"
-    return {"the sweep by arm": by_arm, "what it found": f"{runs}/{parent}?{TRAINING}", **links}
+    return {"the sweep by arm": by_arm, "the sweep's results": f"{runs}/{parent}?{TRAINING}", **links}

@@ -1,4 +1,4 @@
-"""Arithmetic on adapter states: averages of the clients' updates."""
+"""Averages of the clients' updates."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
@@ -13,16 +13,17 @@ from fedsweep.types import AdapterState, ClientUpdate
 
 
 class AggregationConfig(Config):
-    """The clients' weights in averages, and the treatment of LoRA's two factors."""
+    """The aggregation of the clients' updates on the server."""
 
     weights: Literal["samples", "uniform"] = Field(
         "samples",
-        description="weigh a client by its number of images (the papers) or all alike (FedRA's released code)",
+        description="`samples`: weigh clients by their number of images (as in the papers); `uniform`: weigh all "
+        "clients equally (as in FedRA's released code)",
     )
     lora: Literal["factors", "freeze_a", "product_svd"] = Field(
         "factors",
-        description="average A and B apart (the papers); train and average B alone under one frozen A; or average the "
-        "products B A and factor them again by a truncated SVD",
+        description="`factors`: average A and B separately (as in the papers); `freeze_a`: train and average only B, "
+        "with one frozen A for all clients; `product_svd`: average the products B A and factor them by a truncated SVD",
     )
 
     def weight(self, update: ClientUpdate) -> float:
@@ -35,17 +36,26 @@ class AggregationConfig(Config):
 
 
 Weigh = Callable[[ClientUpdate], float]
-"""A client's weight before normalisation."""
+"""A function that returns a client's weight before normalisation."""
 
 
 def layerwise_mean(
     previous: AdapterState, updates: Sequence[ClientUpdate], config: AggregationConfig, weigh: Weigh | None = None
 ) -> AdapterState:
-    """r_j = sum_i M_ij w_i r_j^i / sum_i M_ij w_i (FedRA v1, Eq. 3); a tensor that nobody trained keeps its value.
+    """Average each tensor over the clients that trained it; a tensor that no client trained keeps its value.
 
-    Weights are those of `config`, unless `weigh` gives others. With `lora: product_svd` r_j is the product B A of an
-    adapted layer, which is factored again at the same rank. The sum runs in the order of the clients' ids, so that the
-    result does not depend on the order of arrival. Raise KeyError for a tensor that the full model does not have.
+    r_j = sum_i M_ij w_i r_j^i / sum_i M_ij w_i (FedRA v1, Eq. 3). With `lora: product_svd`, r_j is the product B A of
+    an adapted layer, which is factored again at the same rank. Clients are added in the order of their ids, so the
+    result does not depend on the order of the updates.
+
+    Args:
+        previous: The tensors before the round.
+        updates: The updates of the clients.
+        config: The weights of the clients, and the treatment of LoRA's factors.
+        weigh: A function that returns the weight w_i of an update, instead of the weight in `config`.
+
+    Raises:
+        KeyError: A client sent a tensor that is not in `previous`.
     """
     for update in updates:
         if unknown := sorted(set(update.adapter) - set(previous)):
@@ -63,11 +73,11 @@ def layerwise_mean(
 
 
 def lora_residual(previous: AdapterState, updates: Sequence[ClientUpdate], config: AggregationConfig) -> float:
-    """||mean(B A) - B' A'|| / ||mean(B A)||, the error of the layer-wise mean's products B' A' against the clients'.
+    """Return ||mean(B A) - B' A'|| / ||mean(B A)||, the relative error of the product B' A' of the averaged factors.
 
-    It is computed from what the clients sent, before a method or a base optimizer adds to it. Frobenius norms over all
-    adapted layers that somebody trained; 0 if A is frozen. For `factors` the difference is the weighted covariance of B
-    and A over clients.
+    The means are taken over the clients' updates, before a method or a base optimizer changes them. The Frobenius norms
+    run over all adapted layers that at least one client trained. The error is 0 if A is frozen. For `factors`, the
+    difference is the weighted covariance of B and A over clients.
     """
     missed = total = 0.0
     for a, b in _pairs(previous):
@@ -89,41 +99,41 @@ def _mean(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
 
 
 def _parts(name: str, updates: Sequence[ClientUpdate], weigh: Weigh) -> list[tuple[float, Tensor]]:
-    """Return the clients' values of one tensor with their shares, which sum to one, ordered by client id."""
+    """Return (share, value) of one tensor for each client that sent it, ordered by client id; shares sum to one."""
     holders = sorted((update for update in updates if name in update.adapter), key=lambda update: update.client)
     total = sum(map(weigh, holders))
     return [(weigh(update) / total if total else 1 / len(holders), update.adapter[name]) for update in holders]
 
 
 def _pairs(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Names of A and B of every adapted layer whose A is trainable."""
+    """Yield the names of A and B of every adapted layer with a trainable A."""
     return ((name, name.replace(".lora_A.", ".lora_B.")) for name in names if ".lora_A." in name)
 
 
 def _stacked(a: Sequence[tuple[float, Tensor]], b: Sequence[tuple[float, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return two factors whose product is the mean of K products, in double precision: (out, K r) and (K r, in).
+    """Return two matrices, (out, K r) and (K r, in), whose product is the mean of the K products B A.
 
-    Convolutions are flattened to matrices.
+    They are in double precision; a convolution is treated as a matrix.
     """
     left = torch.cat([share * part.flatten(1).double() for share, part in b], dim=1)
     return left, torch.cat([part.flatten(1).double() for _, part in a])
 
 
 def _refactored(left: Tensor, right: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return A' = c R V^T and B' = U S R^T / c, where U S V^T is the best approximation of `left @ right` of a's rank.
+    """Return A' = c R V^T and B' = U S R^T / c, where U S V^T best approximates `left @ right` at the rank of `a`.
 
-    `a` and `b` are the means of the factors. Every rotation R and scale c give the same product, but not the same
-    steps of SGD afterwards. So A' is as near to the mean of A as possible, and of its size: otherwise arms would differ
-    in their effective learning rate. B' may be zero.
+    `a` and `b` are the means of the factors; B' may be zero. Every rotation R and scale c give the same product, but
+    different steps of SGD afterwards. Therefore R and c bring A' as close as possible to the mean of A in direction and
+    norm. Otherwise arms would differ in their effective learning rate.
     """
     q_left, r_left = torch.linalg.qr(left)
     q_right, r_right = torch.linalg.qr(right.T)
-    u, s, v = torch.linalg.svd(r_left @ r_right.T)  # small: K r by K r at most
+    u, s, v = torch.linalg.svd(r_left @ r_right.T)  # at most K r by K r, which is small
     old = a.flatten(1).double()
     rank = min(len(a), len(s))
     rows = v[:rank] @ q_right.T
     turn_left, _, turn_right = torch.linalg.svd(old @ rows.T, full_matrices=False)
-    turn = turn_left @ turn_right  # (r, rank): orthogonal Procrustes
+    turn = turn_left @ turn_right  # (r, rank), by orthogonal Procrustes
     scale = (old.square().sum() / rank).sqrt()
     new_a = scale * turn @ rows
     new_b = (q_left @ u[:, :rank] * s[:rank]) @ turn.T / scale

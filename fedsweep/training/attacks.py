@@ -1,4 +1,4 @@
-"""Malicious clients, which send the reverse of what they trained (FedMS, Section 4.2.2)."""
+"""Malicious clients, which send reversed updates (FedMS, Section 4.2.2)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ Attack = Literal["reversed_update", "reversed_weights"]
 
 
 def malicious_clients(clients: Iterable[ClientId], share: float, seed: int) -> frozenset[ClientId]:
-    """Draw the rounded `share` of the clients from (seed, purpose): the same ones in all rounds.
+    """Draw the malicious clients: `share` of all clients, rounded. The draw depends only on clients, share and seed.
 
     >>> sorted(malicious_clients([f"client-{number}" for number in range(10)], 0.2, seed=0))
     ['client-2', 'client-6']
@@ -25,10 +25,16 @@ def malicious_clients(clients: Iterable[ClientId], share: float, seed: int) -> f
 def attacked(
     sent: Mapping[ClientId, AdapterState], updates: Sequence[ClientUpdate], attack: Attack
 ) -> list[ClientUpdate]:
-    """Return the updates as the server receives them; `sent` are the tensors that each malicious client began with.
+    """Return the updates as the server receives them, with reversed updates of the malicious clients.
 
-    `reversed_update` goes as far in the other direction, theta^t - (theta_i - theta^t); `reversed_weights` is the
-    paper's wording taken literally, -theta_i. Private tensors and running statistics are not reversed.
+    `reversed_update` sends theta^t - (theta_i - theta^t), a step of the same size in the opposite direction.
+    `reversed_weights` sends -theta_i, which is the literal wording of the paper. Tensors that a client does not send,
+    and running statistics, are not reversed.
+
+    Args:
+        sent: For each malicious client, the tensors theta^t that the server sent to it.
+        updates: The updates of all clients of the cohort.
+        attack: The kind of attack.
     """
 
     def reverse(update: ClientUpdate) -> ClientUpdate:

@@ -1,4 +1,4 @@
-"""FedAvg, FedProx and FedDyn, the base optimizers, which combine with every method."""
+"""The base optimizers FedAvg, FedProx and FedDyn, which can be combined with methods."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,47 +16,55 @@ Tensors = list[Tensor]
 
 
 class BaseOptimizer(Config):
-    """A base optimizer decides how far a client moves from the global model, and what is remembered of it."""
+    """The base class of base optimizers, which can change the clients' gradients and correct the server's average."""
 
     def steer(self, gradients: Tensors, parameters: Tensors, start: Tensors, memory: list[Tensor | None]) -> Tensors:
-        """Return the gradients of a client's objective, from those of its loss.
+        """Return the gradients of a client's objective, given the gradients of its loss.
 
-        The four lists are parallel: `start` is where the session began, `memory` what is remembered of the client.
+        Args:
+            gradients: The gradient of the loss for each trained tensor.
+            parameters: The present values of these tensors.
+            start: Their values at the beginning of the local session.
+            memory: The remembered gradient of the client for each tensor, or None.
         """
         return gradients
 
     def conclude(
         self, before: ServerState, after: ServerState, updates: Sequence[ClientUpdate], shares: Mapping[ClientId, float]
     ) -> ServerState:
-        """Return the state after the round, from the one `before` it and the method's aggregate.
+        """Return the state after the round.
 
-        `shares` are the weights of all clients, including those outside the cohort; they sum to one.
+        Args:
+            before: The state before the round.
+            after: The state that the method has aggregated.
+            updates: The updates of the cohort.
+            shares: The weights of all clients, including those outside the cohort. They sum to one.
         """
         return after
 
 
 class FedAvg(BaseOptimizer):
-    """Clients descend their own loss, the server averages (McMahan et al., 2017)."""
+    """Plain averaging: clients minimise their own loss, and the server averages (McMahan et al., 2017)."""
 
     name: Literal["fedavg"] = "fedavg"
 
 
 class FedProx(BaseOptimizer):
-    """Clients are held near the global model by mu / 2 ||theta - theta^t||^2 (Li et al., 2020, Eq. 2)."""
+    """A proximal term mu / 2 ||theta - theta^t||^2 in the clients' objective (Li et al., 2020, Eq. 2)."""
 
     name: Literal["fedprox"] = "fedprox"
-    mu: float = Field(0.01, ge=0, description="weight of the proximal term; 0 is FedAvg")
+    mu: float = Field(0.01, ge=0, description="weight of the proximal term; 0: the same as FedAvg")
 
     def steer(self, gradients: Tensors, parameters: Tensors, start: Tensors, memory: list[Tensor | None]) -> Tensors:
-        """Add mu (theta - theta^t)."""
+        """Return the gradients plus mu (theta - theta^t)."""
         return _pulled(gradients, parameters, start, self.mu)
 
 
 class FedDyn(BaseOptimizer):
-    """Dynamic regularisation: clients and server remember gradients, so that local optima agree (Acar et al., 2021).
+    """Dynamic regularisation with remembered gradients, so that clients agree on an optimum (Acar et al., 2021).
 
-    Memory is kept per tensor: a client that does not hold a block keeps its memory of it, and the server treats it like
-    one outside the cohort in the paper: it has not moved.
+    Gradients are remembered separately for each tensor. A client that does not hold a block keeps its memory of the
+    block. For this block, the server treats the client as one outside the cohort.
     """
 
     name: Literal["feddyn"] = "feddyn"
@@ -70,15 +78,16 @@ class FedDyn(BaseOptimizer):
     def conclude(
         self, before: ServerState, after: ServerState, updates: Sequence[ClientUpdate], shares: Mapping[ClientId, float]
     ) -> ServerState:
-        """g_k -= alpha (theta_k - theta^t); h -= alpha sum_k p_k (theta_k - theta^t); theta = mean - h / alpha.
+        """Update the remembered gradients g_k and h, and subtract h / alpha from the average.
 
-        p_k is client k's share of all, 1 / m in the paper.
+        g_k -= alpha (theta_k - theta^t); h -= alpha sum_k p_k (theta_k - theta^t); theta = mean - h / alpha. p_k is
+        client k's share, 1 / m in the paper.
         """
         clients, server, adapter = dict(before.client_memory), dict(before.server_memory), dict(after.adapter)
         for update in sorted(updates, key=lambda one: one.client):
             known = dict(clients.get(update.client, {}))
             for name, tensor in update.adapter.items():
-                if not is_statistic(name):  # what nothing descends along has no gradient to remember
+                if not is_statistic(name):  # running statistics have no gradients
                     step = tensor - before.adapter[name]
                     nothing = torch.zeros_like(step)
                     known[name] = known.get(name, nothing) - self.alpha * step

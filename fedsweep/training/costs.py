@@ -1,4 +1,4 @@
-"""Costs of a round: parameters held and trained, bytes sent. They are counted from shapes, not measured."""
+"""Costs of a round: parameters held and trained, and bytes sent. They are computed from shapes, not measured."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -10,12 +10,12 @@ COST_METRICS = ["bytes/down", "bytes/up", "parameters/held", "parameters/trained
 
 
 def count(state: AdapterState) -> int:
-    """Return the number of parameters, without running statistics."""
+    """Return the number of parameters in `state`, without running statistics."""
     return sum(tensor.numel() for name, tensor in state.items() if not is_statistic(name))
 
 
 def transmission_seconds(size: int, megabytes_per_second: float) -> float:
-    """Return the seconds that `size` bytes take, at 10^6 bytes to the megabyte (FedMS, Fig. 7).
+    """Return the transmission time of `size` bytes in seconds; a megabyte is 10^6 bytes (FedMS, Fig. 7).
 
     >>> transmission_seconds(4 * 149_620_737, 0.1)
     5984.82948
@@ -24,17 +24,20 @@ def transmission_seconds(size: int, megabytes_per_second: float) -> float:
 
 
 def size_in_bytes(state: AdapterState) -> int:
-    """Return the bytes of the tensors at their own precision."""
+    """Return the size of the tensors in bytes, at the precision of each tensor."""
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
 def sizes_of(model: LayeredModel) -> dict[str, int]:
-    """Return the number of values of each parameter by name, including frozen ones."""
+    """Return the number of values of each parameter, including frozen parameters, by name."""
     return {name: parameter.numel() for name, parameter in model.named_parameters()}
 
 
 def held_parameters(sizes: Mapping[str, int], layers: Iterable[int], excluded_prefixes: tuple[str, ...] = ()) -> int:
-    """Count the parameters of the sub-model with these blocks: frozen ones, adapters and heads. See `sizes_of`."""
+    """Return the number of parameters of a sub-model with the blocks `layers`: frozen weights, adapters and heads.
+
+    `sizes` is the result of `sizes_of`.
+    """
     return sum(sizes[name] for name in names_within(sizes, layers, excluded_prefixes))
 
 
@@ -45,11 +48,18 @@ def round_costs(
     received: Mapping[ClientId, Iterable[str]],
     updates: Collection[ClientUpdate],
 ) -> dict[str, float]:
-    """Return the bytes of the whole cohort in this round, and parameters per client (means).
+    """Return the bytes sent and received by the whole cohort in this round, and the mean parameters per client.
 
-    Down: the tensors of `sent` that each client `received`, in most methods the adapters of its blocks, its heads and
-    its BRICKs. Up: all that it trained and does not keep, and its extra tensors. Frozen blocks are not counted, because
-    a client has the public backbone on its disk, nor are synthetic images, which are sent once.
+    `bytes/down` counts the tensors that clients receive: in most methods the adapters of their blocks, their heads and
+    their BRICKs. `bytes/up` counts the tensors that they send. Frozen blocks are not counted, because every client has
+    the public backbone already, and neither are synthetic images, which are sent only once.
+
+    Args:
+        model: The full model.
+        sent: The adapter that the server sends.
+        allocations: The blocks of each client of the cohort.
+        received: The names of the tensors of `sent` that each client receives.
+        updates: The updates of the cohort.
     """
     sizes = sizes_of(model)
     held = [held_parameters(sizes, row.held, row.excluded_prefixes) for row in allocations.values()]

@@ -1,7 +1,7 @@
-"""Client drift and structural bias of a round, as FedBRICK measures them.
+"""The metrics of client drift and structural bias in a round, as in FedBRICK.
 
-Drift is the distance between the clients' models and heads after the round (Fig. 4), structural bias the effect of
-missing blocks on a client's gradients before it (Definition 1 and Remark 2).
+Drift is the distance between the clients' models and heads after local training (Fig. 4). Structural bias is the effect
+of missing blocks on a client's gradients before local training (Definition 1 and Remark 2).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,20 +23,23 @@ from fedsweep.types import AdapterState, Client, ClientUpdate
 REPRESENTATION, HEAD = "drift/representation", "drift/head"
 DRIFT_METRICS = [REPRESENTATION, HEAD]
 IMAGES = 16
-"""Number of a client's training images that are drawn in each round to measure its structural bias."""
+"""The number of training images on which the structural bias of a client is measured in each round."""
 GRADIENT, GROWTH = "structural_bias/gradient", "structural_bias/gradient_per_missing_block"
 IDENTITY, BRICK = "structural_bias/jacobian/identity", "structural_bias/jacobian/brick"
 ERROR = "structural_bias/brick_error"
 
 
 def bias_metrics(stand_ins: bool) -> list[str]:
-    """Return the names of the structural bias of every round, without those of single blocks."""
+    """Return the names of the metrics of structural bias, except those of single blocks.
+
+    `stand_ins` is true if clients have stand-ins, modules that they run in place of missing blocks.
+    """
     return [GRADIENT, GROWTH, IDENTITY, *([BRICK, ERROR] if stand_ins else [])]
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A client of a round: the blocks that it holds and its stand-ins for others."""
+    """A client of a round, with the blocks that it holds and its stand-ins, which it runs in place of other blocks."""
 
     client: Client
     held: tuple[int, ...]
@@ -44,7 +47,7 @@ class Placed:
 
     @property
     def walk(self) -> Walk:
-        """The steps of its own model."""
+        """The steps of the client's own model: its blocks and stand-ins in order."""
         return completed(self.held, self.stand_ins)
 
 
@@ -56,10 +59,19 @@ def drift(
     placed: Sequence[Placed],
     images: Tensor,
 ) -> dict[str, float]:
-    """Cosine distances 1 - cos: between clients' representations of the same images, and from the server's head update.
+    """Return the metrics of client drift, which are cosine distances 1 - cos.
 
-    `before` is the state that the server sent, `after` the one that it made of the updates; `images` are uint8
-    (n, 3, h, w). One forward pass of the images for each client.
+    The representation drift is the mean distance between the clients' representations of the same images. The head
+    drift is the mean distance between a client's and the server's update of the head. This takes one forward pass of
+    the images for each client.
+
+    Args:
+        model: The resident model; its adapter is overwritten.
+        before: The adapter that the server sent.
+        after: The adapter that the server aggregated.
+        updates: The updates of the cohort.
+        placed: The clients of the cohort.
+        images: uint8 images (n, 3, h, w).
     """
     ordered, walks = sorted(updates, key=lambda update: update.client), {one.client.id: one.walk for one in placed}
     features = [representation(model, before | one.adapter, walks[one.client], images) for one in ordered]
@@ -69,13 +81,16 @@ def drift(
 
 @torch.inference_mode()
 def representation(model: LayeredModel, adapter: AdapterState, walk: Walk, images: Tensor) -> Tensor:
-    """Return the input of the head in a client's own model: its tokens normalised and pooled, (n, width)."""
+    """Return the input (n, width) of the head in a client's own model: the normalised and pooled tokens."""
     model.load_adapter(adapter)
     return model.features(model.walk(images, walk))
 
 
 def mean_pairwise_distance(features: Tensor) -> float:
-    """Return the mean of 1 - cos over pairs of clients and images of features (clients, n, width); 0 for one client."""
+    """Return the mean of 1 - cos over all pairs of clients and all images; 0 for a single client.
+
+    `features` has the shape (clients, n, width).
+    """
     clients = len(features)
     if clients == 1:
         return 0.0
@@ -85,21 +100,29 @@ def mean_pairwise_distance(features: Tensor) -> float:
 
 
 def head_distance(before: AdapterState, after: AdapterState, update: AdapterState) -> float:
-    """Return 1 - cos between a client's and the server's change of the heads that the client trains."""
+    """Return 1 - cos between the client's and the server's update of the heads that the client trains."""
     names = [name for name in update if name.startswith((LayeredModel.head_prefix, "heads."))]
     own, global_ = (
         torch.cat([(state[name] - before[name]).flatten().double() for name in names]) for state in (update, after)
     )
-    return max(0.0, 1 - F.cosine_similarity(own, global_, dim=0).item())  # 0 but for rounding
+    return max(0.0, 1 - F.cosine_similarity(own, global_, dim=0).item())  # rounding errors could make it negative
 
 
 def structural_bias(
     model: LayeredModel, objective: Objective, layers: Sequence[int], placed: Sequence[Placed], seed: int, round: int
 ) -> dict[str, float]:
-    """Measure one round with the adapter that `model` holds; `layers` are the blocks of the server's model.
+    """Return the metrics of structural bias of one round, for the adapter that is loaded into `model`.
 
-    For each client two passes forward and back on `IMAGES` images, a third forward through all blocks, and one back
-    through each missing block and its stand-in.
+    Each client takes two forward and backward passes on `IMAGES` images, another forward pass through all blocks, and a
+    backward pass through each missing block and its stand-in.
+
+    Args:
+        model: The resident model, with the server's adapter.
+        objective: The loss that clients minimise.
+        layers: The blocks of the server's model.
+        placed: The clients of the cohort.
+        seed: The seed of the run.
+        round: The number of the round.
     """
     ordered = sorted(placed, key=lambda one: one.client.id)
     by_block: dict[int, list[float]] = {}
@@ -124,9 +147,12 @@ def structural_bias(
 def gradient_distortion(
     model: LayeredModel, objective: Objective, layers: Sequence[int], placed: Placed, images: Tensor, labels: Tensor
 ) -> tuple[dict[int, float], float]:
-    """epsilon_l = g~_l - g*_l (Eq. 9) in the adapters of the blocks held: on the client's walk, and on all `layers`.
+    """Measure epsilon_l = g~_l - g*_l (Eq. 9) in the adapters of each block l that the client holds.
 
-    Return ||epsilon_l|| by block, and over all of them as a share of ||g*||.
+    g~ is the gradient through the client's own model, and g* the gradient through all blocks `layers`.
+
+    Returns:
+        ||epsilon_l|| by block, and ||epsilon|| / ||g*|| over all these blocks.
     """
     trainable = model.trainable()
     within = (name for name in names_within(trainable, placed.held) if layer_of(name) is not None)
@@ -152,9 +178,10 @@ def jacobian_discrepancy(
 ) -> Iterator[dict[str, float]]:
     """Yield, for each missing block, Delta_l = E ||J - J_l||_F^2 / d of the identity and of the stand-in (Remark 2).
 
-    By Hutchinson: E_v ||(J - J_l)^T v||^2 is the squared Frobenius norm for random signs v; one v for each image, at
-    the activations of the full model. d is an activation's number of values. With a stand-in also ||E - f||^2 /
-    ||x - f||^2 of the outputs: 1 is as far from the block as skipping it.
+    J is the Jacobian of the identity or the stand-in, J_l that of the block at the activations of the full model, and d
+    the number of values of an activation. The norm is estimated by Hutchinson's method: for random signs v,
+    E_v ||(J - J_l)^T v||^2 is the squared Frobenius norm. Each image has one v. For a stand-in E of the block f, the
+    error ||E - f||^2 / ||x - f||^2 of the outputs is measured too. It is 1 if E is as far from f as skipping the block.
     """
     with torch.no_grad():
         tokens = model.embed(model.normalize(images))

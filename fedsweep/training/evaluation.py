@@ -1,4 +1,4 @@
-"""Accuracy and loss of the global model on the domains' test images, and accuracy of clients' own models on theirs."""
+"""Test accuracy and loss of the global model on each domain, and test accuracy of the clients' own models."""
 
 from collections.abc import Collection, Mapping, Sequence
 from statistics import pstdev
@@ -15,48 +15,49 @@ from fedsweep.types import ClientId, Domain, ImageSet
 
 OF_CLIENTS, OF_WORST, OF_CLIENT = "accuracy/clients/mean", "accuracy/clients/worst", "accuracy/client"
 OF_BOTTOM = "accuracy/clients/bottom_10"
-"""Mean over the tenth of the clients that are worst, one at least (as q-FFL reports it)."""
+"""The mean accuracy of the worst tenth of the clients, at least one client (as in q-FFL)."""
 DOMAIN_SPREAD = "accuracy/domain_spread"
-"""Standard deviation (n) of the accuracy over domains, 0 to 1."""
+"""The population standard deviation of the accuracy over domains; accuracies are between 0 and 1."""
 OUT_OF_DOMAIN, OUT_OF_DOMAINS = "accuracy/out_of_domain", "accuracy/out_of_domain_mean"
 
 
 class Predict(Protocol):
-    """A model that predicts an image set."""
+    """A function that returns a model's logits for an image set."""
 
     def __call__(self, images: ImageSet, *, domain: str | None) -> Tensor:
-        """Return logits (n, classes); `domain` is the images' domain if it is one of the clients'."""
+        """Return logits (n, classes); `domain` is the domain of the images if a client has it, or else None."""
 
 
 class EvaluationConfig(Config):
     """The evaluation of the global model after each round."""
 
-    batch_size: int = Field(256, gt=0, description="images per forward pass; does not change the result")
+    batch_size: int = Field(256, gt=0, description="number of images per forward pass; it does not change the results")
     metrics: tuple[Literal["drift", "structural_bias"], ...] = Field(
-        (), description="what is measured of each round beside the costs: drift, structural_bias, both or nothing"
+        (), description="additional metrics to measure in each round: drift, structural_bias, or both"
     )
     tsne_classes: int | None = Field(
         None,
         gt=1,
-        description="classes of the t-SNE of the global model's features after the last round; null for none",
+        description="number of classes in a t-SNE figure of the global model's features after the last round; `null`: "
+        "no figure",
     )
     tsne_images: int = Field(
-        500, ge=10, description="test images in the t-SNE, drawn evenly over the domains and these classes"
+        500, ge=10, description="largest number of test images in the figure, spread evenly over domains and classes"
     )
 
     @field_validator("metrics")
     @classmethod
     def _different(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(metrics)) < len(metrics):
-            raise ValueError(f"`evaluation.metrics` must not repeat one, but is {list(metrics)}")
+            raise ValueError(f"`evaluation.metrics` must not repeat a metric, but it is {list(metrics)}")
         return metrics
 
 
 @torch.no_grad()
 def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Domain] = ()) -> dict[str, float]:
-    """Return `accuracy/domain/<domain>`, the mean, worst and spread over domains, and the mean test loss.
+    """Return the accuracy on each domain, its mean, minimum and spread over domains, and the mean test loss.
 
-    `accuracy/out_of_domain/<domain>` and their mean are those of `held_out` domains, which count nowhere else.
+    The accuracies on `held_out` domains and their mean have metrics of their own. They do not enter the other metrics.
     """
     accuracies: dict[str, float] = {}
     losses: list[float] = []
@@ -78,17 +79,19 @@ def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Dom
 
 
 def features(model: LayeredModel, walk: Walk, images: ImageSet, batch_size: int) -> Tensor:
-    """Return the inputs (n, width) of the model's head after the steps of a walk."""
+    """Return the inputs (n, width) of the head after the steps `walk`: blocks, or modules in place of blocks."""
     return torch.cat([model.features(model.walk(pixels, walk)) for pixels, _ in images.batches(batch_size)])
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Return the share of right answers, from logits (n, classes) and labels (n,)."""
+    """Return the share of correct predictions, given logits (n, classes) and labels (n,)."""
     return (logits.argmax(1) == labels.to(logits.device)).double().mean().item()
 
 
 def client_scores(accuracies: Mapping[ClientId, float], left_out: Collection[ClientId]) -> dict[str, float]:
-    """Return the metrics of clients' own models on their own test images; means and minima skip the clients `left_out`.
+    """Return the metrics of the clients' own models, given the accuracy of each client on its own test images.
+
+    The clients `left_out` do not count in means and minima.
 
     >>> client_scores({"a": 0.5, "b": 1.0, "c": 0.0}, left_out={"c"})["accuracy/clients/mean"]
     0.75
@@ -101,12 +104,12 @@ def client_scores(accuracies: Mapping[ClientId, float], left_out: Collection[Cli
 
 
 def client_metric_names(clients: Collection[ClientId]) -> list[str]:
-    """Return the names of the metrics of `client_scores`."""
+    """Return the names of the metrics that `client_scores` returns."""
     return [OF_CLIENTS, OF_WORST, OF_BOTTOM, *(f"{OF_CLIENT}/{client}" for client in sorted(clients))]
 
 
 def metric_names(domains: Sequence[str], held_out: Sequence[str] = ()) -> list[str]:
-    """Return the names of the metrics of `evaluate`, in its order."""
+    """Return the names of the metrics that `evaluate` returns, in the same order."""
     others = [*([OUT_OF_DOMAINS] if held_out else []), *(f"{OUT_OF_DOMAIN}/{name}" for name in held_out)]
     own = [f"accuracy/domain/{name}" for name in domains]
     return ["accuracy/mean", "accuracy/worst_domain", DOMAIN_SPREAD, *own, *others, "loss/test"]

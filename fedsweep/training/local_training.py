@@ -1,4 +1,4 @@
-"""Local training of a cohort on one resident model: tensors in, tensors out, no copy of the model."""
+"""Local training of a cohort on one resident model, into which the tensors of each client are copied."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from fedsweep.training.optimizers import OptimizerConfig
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAllocation
 
 Objective = Callable[[LayeredModel, Images, Tensor, Walk], Tensor]
-"""(model, images (batch, 3, h, w) or a batch of which more is known, labels (batch,), the steps to walk) to a loss."""
+"""A function that returns a loss, given the model, a batch of images, its labels (batch,), and the steps to run."""
 
 
 class LocalConfig(Config):
-    """The amount of a client's work in a round."""
+    """The local training of a client in each round."""
 
-    batch_size: int = Field(128, gt=0, description="images per step")
+    batch_size: int = Field(128, gt=0, description="number of images per step")
     steps: Literal["epoch", "min_client"] | Annotated[int, Field(gt=0)] = Field(
         "epoch",
-        description="whole epochs; epochs of at most one step more than the smallest of all clients has in its epoch "
-        "(FedRA's released code); or a number of steps",
+        description="`epoch`: whole epochs; `min_client`: epochs cut to at most one step more than an epoch of the "
+        "smallest client (FedRA's released code); or a number of steps",
     )
-    epochs: int = Field(1, gt=0, description="how many epochs, unless `local.steps` is a number")
+    epochs: int = Field(1, gt=0, description="number of epochs; not used if `local.steps` is a number")
 
     def steps_for(self, images: int, fewest: int) -> int:
-        """Return the steps of a session on `images` images, if the smallest of all clients has `fewest`."""
+        """Return the number of steps of a client with `images` images, if the smallest of all clients has `fewest`."""
         if isinstance(self.steps, int):
             return self.steps
         epoch = math.ceil(images / self.batch_size)
@@ -50,11 +50,18 @@ class LocalConfig(Config):
 
 @dataclass(frozen=True)
 class LocalTask:
-    """A client's task: train `allocation.trained` from `start` on its own images.
+    """One session of local training.
 
-    `walk_at` maps the finished share of the session, in [0, 1), to the walk; by default the blocks held. `names` are
-    the tensors to train, by default those of the allocation. `session` counts a client's sessions within a round, each
-    of which has batches and dropout of its own. `side_inputs` (n, ...) hold one row per training image.
+    Attributes:
+        client: The client, whose training images are used.
+        start: The tensors at the beginning of the session.
+        allocation: The blocks that the client holds and trains.
+        objective: The loss.
+        walk_at: A function that maps the finished share of the session, in [0, 1), to the walk, the steps that the
+            model runs. By default, the steps are the blocks that the client holds.
+        names: The names of the tensors to train; by default, those of the allocation.
+        session: The number of the client's session within the round, which selects its batches and dropout.
+        side_inputs: Tensors (n, ...) with one row for each training image.
     """
 
     client: Client
@@ -67,20 +74,30 @@ class LocalTask:
     side_inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     def walk(self, over: float) -> Walk:
-        """Return the steps to walk when the share `over` of the session is finished."""
+        """Return the steps that the model runs after the share `over` of the session."""
         return self.allocation.held if self.walk_at is None else self.walk_at(over)
 
 
 def cross_entropy(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
-    """Return the plain loss of FedAvg and FedRA."""
+    """Return the mean cross-entropy, the loss of FedAvg and FedRA."""
     return F.cross_entropy(model(images, walk), labels)
 
 
 @dataclass(frozen=True)
 class CohortTrainer:
-    """The trainer of a cohort: a method gives it all tasks of a round at once.
+    """The trainer of a cohort, which trains the clients one after the other on one resident model.
 
-    `round` of `rounds`; `fewest` are the images of the smallest of all clients; `memory` is the base optimizer's.
+    Attributes:
+        model: The resident model.
+        optimizer: The local optimizer.
+        base: The base optimizer.
+        local: The amount of local training.
+        seed: The seed of the run.
+        rounds: The number of rounds of the run.
+        fewest: The number of images of the smallest of all clients.
+        reader: The reader of image batches, with known outputs of frozen blocks.
+        round: The number of the present round.
+        memory: The gradients of each client that the base optimizer remembers.
     """
 
     model: LayeredModel
@@ -95,14 +112,14 @@ class CohortTrainer:
     memory: Mapping[ClientId, AdapterState] = field(default_factory=dict)
 
     def at(self, round: int, memory: Mapping[ClientId, AdapterState] | None = None) -> CohortTrainer:
-        """Return the same trainer for another round, with other batch orders and dropout."""
+        """Return the trainer of another round, which draws other batches and dropout."""
         if round != self.round:
             self.reader.kept.next_round()
         return replace(self, round=round, memory=memory or {})
 
     def fit(self, tasks: Sequence[LocalTask]) -> list[ClientUpdate]:
-        """Train every task from its own start; return the updates in the order of the tasks."""
-        parameters = self.model.movable()  # once: to walk all modules takes as long as a small step
+        """Run all tasks, and return the updates in the order of the tasks."""
+        parameters = self.model.movable()  # once for all tasks: listing all modules takes as long as a small step
         self.model.train()
         try:
             return [self._fit_one(task, parameters) for task in tasks]
@@ -126,7 +143,7 @@ class CohortTrainer:
         key: list[int | str] = [self.round, client.id, *([task.session] if task.session else [])]
         order = batches(len(client.train), self.local.batch_size, steps, stream(self.seed, "batches", *key))
         devices = [model.mean.device] if model.mean.is_cuda else []
-        # Dropout is the one consumer of torch's global generator: give it a stream of its own and put the old one back.
+        # Only dropout uses torch's global generator. It is seeded for this session and restored afterwards.
         walk = task.walk(0.0)
         done = model.frozen_steps(walk, names) if task.walk_at is None else 0
         prefix = self.reader.prefix(walk, done, task.start) if done else None
@@ -144,9 +161,9 @@ class CohortTrainer:
             raise DivergenceError(
                 f"the loss of client {client.id} became {mean_loss} in round {self.round}; try a smaller `optimizer.lr`"
             )
-        if not torch.stack(torch._foreach_norm(values)).isfinite().all():  # by the last step, which no loss has seen
+        if not torch.stack(torch._foreach_norm(values)).isfinite().all():  # no loss is computed after the last step
             raise DivergenceError(
-                f"the adapter of client {client.id} left the range of numbers in round {self.round}; "
+                f"the adapter of client {client.id} became infinite or NaN in round {self.round}; "
                 "try a smaller `optimizer.lr`"
             )
         adapter = {name: parameters[name].detach().clone() for name in moved}
@@ -154,7 +171,7 @@ class CohortTrainer:
 
 
 def batches(num_examples: int, batch_size: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield `steps` index arrays of at most `batch_size`, without replacement within each pass over the examples."""
+    """Yield `steps` arrays of at most `batch_size` indices, drawn without replacement within each epoch."""
     order = np.empty(0, dtype=np.int64)
     for _ in range(steps):
         if len(order) == 0:

@@ -1,4 +1,4 @@
-"""SGD and Adam with torch's arithmetic, but without its import of the compiler, which takes seconds."""
+"""SGD and Adam with the arithmetic of `torch.optim`, but without its slow import of torch's compiler."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class SGDConfig(Config):
     name: Literal["sgd"] = "sgd"
     lr: float = Field(0.01, gt=0, description="learning rate")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum, without dampening")
-    weight_decay: float = Field(1e-5, ge=0, description="L2 penalty added to the gradient")
-    clip_norm: float | None = Field(10.0, gt=0, description="largest norm of the whole gradient; null for none")
+    weight_decay: float = Field(1e-5, ge=0, description="weight of the L2 penalty in the gradient")
+    clip_norm: float | None = Field(10.0, gt=0, description="largest norm of the whole gradient; `null`: no clipping")
 
     def over(self, parameters: list[Tensor]) -> SGD:
-        """Return a fresh optimizer of these tensors."""
+        """Return a new optimizer of these tensors."""
         return SGD(self, parameters)
 
 
@@ -32,29 +32,29 @@ class AdamConfig(Config):
     name: Literal["adam"] = "adam"
     lr: float = Field(2e-4, gt=0, description="learning rate")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.98), description="how much of the running means of gradient and squared gradient a step keeps"
+        (0.9, 0.98), description="decay rates of the running means of the gradient and of the squared gradient"
     )
-    eps: float = Field(1e-6, gt=0, description="added to the root of the mean square")
-    weight_decay: float = Field(0.05, ge=0, description="decay of the trained tensors")
+    eps: float = Field(1e-6, gt=0, description="added to the denominator, the root of the mean squared gradient")
+    weight_decay: float = Field(0.05, ge=0, description="strength of the weight decay; see `decoupled`")
     decoupled: bool = Field(
-        False, description="decay beside the step (AdamW); false: an L2 penalty added to the gradient (torch's Adam)"
+        False, description="decay the weights directly (AdamW); `false`: an L2 penalty in the gradient (torch's Adam)"
     )
-    clip_norm: float | None = Field(10.0, gt=0, description="largest norm of the whole gradient; null for none")
+    clip_norm: float | None = Field(10.0, gt=0, description="largest norm of the whole gradient; `null`: no clipping")
 
     def over(self, parameters: list[Tensor]) -> Adam:
-        """Return a fresh optimizer of these tensors."""
+        """Return a new optimizer of these tensors."""
         return Adam(self, parameters)
 
 
 class SGD:
-    """torch.optim.SGD's arithmetic on a list of tensors, which one local session moves in place."""
+    """The arithmetic of `torch.optim.SGD` on a list of tensors, which are changed in place."""
 
     def __init__(self, config: SGDConfig, parameters: list[Tensor]) -> None:
         self.config, self.parameters = config, parameters
         self.buffers: list[Tensor] = []
 
     def step(self, gradients: Sequence[Tensor]) -> None:
-        """theta -= lr v with v = momentum v + g + decay theta."""
+        """Update the tensors by theta -= lr v with v = momentum v + g + decay theta."""
         config, grads = self.config, clipped(gradients, self.config.clip_norm)
         if config.weight_decay:
             grads = list(torch._foreach_add(grads, self.parameters, alpha=config.weight_decay))
@@ -69,14 +69,17 @@ class SGD:
 
 
 class Adam:
-    """torch.optim.Adam's arithmetic on a list of tensors; with `decoupled` torch.optim.AdamW's."""
+    """The arithmetic of `torch.optim.Adam`, or with `decoupled` of `torch.optim.AdamW`, on a list of tensors.
+
+    The tensors are changed in place.
+    """
 
     def __init__(self, config: AdamConfig, parameters: list[Tensor]) -> None:
         self.config, self.parameters, self.taken = config, parameters, 0
         self.mean, self.square = ([torch.zeros_like(one) for one in parameters] for _ in range(2))
 
     def step(self, gradients: Sequence[Tensor]) -> None:
-        """theta -= lr m^ / (sqrt(v^) + eps), with bias-corrected moments m^ and v^."""
+        """Update the tensors by theta -= lr m^ / (sqrt(v^) + eps), with bias-corrected moments m^ and v^."""
         config, grads = self.config, clipped(gradients, self.config.clip_norm)
         self.taken += 1
         if config.weight_decay and config.decoupled:
@@ -94,13 +97,13 @@ class Adam:
 
 
 def plain_adam(lr: float, tensors: Iterable[Tensor]) -> Adam:
-    """Return an Adam of these tensors with the defaults of Kingma and Ba, without decay and clipping."""
+    """Return an Adam of these tensors with the defaults of Kingma and Ba, without weight decay and clipping."""
     config = AdamConfig(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, clip_norm=None)
     return Adam(config, [one.data for one in tensors])
 
 
 def clipped(gradients: Sequence[Tensor], largest: float | None) -> list[Tensor]:
-    """Return the gradients, scaled down if the norm over all of them exceeds `largest`."""
+    """Return the gradients, scaled down to the norm `largest` if their joint norm exceeds it."""
     grads = list(gradients)
     if largest is None:
         return grads

@@ -1,4 +1,4 @@
-"""t-SNE of the features of test images after the last round."""
+"""A t-SNE of the features of test images after the last round."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ from fedsweep.training.evaluation import features
 from fedsweep.types import Domain, ImageSet
 
 PERPLEXITY = 30.0
-"""Neighbours that count, scikit-learn's default; fewer where there are fewer than 91 images."""
+"""The perplexity, scikit-learn's default; a smaller one is used for fewer than 91 images."""
 
 
 def draw(
@@ -21,12 +21,24 @@ def draw(
 ) -> dict[str, ImageSet]:
     """Draw at most `images` test images of the first `classes` classes, as evenly over domains and classes as possible.
 
-    The draw, by domain, depends on neither method nor model, so that all arms of a seed show the same images. Raise
-    UserError if there are fewer classes, or too few images of them for a silhouette.
+    The draw does not depend on the method and the model, so all arms of a seed show the same images.
+
+    Args:
+        domains: The domains, from whose test images are drawn.
+        class_names: The names of all classes of the data.
+        classes: The number of classes to draw from.
+        images: The largest number of images.
+        seed: The seed of the run.
+
+    Returns:
+        The drawn images by domain.
+
+    Raises:
+        UserError: The data have fewer classes, or the classes have too few images for a silhouette.
     """
     if classes > len(class_names):
         raise UserError(
-            f"`evaluation.tsne_classes` must be at most the {len(class_names)} classes of the data, "
+            f"`evaluation.tsne_classes` must be at most {len(class_names)}, the number of classes of the data, "
             f"but it is {classes}."
         )
     queue: list[tuple[int, int, int, int]] = []
@@ -36,7 +48,7 @@ def draw(
         rows = np.flatnonzero(domains[place].test.labels.numpy() == label)
         shuffled = stream(seed, "tsne", domains[place].name, label).permutation(rows).tolist()
         queue += [(lap, turn, place, row) for lap, row in enumerate(shuffled)]
-    chosen = sorted(queue)[:images]  # one image of every cell, then a second of every cell that has one, ...
+    chosen = sorted(queue)[:images]  # one image of every cell, then a second one, and so on
     rows_of = {place: sorted(row for *_, at, row in chosen if at == place) for place in range(len(domains))}
     parts = {
         domains[place].name: domains[place].test.select(torch.tensor(rows)) for place, rows in rows_of.items() if rows
@@ -44,8 +56,8 @@ def draw(
     present = {int(label) for part in parts.values() for label in part.labels}
     if not 2 <= len(present) < len(chosen):
         raise UserError(
-            f"`evaluation.tsne_classes` {classes} needs two classes with test images and more images than classes, "
-            f"but {len(chosen)} images of {len(present)} were drawn."
+            f"`evaluation.tsne_classes` {classes} needs at least two classes with test images and more images "
+            f"than classes, but the number of images is {len(chosen)} and the number of classes {len(present)}."
         )
     return parts
 
@@ -53,9 +65,10 @@ def draw(
 def embed(
     model: LayeredModel, walk: Walk, sample: Mapping[str, ImageSet], classes: Sequence[str], batch_size: int, seed: int
 ) -> Embedding | None:
-    """Return the t-SNE of the inputs of the model's head after a walk, with the adapter that `model` holds.
+    """Return the t-SNE of the features (inputs of the head) of the images, for the adapter that is loaded into `model`.
 
-    Return None if the features are not finite or all equal, as in a diverged run, which must not end here.
+    Return None if the features are not finite or all equal, as after a divergence, so that the run can still finish.
+    `walk` are the blocks to run, and `sample` are the images by domain.
     """
     with torch.inference_mode():
         parts = [features(model, walk, images, batch_size).float().cpu() for images in sample.values()]
@@ -73,13 +86,13 @@ def embed(
 
 
 def _plane(found: np.ndarray, labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places (images, 2) and silhouettes (images,) of features (images, width)."""
+    """Return positions (images, 2) and silhouettes (images,) of features (images, width)."""
     from sklearn.manifold import TSNE
     from sklearn.metrics import silhouette_samples
     from threadpoolctl import threadpool_limits
 
     perplexity = min(PERPLEXITY, (len(found) - 1) / 3)
     state = derived_seed(seed, "tsne", "start") % 2**32  # scikit-learn takes 32 bits
-    with threadpool_limits(1):  # several threads add in no fixed order, and t-SNE makes the last bit visible
+    with threadpool_limits(1):  # several threads add in varying order, and t-SNE amplifies rounding errors
         plane = TSNE(2, init="pca", perplexity=perplexity, random_state=state).fit_transform(found)
         return plane, silhouette_samples(found, labels)

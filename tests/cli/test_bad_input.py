@@ -430,7 +430,7 @@ def test_a_store_that_cannot_be_written_is_rejected(refused: Refused, tmp_path, 
             (store / "mlflow.db").write_text("not a database, and longer than the header of one\n" * 40)
         case "a folder":
             (store / "mlflow.db").mkdir(parents=True)
-    assert refused(*words, "--store", str(store)) == f"the tracking store {store} cannot be written: {reason}."
+    assert refused(*words, "--store", str(store)) == f"the results folder {store} cannot be written: {reason}."
 
 
 @pytest.mark.parametrize("words", [(), ("--dry-run",)])
@@ -521,7 +521,7 @@ def test_ui_needs_recorded_results_and_a_free_port(refused: Refused, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert refused("ui", "--port", str(port)) == (
-            f"port {port} is taken on this machine; `--port {port % 65535 + 1}` would use another."
+            f"port {port} is already in use on this machine; try `--port {port % 65535 + 1}`."
         )
 
 
@@ -583,7 +583,7 @@ def test_a_rejected_command_does_not_import_ray(tmp_path):
     command = [sys.executable, "-c", code, "tune", SPACE]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "2\n"
-    assert done.stderr == f"fedsweep: the tracking store {tmp_path / 'mlruns'} cannot be written: File exists.\n"
+    assert done.stderr == f"fedsweep: the results folder {tmp_path / 'mlruns'} cannot be written: File exists.\n"
 
 
 def test_the_call_fixture_fails_a_command_that_starts(call: Call):

@@ -49,7 +49,7 @@ def test_prepare_describes_the_data_set_and_its_use(tree, call: Call):
         ["sketch", "24", "6"],
         ["all", "48", "12"],
     ]
-    assert "Layout domains; split drawn here, 0.2 of each class for testing.\n" in answer.out
+    assert "Layout domains; split drawn at random, 0.2 of each class for testing.\n" in answer.out
     assert f"Prepared: data/animals-16, 0.1 MB, digest {card.digest[:12]}\n" in answer.out
     line = answer.out.splitlines()[-1]
     given = parse_yaml(line, "line")["data"]
@@ -78,14 +78,14 @@ def test_prepare_warns_about_another_version_of_the_decoder(prepared, call: Call
 
 def test_another_source_needs_force(prepared, tree, call: Call, refused: Refused):
     (tree / "photo" / "bus" / "0.png").unlink()
-    assert "`--force` would replace it" in refused(*PREPARE)
+    assert "use `--force` to replace it" in refused(*PREPARE)
     assert "Prepared: data/animals-16" in call(*PREPARE, "--force").out
 
 
 def test_corrupt_images_are_listed_and_skipped_on_demand(tree, call: Call, refused: Refused):
     (tree / "photo" / "bus" / "4.png").write_bytes(b"no")
     sentence = refused(*PREPARE)
-    assert sentence.startswith("1 image of animals cannot be decoded: photo/bus/4.png (no image")
+    assert sentence.startswith("1 image of animals cannot be decoded: photo/bus/4.png (not an image")
     answer = call(*PREPARE, "--skip-corrupt")
     assert answer.code == 0
     assert "Skipped images, which cannot be decoded: 1 (photo/bus/4.png)\n" in answer.out
@@ -105,10 +105,10 @@ def test_after_ctrl_c_prepare_explains_how_to_continue(tree, call: Call, monkeyp
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--size", "0"], "`--size` must lie between 8 and 1024 pixels, but it is 0."),
+        (["--size", "0"], "`--size` must be between 8 and 1024 pixels, but it is 0."),
         (["--workers", "0"], "`--workers` must be at least 1, but it is 0."),
         (["--layout", "domain"], "there is no layout `domain`; did you mean `domains`"),
-        (["--test-fraction", "1.5"], "`--test-fraction` must lie between 0 and 1, but it is 1.5."),
+        (["--test-fraction", "1.5"], "`--test-fraction` must be between 0 and 1, but it is 1.5."),
         (["--backbone", "vit_tiny_patch16_22"], "`--backbone`: timm has no model `vit_tiny_patch16_22`; did you mean"),
         (["--root", "nowhere"], "`--root` must be a folder with images, but "),
         (["--classes", "9"], "9"),
@@ -120,7 +120,7 @@ def test_a_wrong_option_is_one_sentence(tree, refused: Refused, words, sentence)
 
 
 def test_a_name_that_is_no_folder_name_is_one_sentence(tree, refused: Refused):
-    assert refused("data", "prepare", "../x", "--root", "tree").startswith("NAME must be a plain folder name")
+    assert refused("data", "prepare", "../x", "--root", "tree").startswith("NAME must be a folder name")
 
 
 def test_a_backbone_decides_the_crop(tree, call: Call):
@@ -182,9 +182,9 @@ def test_many_classes_are_summarised_without_all(tmp_path, monkeypatch, call: Ca
     short, whole = (call("data", "show", "animals", *words).out for words in ([], ["--all"]))
     lines = [" ".join(row) for row in rows(short)]
     for line in (
-        "least of a class 1 / 1",
+        "fewest in a class 1 / 1",
         "median 2 / 1",
-        "most 3 / 1",
+        "most in a class 3 / 1",
         "all 81 / 41",
         "Use `--all` to list all 41 classes.",
     ):
@@ -233,8 +233,8 @@ def test_a_changed_pixel_is_found_by_verify(prepared, call: Call, refused: Refus
     ("words", "sentence"),
     [
         (["animal"], "there is no prepared data set `animal` in .*; did you mean `animals`?"),
-        (["birds"], r"`fedsweep data prepare birds --root DIR` would make it\.$"),
-        (["animals", "--size", "64"], "animals is prepared at 16 pixels, not at 64; `fedsweep data prepare animals"),
+        (["birds"], r"`fedsweep data prepare birds --root DIR` to prepare it\.$"),
+        (["animals", "--size", "64"], "animals is prepared at 16 pixels, not at 64; run `fedsweep data prepare"),
     ],
 )
 def test_show_of_a_missing_data_set_is_one_error_message(prepared, refused: Refused, words, sentence):
@@ -321,7 +321,7 @@ def test_generate_makes_the_images_once_and_prints_their_folder(tree, drawn, cal
         (GENERATE, "`synthetic.model` tiny is neither a folder nor in the hub's cache"),
         (
             GENERATE[:3],
-            "experiment fedag_digits: `fedsweep data generate` makes the images of `synthetic` diffusers, but",
+            "experiment fedag_digits: `synthetic` must be diffusers for `fedsweep data generate`, but",
         ),
         ((*GENERATE, "--device", "tpu"), "`--device` must be cpu or cuda, but it is `tpu`."),
         ((*GENERATE, "--device", "cuda"), "`--device` is cuda, but torch finds no GPU."),
@@ -329,7 +329,7 @@ def test_generate_makes_the_images_once_and_prints_their_folder(tree, drawn, cal
         (("data", "generate", "fedag_digit"), "there is no experiment `fedag_digit`; did you mean `fedag_digits`"),
         (
             ("run", *GENERATE[2:]),
-            "`synthetic` diffusers: the images are not generated yet; `fedsweep data generate EXP",
+            "`synthetic` diffusers: the images are not generated yet; run `fedsweep data generate EXP",
         ),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_broken_image_is_named_and_the_exit_code_is_one(call: Call, exported, 
     answer = call("predict", "out", "photos", "--format", "csv")
     assert answer.code == 1
     assert len(answer.out.splitlines()) == 1 + 3
-    assert "fedsweep: photos/torn.png cannot be read: no image, or of no format that is read.\n" in answer.err
+    assert "fedsweep: photos/torn.png cannot be read: not an image, or in an unsupported format.\n" in answer.err
 
 
 def test_a_model_version_has_a_folder_per_round_and_client():
@@ -129,13 +129,13 @@ def test_a_model_version_has_a_folder_per_round_and_client():
         (["export", "fedra_digits", "--to", "here/file"], "`--to` must be a new or an empty folder, but here/file is a "
          "file."),
         (["export", "fedra_digits", "--to", "here/file/x"], "`--to` must be a new or an empty folder, but "
-         "{folder}/here/file in here/file/x is a file."),
+         "{folder}/here/file, a parent of here/file/x, is a file."),
         (["export", "fedra_digits", "--to", "new", "--client", "plan"], "`--client`: there is no client `plan`; did "
          "you mean `plain`?"),
         (["export", "fedra_digits", "--to", "new", "--register", "a/b"], "`--register` must be a name without / and :, "
          "but it is `a/b`."),
         (["export", "fedra_digits", "--to", "new", "--register", "a"], "MLflow has no run of trial "
-         "20260101-000000-abcd; `fedsweep ui --deliver` brings it there."),
+         "20260101-000000-abcd; `fedsweep ui --deliver` creates it."),
     ],
 )  # fmt: skip
 def test_a_failed_export_writes_nothing(refused: Refused, store, tmp_path, words, sentence):
@@ -151,10 +151,10 @@ def test_a_failed_export_writes_nothing(refused: Refused, store, tmp_path, words
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["predict", "gone", "here"], "there is no folder gone; `fedsweep export TRIAL --to gone` would make it."),
-        (["predict", "here", "here"], "here is no export: it has no export.json; `fedsweep export TRIAL --to DIR` "
-         "makes one."),
-        (["predict", "out", "empty"], "IMAGES must be a folder, but empty is not there."),
+        (["predict", "gone", "here"], "there is no folder gone; `fedsweep export TRIAL --to gone` creates it."),
+        (["predict", "here", "here"], "the folder here is not an export, because it has no export.json; `fedsweep "
+         "export TRIAL --to DIR` creates an export."),
+        (["predict", "out", "empty"], "IMAGES must be a folder, but empty does not exist."),
         (["predict", "out", "here", "--format", "xml"], "`--format` must be table, csv or json, but it is `xml`."),
     ],
 )  # fmt: skip

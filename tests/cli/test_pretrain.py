@@ -73,16 +73,16 @@ def test_ctrl_c_and_a_second_start_explain_how_to_continue(call: Call, refused: 
         assert answer.code == 130
         assert answer.err.startswith(sentence)
     checkpoint = Path("data/backbones/toy.checkpoint.safetensors").absolute()
-    held = f"{checkpoint} holds 1 of 2 epochs"
-    assert refused("pretrain", "toy") == f"{held}: `--resume` goes on with them, deleting the file starts anew."
-    lr = f"{checkpoint} was made with `optimizer.lr` 0.003, but it is 0.1 now; `--resume` needs the same values."
+    held = f"{checkpoint} contains 1 of 2 epochs"
+    assert refused("pretrain", "toy") == f"{held}; use `--resume` to continue, or delete the file to start again."
+    lr = f"{checkpoint} was written with `optimizer.lr` 0.003, but it is 0.1 now; `--resume` needs the same values."
     assert refused("pretrain", "toy", "optimizer.lr=0.1", "--resume") == lr
     answer = call("pretrain", "toy", "--resume")
     assert answer.code == 0
     assert [line.split()[0] for line in answer.out.splitlines()[1:]] == ["1", "2"]  # starts again from epoch 1
     weights = Path("data/backbones/toy.safetensors").absolute()
-    assert refused("pretrain", "toy") == f"{weights} is there already; delete it, or name another file with `--out`."
-    finished = f"`--resume` needs {checkpoint}, which is not there, and {weights} is finished."
+    assert refused("pretrain", "toy") == f"{weights} already exists; delete it or choose another file with `--out`."
+    finished = f"`--resume` needs {checkpoint}, which does not exist, because {weights} is finished."
     assert refused("pretrain", "toy", "--resume") == finished
 
 
@@ -101,8 +101,8 @@ def test_ctrl_c_and_a_second_start_explain_how_to_continue(call: Call, refused: 
          "but it is `glyph`; did you mean `glyphs`?"),
         (["toy", "backbone.pretrained=timm"], None),
         (["toy", "backbone.pretrained=backbones/a.safetensors"], "pre-training toy: `backbone.pretrained` must be "
-         "none, for pre-training starts from scratch, but it is backbones/a.safetensors."),
-        (["toy", "backbone.img_size=32"], "pre-training toy: `data.size` must be 32, what `backbone` takes, "
+         "none, because pre-training starts from scratch, but it is backbones/a.safetensors."),
+        (["toy", "backbone.img_size=32"], "pre-training toy: `data.size` must be 32, the image size of `backbone`, "
          "but it is 16."),
         (["toy", "backbone.patch_size=5"], "pre-training toy: `backbone.img_size` must be a multiple of the patch "
          "size 5, but it is 16."),
@@ -112,15 +112,15 @@ def test_ctrl_c_and_a_second_start_explain_how_to_continue(call: Call, refused: 
         (["toy", "data.set=tox"], None),
         (["toy", "batch_size=97"], "pre-training toy: `images_per_epoch` must be at least `batch_size`, 97, "
          "but it is 96."),
-        (["toy", "batch_size=9999", "images_per_epoch=null"], "`batch_size` must be at most 400, the training images "
-         "of toy, but it is 9999."),
-        (["toy", "images_per_epoch=9999"], "`images_per_epoch` must be at most 400, the training images of toy, "
-         "but it is 9999."),
+        (["toy", "batch_size=9999", "images_per_epoch=null"], "`batch_size` must be at most 400, the number of "
+         "training images in toy, but it is 9999."),
+        (["toy", "images_per_epoch=9999"], "`images_per_epoch` must be at most 400, the number of training images in "
+         "toy, but it is 9999."),
         (["toy", "schedule.floor=1.0"], "pre-training toy: `schedule.floor` must be at most `optimizer.lr`, 0.003, "
          "but it is 1.0."),
-        (["toy", "backbone=digits_vit"], "`backbone.name` digits_vit knows ten digits, but toy has 3 classes."),
+        (["toy", "backbone=digits_vit"], "`backbone.name` digits_vit needs ten classes, but toy has 3 classes."),
         (["toy", "backbone.img_size=32", "data.size=32", "augmentation=glyphs"], "pre-training toy: "
-         "`augmentation.name` glyphs is for images of 16 pixels, but `data.size` is 32."),
+         "`augmentation.name` glyphs needs images of 16 pixels, but `data.size` is 32."),
         (["toy", "--out", "a.bin"], None),
         (["toy", "--out", "/proc/nowhere/a.safetensors"], None),
         (["toy", "--threads", "0"], None),
@@ -143,14 +143,14 @@ def test_a_mistake_is_one_sentence(call: Call, words, sentence):
 def test_two_processes_cannot_write_the_same_weights(refused: Refused):
     out = Path("data/backbones/toy.safetensors").absolute()
     with exclusively(out):
-        assert refused("pretrain", "toy") == f"another `fedsweep pretrain` is making {out} now."
+        assert refused("pretrain", "toy") == f"another `fedsweep pretrain` is writing {out} now."
 
 
 @pytest.mark.usefixtures("toy")
 def test_a_foreign_file_with_the_name_of_the_card_is_not_overwritten(refused: Refused):
     Path("mine.json").write_text("{}")
     sentence = refused("pretrain", "toy", "--out", "mine.safetensors")
-    assert sentence == f"{Path('mine.json').absolute()} is there already; delete it, or name another file with `--out`."
+    assert sentence == f"{Path('mine.json').absolute()} already exists; delete it or choose another file with `--out`."
     assert Path("mine.json").read_text() == "{}"
 
 
@@ -171,9 +171,9 @@ def test_a_broken_checkpoint_is_detected(call: Call, refused: Refused):
     path.write_bytes(b"nothing")
     for options in ([], ["--resume"]):
         sentence = refused("pretrain", "toy", *options)
-        assert sentence.startswith(f"{path.absolute()} is not a whole checkpoint of a pre-training (")
+        assert sentence.startswith(f"{path.absolute()} is not a complete checkpoint of a pre-training (")
     path.unlink()
-    assert refused("pretrain", "toy", "--resume") == f"`--resume` needs {path.absolute()}, which is not there."
+    assert refused("pretrain", "toy", "--resume") == f"`--resume` needs {path.absolute()}, which does not exist."
 
 
 def test_pre_trainings_are_not_experiments(toy, refused: Refused):

@@ -1,4 +1,4 @@
-"""Every method that is listed, one after the other; an enhancement over each method that it can enhance."""
+"""Fixtures that run tests on every listed method, and on FedBRICK over each depth method."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def case(method: dict[str, Any]) -> Any:
 
 @pytest.fixture(params=map(case, METHODS))
 def chosen(request: pytest.FixtureRequest, random_clip: Path) -> dict[str, Any]:
-    """The method as the changes to an experiment that choose it."""
+    """Return the overrides of an experiment that select the method."""
     settings = request.param
     if "server" in settings:
         settings = {**settings, "clip": {"name": "clip", "model": str(random_clip)}}

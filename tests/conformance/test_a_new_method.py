@@ -1,4 +1,4 @@
-"""A new method costs its own file and its lines in the list of methods; conformance then runs it by itself."""
+"""A new method needs only its own file and its lines in the list of methods; the conformance tests then include it."""
 
 import filecmp
 import os
@@ -45,7 +45,7 @@ IMPORT, LISTED = "from fedsweep.methods.fedclip import FedCLIP\n", "    | ZeroSh
 
 
 def touched(before: Path, after: Path) -> set[str]:
-    """Python files that differ, by their path."""
+    """Return the paths of the Python files that differ."""
     names = {path.relative_to(root).as_posix() for root in (before, after) for path in root.rglob("*.py")}
     _, different, alone = filecmp.cmpfiles(before, after, sorted(names), shallow=False)
     return {*different, *alone}

@@ -1,4 +1,4 @@
-"""Every capability is of use, and no method has the verb of a capability without the capability."""
+"""Every capability is used, and no method overrides a function of a capability that it does not inherit."""
 
 import inspect
 from pathlib import Path
@@ -16,7 +16,7 @@ CAPABILITIES = [
     one
     for one in vars(inspect.getmodule(Capability)).values()
     if inspect.isclass(one) and issubclass(one, Capability) and one is not Capability
-    if not issubclass(one, FederatedMethod)  # a base of methods, which has one itself
+    if not issubclass(one, FederatedMethod)  # without base classes of methods, which have capabilities themselves
 ]
 
 
@@ -29,7 +29,7 @@ def test_all_capabilities_are_found():
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda one: one.__name__)
-def test_a_capability_is_used_by_a_method_and_asked_for_by_the_engine(capability):
+def test_a_capability_is_used_by_a_method_and_by_the_caller(capability):
     assert verbs(capability)
     owners = [method for method in ALL if issubclass(method, capability)]
     assert owners
@@ -43,7 +43,7 @@ def test_a_capability_is_used_by_a_method_and_asked_for_by_the_engine(capability
 
 
 @pytest.mark.parametrize("method", ALL, ids=lambda one: one.__name__)
-def test_a_method_has_a_capability_when_and_only_when_it_overrides_one_of_its_verbs(method):
+def test_a_method_has_a_capability_if_and_only_if_it_overrides_one_of_its_functions(method):
     for capability in CAPABILITIES:
         inherited = [one for one in method.__mro__ if issubclass(one, FederatedMethod)]
         own = {verb for verb in verbs(capability) if any(verb in vars(one) for one in inherited)}

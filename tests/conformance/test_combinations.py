@@ -1,4 +1,4 @@
-"""Every method with every base optimizer, and on the other family of backbones."""
+"""Every method with every base optimizer, and on the other kinds of backbones."""
 
 from dataclasses import replace
 
@@ -22,12 +22,12 @@ STRONG = [{"name": "fedprox", "mu": 1.0}, {"name": "feddyn", "alpha": 1.0}]
 @pytest.mark.slow
 @pytest.mark.parametrize("base", STRONG, ids=lambda base: base["name"])
 def test_every_base_optimizer_combines_with_the_method(federation, name, chosen, base, tmp_path):
-    """The same bits from a checkpoint, in whatever order the clients stand; idle blocks stay; it matters."""
+    """Resumed runs are bit-identical for any order of clients, idle blocks keep their values, and the base matters."""
     changes = {**chosen, "base_optimizer": base, "local.steps": 2, "federation.depths": [2, 1, 3]}
     method = method_of(chosen["method"])
     if base["name"] == "feddyn" and isinstance(method, SeparateModels):
         with pytest.raises(
-            UserError, match=f"feddyn corrects the mean of the clients' models, but `method` {method.name} forms"
+            UserError, match=f"feddyn corrects the mean of the clients' models, but `method` {method.name} does not"
         ):
             federation(changes)
         return
@@ -51,7 +51,7 @@ def test_every_base_optimizer_combines_with_the_method(federation, name, chosen,
 
 
 def trained(state: ServerState) -> ServerState:
-    """Without what a base optimizer remembers."""
+    """Return the state without the memory of the base optimizer."""
     return replace(state, client_memory={}, server_memory={})
 
 
@@ -60,7 +60,7 @@ MIXER |= {"img_size": 16, "patch_size": 4, "embed_dim": 24, "num_blocks": 12}
 
 
 def test_the_method_runs_on_a_mixer(federation, chosen):
-    """Token mixing has other shapes than channel mixing; with an adapter on the patches there is a convolution too."""
+    """A mixer has linear layers of different shapes and, with an adapter on the patch embedding, a convolution."""
     if "backbone" in chosen:
         pytest.skip("it needs a text encoder")
     changes = {**chosen, "backbone": MIXER, "lora.rank": 2, "lora.patch_embed": True}
@@ -81,7 +81,7 @@ def test_the_method_runs_on_a_mixer(federation, chosen):
 
 
 def test_the_method_runs_on_a_clip(federation, chosen, random_clip):
-    """Both encoders' blocks are held, trained and averaged; a method that needs a head says so."""
+    """Blocks of both encoders are held, trained and averaged; a method that needs a head raises an error."""
     clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "all", "lora.rank": 2}
     changes = {**chosen, **clip, "federation.depths": [4, 2, 3]}
     if method_of(chosen["method"]).needs.head:
@@ -93,5 +93,5 @@ def test_the_method_runs_on_a_clip(federation, chosen, random_clip):
     after = small.method.aggregate(start.state, updates, small.server).adapter
     sent = {name for update in updates for name in update.adapter}
     still = {name for name in sent if name not in moved(start.state.adapter, after)}
-    assert still <= {name for name in sent if "lora_A" in name}  # B = 0: A waits for B
+    assert still <= {name for name in sent if "lora_A" in name}  # B = 0, so A has no gradient yet
     assert identical(one_round(small)[1], updates)

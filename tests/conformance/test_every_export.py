@@ -1,4 +1,4 @@
-"""Every method exports what predicts as its evaluation does, or says in one sentence why it cannot."""
+"""Every method exports a model with the predictions of its evaluation, or raises a UserError with the reason."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
 from tests.conformance.conftest import SMALL_SERVER
 
-NO_PLACE = "for which neither PEFT nor the backbone's own library has a place"
+NO_PLACE = "which neither PEFT nor the backbone's library can load"
 Played = Callable[..., tuple[Named, Federation, Checkpoint]]
 
 
@@ -32,7 +32,7 @@ Played = Callable[..., tuple[Named, Federation, Checkpoint]]
 def played(
     federation: Callable[..., Federation], tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Played:
-    """Play one round of a method on a few images, and keep it as a run is kept."""
+    """Run one round of a method on a few images, and record it as a finished run."""
 
     def play(changes: dict) -> tuple[Named, Federation, Checkpoint]:
         changes = {"federation.rounds": 1, "federation.clients_per_round": 1, "lora.rank": 3, **changes}
@@ -50,16 +50,16 @@ def played(
 
 
 def refusal_of(small: Federation) -> str | None:
-    """Why the global model cannot be exported; None where it can."""
+    """Return the error message if the global model cannot be exported, or else None."""
     method, called = small.method, f"`method` {small.method.name}"
     if not small.fresh:
-        return f"{called} trains nothing, so that there is nothing to export."
+        return f"{called} trains nothing, so there is nothing to export."
     obstacle = ExportObstacle.of_method(method).export_obstacle(small.server.depths, small.server.num_layers)
     own = "; `--client` exports a client's own model" if isinstance(method, SeparateModels) else ""
     return obstacle and f"{called} cannot be exported: the global model predicts with {obstacle}, {NO_PLACE}{own}."
 
 
-def test_a_method_exports_the_logits_of_its_evaluation_or_refuses(played: Played, chosen, tmp_path):
+def test_a_method_exports_the_logits_of_its_evaluation_or_raises_an_error(played: Played, chosen, tmp_path):
     named, small, checkpoint = played(chosen)
     if (expected_refusal := refusal_of(small)) is not None:
         with pytest.raises(UserError) as refusal:
@@ -74,7 +74,7 @@ def test_a_method_exports_the_logits_of_its_evaluation_or_refuses(played: Played
     assert card.left_out == (*above, *added)
     assert (card.round, card.outcome, card.metrics) == (1, "finished", dict(checkpoint.history[0].metrics))
     small.model.load_adapter(checkpoint.state.adapter)
-    test = small.domains[1].test  # not those that the export compares itself
+    test = small.domains[1].test  # other images than those that the export itself compares
     expected = predicted(small.method, checkpoint.state, small.trainer.reader, test)
     found = load(tmp_path / "out").logits(test.take(torch.arange(len(test)))[0])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
@@ -89,10 +89,10 @@ def test_a_method_exports_the_logits_of_its_evaluation_or_refuses(played: Played
     ("method", "obstacle"),
     [
         (PromptFL(), "learned vectors before the classes' names"),
-        (FedCLIP(), "an attention behind the image encoder"),
+        (FedCLIP(), "an adapter after the image encoder"),
         (DepthFL(), "heads after 3, 6, 9 blocks"),
         (FedBRICK(over=DepthFL()), "heads after 3, 6, 9 blocks"),
-        (FedAG(), "an adapter for each domain and an attention over them, behind the server's CLIP"),
+        (FedAG(), "an adapter for each domain and an attention over them, after the server's CLIP"),
     ],
 )
 def test_an_obstacle_is_named(method, obstacle):
@@ -105,7 +105,7 @@ def test_a_client_s_own_model_is_exported_where_it_has_one(played: Played, tiny,
     named, small, checkpoint = played({"method": fedag, **synthetic, "federation.clients_per_round": None})
     card = export(named, tmp_path / "out", "noisy")
     assert card.metrics == card.scores == {}  # the run's accuracies are those of the server's model
-    assert "| results | none: the run tested this model on no images" in (tmp_path / "out" / "README.md").read_text()
+    assert "| results | none, because the run did not test this model" in (tmp_path / "out" / "README.md").read_text()
     assert (card.form, card.origin.client, card.left_out) == ("whole", "noisy", ("server",))
     client = next(one for one in small.clients if one.id == "noisy")
     others, test = small.method.client_adapter(checkpoint.state, "plain"), small.domains[1].test
@@ -120,16 +120,16 @@ def test_a_client_s_own_model_is_exported_where_it_has_one(played: Played, tiny,
 @pytest.mark.parametrize(
     ("changes", "client", "sentence"),
     [
-        ({}, "noisy", "`--client` is for methods whose clients have models of their own, but those of `method` fedra "
-         "share one."),
+        ({}, "noisy", "`--client` requires a method whose clients have separate models, but the clients of `method` "
+         "fedra share one model."),
         ({}, "nosy", "`--client`: there is no client `nosy`; did you mean `noisy`?"),
-        ({}, "x", "`--client`: there is no client `x`; there are plain, inverted, noisy."),
+        ({}, "x", "`--client`: there is no client `x`; the clients are plain, inverted, noisy."),
         ({"method": "depthfl", "method.prediction": "last", "federation.depths": [6, 4, 3]}, None,
          "`method` depthfl cannot be exported: the global model predicts with heads after 6 blocks, "
          f"{NO_PLACE}."),
     ],
 )  # fmt: skip
-def test_what_cannot_be_exported_is_told_before_anything_is_built(tiny, changes, client, sentence):
+def test_an_export_obstacle_is_reported_before_a_model_is_built(tiny, changes, client, sentence):
     with pytest.raises(UserError) as refusal:
         check_exportable(tiny.override(changes, "test"), client)
     assert str(refusal.value) == sentence

@@ -1,4 +1,4 @@
-"""What is true of every method. A new method is picked up from `fedsweep.methods.ALL`."""
+"""Properties of every method in `fedsweep.methods.ALL`."""
 
 import importlib
 import math
@@ -46,19 +46,19 @@ SOME = {"federation.clients_per_round": 2, "seed": 1}
 
 @pytest.fixture
 def small(federation, chosen) -> Federation:
-    """Clients of depth 2, 1 and 3: some blocks have no holder."""
+    """Return a federation with clients of depth 2, 1 and 3, so that no client holds some of the blocks."""
     return federation({**chosen, **SMALL})
 
 
 @pytest.fixture(scope="module")
 def rounds() -> dict[str, tuple[Federation, RoundResult, list[ClientUpdate]]]:
-    """First rounds that several tests look at, each played once."""
+    """A cache of first rounds, so that several tests share each of them."""
     return {}
 
 
 @pytest.fixture
 def first_round(federation, chosen, name, rounds) -> tuple[Federation, RoundResult, list[ClientUpdate]]:
-    """The small federation, what its server sends in the first round, and what it gets back; to be left as they are."""
+    """Return the small federation with the state and the updates of its first round, which tests must not change."""
     if name not in rounds:
         small = federation({**chosen, **SMALL})
         rounds[name] = (small, *one_round(small))
@@ -67,13 +67,13 @@ def first_round(federation, chosen, name, rounds) -> tuple[Federation, RoundResu
 
 @pytest.fixture(scope="module")
 def played() -> dict[str, list[RoundResult]]:
-    """Runs that several tests compare to, each played once."""
+    """A cache of runs, so that several tests share each of them."""
     return {}
 
 
 @pytest.fixture
 def straight(federation, name, chosen, played) -> list[RoundResult]:
-    """The run of a method from the beginning to the end: the untuned model and two rounds."""
+    """Return an uninterrupted run of a method: the untuned model and two rounds."""
     if name not in played:
         given = federation({**chosen, **SOME})
         assert given.cohort(1) != given.cohort(2)
@@ -82,16 +82,16 @@ def straight(federation, name, chosen, played) -> list[RoundResult]:
 
 
 def begun(federation: Federation) -> list[RoundResult]:
-    """The untuned model and the rounds until every stage of the method has had one."""
+    """Return the untuned model and as many rounds as it takes to reach every stage of the method."""
     return list(islice(federate(federation), 2 + getattr(federation.method, "global_rounds", 0)))
 
 
 def given_to(small: Federation, state: ServerState, client: ClientId) -> AdapterState:
-    """The tensors from which a client begins a round."""
+    """Return the tensors with which a client starts a round."""
     return SeparateModels.of_method(small.method).sent_adapter(state, client)
 
 
-def test_the_list_holds_every_method_of_every_file():
+def test_the_list_contains_every_method_of_every_file():
     package = Path(fedsweep.methods.__file__).parent
     for path in package.rglob("*.py"):
         importlib.import_module("fedsweep.methods." + ".".join(path.relative_to(package).with_suffix("").parts))
@@ -107,16 +107,16 @@ def test_another_seed_gives_another_run(federation, chosen, straight):
     second = begun(other)
     kept = bool(other.trainer.reader.kept._files)
     assert kept == isinstance(other.method, FrozenBlocks | SideInputs)
-    if kept:  # no row that the first run has kept is taken for this one's
+    if kept:  # cached rows of the first run must not be used for this run
         assert identical_rounds(second, begun(unkept(other)))
     for left, right in zip(straight, second, strict=False):
         pretrained = not other.method.needs.lora and all(name.startswith("backbone.") for name in left.state.adapter)
-        alike = pretrained and (left.round == 0 or not left.state.adapter)  # nothing is drawn, or nothing trained
+        alike = pretrained and (left.round == 0 or not left.state.adapter)  # no random weights, or no trained tensors
         assert identical(left.state.adapter, right.state.adapter) == alike
 
 
-def test_the_same_seed_gives_the_same_bits_whatever_the_global_generators_which_stay(federation, chosen, straight):
-    """And in whatever order the clients are listed, and whether what frozen blocks make of images is kept or not."""
+def test_the_same_seed_gives_the_same_bits_and_leaves_global_generators_unchanged(federation, chosen, straight):
+    """The order of the clients and the cache of frozen blocks' outputs do not change the result either."""
 
     def generators() -> list[object]:
         return [torch.get_rng_state(), random.getstate(), [str(part) for part in np.random.get_state(legacy=True)]]
@@ -131,7 +131,7 @@ def test_the_same_seed_gives_the_same_bits_whatever_the_global_generators_which_
 
 
 def test_no_test_image_reaches_the_state(federation, chosen, straight):
-    """Other images to test on, other accuracies; the same models to the last bit."""
+    """The models are bit-identical for other test images; only the accuracies differ."""
 
     def turned(images: ImageSet) -> ImageSet:
         return ImageSet(255 - images.take(torch.arange(len(images)))[0], images.labels.roll(1))
@@ -146,7 +146,7 @@ def test_no_test_image_reaches_the_state(federation, chosen, straight):
         assert dict(ours.metrics) != dict(theirs.metrics)
 
 
-def test_stopping_and_resuming_equals_going_straight_through(federation, chosen, straight, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_run(federation, chosen, straight, tmp_path):
     fresh = federation({**chosen, **SOME})
     save(tmp_path / "checkpoint", Checkpoint(1, straight[1].state, ()))
     read = load(tmp_path / "checkpoint", like=fresh.initial_state())
@@ -184,7 +184,7 @@ def test_local_updates_change_neither_the_state_nor_the_frozen_backbone(small):
     assert identical(before, after)
 
 
-def test_training_moves_the_head_and_what_the_clients_hold(first_round):
+def test_training_changes_the_head_and_the_blocks_that_clients_hold(first_round):
     small, start, updates = first_round
     after = small.method.aggregate(start.state, updates, small.server)
     assert {layer_of(name) for update in updates for name in {**update.adapter, **update.private}} - {None} == {
@@ -193,12 +193,12 @@ def test_training_moves_the_head_and_what_the_clients_hold(first_round):
     sent = [(update.client, name) for update in updates for name in update.adapter]
     assert sent or not start.state.adapter
     for client, name in sent:
-        if "lora_A" not in name:  # B = 0: A waits for B
+        if "lora_A" not in name:  # B = 0, so A has no gradient yet
             one, other = (given_to(small, state, client)[name] for state in (start.state, after))
             assert not torch.equal(one, other), name
 
 
-def test_a_layer_that_nobody_trained_does_not_move(first_round):
+def test_a_block_that_no_client_trained_does_not_change(first_round):
     small, start, updates = first_round
     few = [
         replace(
@@ -218,7 +218,7 @@ def test_a_layer_that_nobody_trained_does_not_move(first_round):
         assert torch.equal(after[name], start.state.adapter[name]), name
 
 
-def test_every_update_lies_in_what_its_client_trains(first_round):
+def test_every_update_contains_only_tensors_that_its_client_trains(first_round):
     small, start, updates = first_round
     messages = Messages.of_method(small.method)
     assert [update.client for update in updates] == [client.id for client in small.cohort(1)]
@@ -235,7 +235,7 @@ def test_every_update_lies_in_what_its_client_trains(first_round):
             assert tensor.shape == start.state.adapter[name].shape
 
 
-def test_an_allocation_has_as_many_blocks_as_fit(federation, chosen):
+def test_an_allocation_has_as_many_blocks_as_the_client_can_hold(federation, chosen):
     depths = [12, 5, 2]
     federated = federation({**chosen, "federation.depths": depths})
     state = federated.initial_state()
@@ -247,7 +247,7 @@ def test_an_allocation_has_as_many_blocks_as_fit(federation, chosen):
         for row in rows.values():
             assert list(row.held) == sorted(set(row.held))
             assert set(row.trained) <= set(row.held) <= set(range(12))
-    (found,) = counts  # the same number in all rounds: as many as fit, or as many for everyone
+    (found,) = counts  # the same number in all rounds: the client's depth, or one depth for all
     assert found == tuple(depths) or len(set(found)) == 1
     if type(federated.method).allocate is FederatedMethod.allocate:
         assert set(found) == {len(state.layers)}

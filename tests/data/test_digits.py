@@ -1,4 +1,4 @@
-"""The embedded data set: six styles of the same digits."""
+"""The digits data set: six styles of the same digits."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def data() -> FederatedData:
     return DigitsData().load()
 
 
-def test_there_are_six_domains_of_every_scan(data):
+def test_each_of_six_domains_has_every_scan(data):
     assert tuple(domain.name for domain in data.domains) == STYLES
     assert len(STYLES) == 6
     assert data.class_names == tuple("0123456789")
@@ -23,14 +23,14 @@ def test_there_are_six_domains_of_every_scan(data):
         assert (len(domain.train), len(domain.test)) == (1797 - 359, 359)
 
 
-def test_the_scans_are_scikit_learns():
+def test_the_scans_equal_those_of_scikit_learn():
     scans, labels = read_scans()
     expected, targets = load_digits(return_X_y=True)
     assert scans.flatten(1).double().tolist() == expected.tolist()
     assert labels.tolist() == targets.tolist()
 
 
-def test_images_are_bytes_and_labels_are_digits(data):
+def test_images_are_uint8_and_labels_are_digits(data):
     for part in (part for domain in data.domains for part in (domain.train, domain.test)):
         assert part.images.shape == (len(part), 3, 16, 16)
         assert part.images.dtype == torch.uint8
@@ -39,7 +39,7 @@ def test_images_are_bytes_and_labels_are_digits(data):
         assert set(part.labels.tolist()) == set(range(10))
 
 
-def test_every_domain_holds_the_same_originals_in_the_same_split(data):
+def test_every_domain_has_the_same_scans_in_the_same_split(data):
     plain = data.domains[0]
     for domain in data.domains[1:]:
         assert torch.equal(domain.train.labels, plain.train.labels)
@@ -47,7 +47,7 @@ def test_every_domain_holds_the_same_originals_in_the_same_split(data):
     inverted = data.domains[STYLES.index("inverted")]
     for here, there in ((plain.train, inverted.train), (plain.test, inverted.test)):
         total = here.images.int() + there.images.int()
-        assert set(total.unique().tolist()) <= {254, 255, 256}  # two roundings
+        assert set(total.unique().tolist()) <= {254, 255, 256}  # two values are rounded
         assert (total == 255).double().mean() > 0.9
 
 
@@ -57,7 +57,7 @@ def test_domains_differ_in_every_image(data):
             assert (first.test.images != second.test.images).flatten(1).any(1).all(), (first.name, second.name)
 
 
-def test_a_test_image_is_never_trained_on(data):
+def test_no_scan_is_both_in_training_and_test_images(data):
     for domain in data.domains:
         trained = {image.numpy().tobytes() for image in domain.train.images}
         tested = {image.numpy().tobytes() for image in domain.test.images}
@@ -72,7 +72,7 @@ def test_the_split_covers_all_classes_about_evenly(data):
     assert held_out.min() >= 20
 
 
-def test_the_same_configuration_gives_the_same_bits(data):
+def test_the_same_configuration_gives_bit_identical_images(data):
     again = DigitsData().load()
     assert again.digest == data.digest
     for first, second in zip(data.domains, again.domains, strict=True):
@@ -80,7 +80,7 @@ def test_the_same_configuration_gives_the_same_bits(data):
         assert torch.equal(first.test.images, second.test.images)
 
 
-def test_the_digest_knows_domains_their_order_and_the_split(data):
+def test_the_digest_covers_domains_their_order_and_the_split(data):
     digests = {
         DigitsData(domains=domains, test_fraction=fraction).load().digest
         for domains, fraction in [
@@ -90,7 +90,7 @@ def test_the_digest_knows_domains_their_order_and_the_split(data):
     assert len(digests | {data.digest}) == 5
 
 
-def test_a_domain_looks_the_same_in_any_company(data):
+def test_a_domain_does_not_depend_on_the_other_domains(data):
     few = DigitsData(domains=("textured", "noisy", "rotated")).load()
     for domain in few.domains:
         whole = data.domains[STYLES.index(domain.name)]
@@ -116,7 +116,7 @@ def test_loading_twice_shares_the_images():
         ({"test_fraction": 1}, "`test_fraction` must be less than or equal to 0.99, but it is 1."),
     ],
 )
-def test_an_impossible_data_set_is_refused(changes, sentence):
+def test_an_invalid_configuration_is_an_error(changes, sentence):
     with pytest.raises(UserError) as refusal:
         DigitsData.of(changes, "data")
     assert str(refusal.value) == f"data: {sentence}"
@@ -130,12 +130,12 @@ def test_enlarged_glyphs_keep_a_margin_and_their_range():
     assert glyphs.max() == 1
 
 
-def test_bytes_are_rounded_and_clamped():
+def test_pixels_are_rounded_and_clamped():
     grey = torch.tensor([-1.0, 0.0, 0.4 / 255, 0.6 / 255, 1.0, 2.0]).view(1, 1, 1, 6)
     assert to_uint8(grey)[0, :, 0].tolist() == [[0, 0, 0, 1, 255, 255]] * 3
 
 
-def test_thicker_ink_covers_the_old():
+def test_thickened_strokes_cover_the_original_ones():
     glyphs = torch.zeros(1, 1, 5, 5)
     glyphs[0, 0, 2, 2] = 0.5
     expected = torch.zeros(5, 5)
@@ -143,7 +143,7 @@ def test_thicker_ink_covers_the_old():
     assert torch.equal(thicken(glyphs)[0, 0], expected)
 
 
-def test_stripes_depend_on_their_generator_alone():
+def test_stripes_depend_only_on_their_generator():
     first, second, other = (stripes(3, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1))
     assert torch.equal(first, second)
     assert not torch.equal(first, other)

@@ -1,4 +1,4 @@
-"""Domains that are held out of the clients, of every kind of data set."""
+"""Held-out domains, which no client has, in every kind of data set."""
 
 from typing import Any
 
@@ -17,20 +17,20 @@ def digits(**changes: Any) -> DigitsData:
 
 @pytest.fixture
 def prepared(tmp_path, monkeypatch) -> PreparedData:
-    """2 domains x 3 classes x 10 images, of which `sketch` is held out."""
+    """Prepare 2 domains with 3 classes of 10 images each, and hold out `sketch`."""
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
     prepare(plan_of(write_tree(tmp_path / "tree")))
     given = {"set": "set", "size": 16, "domains": ["sketch", "photo"], "held_out_domains": ["sketch"]}
     return PreparedData.of({"name": "prepared", **given}, "test")
 
 
-def test_none_is_held_out_unless_asked_for():
+def test_no_domain_is_held_out_by_default():
     data = digits()
     assert (data.held_out_domains, data.training_domains) == ((), ("plain", "noisy", "inverted"))
     assert data.load().held_out == ()
 
 
-def test_domains_to_train_on_keep_their_order():
+def test_training_domains_keep_their_order():
     data = digits(held_out_domains=["noisy"])
     assert data.training_domains == ("plain", "inverted")
     loaded = data.load()
@@ -38,8 +38,8 @@ def test_domains_to_train_on_keep_their_order():
     assert [one.name for one in loaded.held_out] == ["noisy"]
 
 
-def test_digits_are_tested_out_of_domain_on_their_test_split_alone():
-    """The other scans are trained on in other styles."""
+def test_held_out_digits_are_tested_only_on_their_test_split():
+    """The other scans are training images in other styles."""
     loaded, usual = digits(held_out_domains=["noisy"]).load(), digits().load()
     (held_out,), old = loaded.held_out, usual.domains[1]
     assert torch.equal(held_out.test.images, old.test.images)
@@ -47,7 +47,7 @@ def test_digits_are_tested_out_of_domain_on_their_test_split_alone():
     assert loaded.digest == usual.digest
 
 
-def test_prepared_images_of_a_held_out_domain_are_all_tested_on(prepared):
+def test_all_prepared_images_of_a_held_out_domain_are_test_images(prepared):
     loaded = prepared.load()
     assert prepared.training_domains == ("photo",)
     (held_out,), (photo,) = loaded.held_out, loaded.domains
@@ -79,7 +79,7 @@ def test_prepared_images_of_a_held_out_domain_are_all_tested_on(prepared):
         ({"held_out_domains": "noisy"}, "`held_out_domains` must be a list"),
     ],
 )
-def test_what_cannot_be_held_out_is_refused(changes, sentence):
+def test_invalid_held_out_domains_are_an_error(changes, sentence):
     with pytest.raises(UserError) as refusal:
         digits(**changes)
     assert sentence in str(refusal.value)

@@ -1,4 +1,4 @@
-"""From domains to clients: properties of every partition, and what each one promises."""
+"""Partitions of domains among clients: properties of all rules, and of each rule."""
 
 import itertools
 from collections.abc import Callable
@@ -36,7 +36,7 @@ partition = TypeAdapter(PartitionConfig).validate_python
 
 
 def numbered_data(sizes: tuple[int, ...] = (60, 90), classes: int = 4) -> FederatedData:
-    """Domains whose images are 1 x 1 and carry their own number, so that every one can be traced."""
+    """Return domains whose images have one pixel that encodes their number, so that each image can be traced."""
     domains, first = [], 0
     for place, size in enumerate(sizes):
         numbers = torch.arange(first, first + size)
@@ -63,14 +63,14 @@ def kind(request: pytest.FixtureRequest) -> Callable[..., AnyPartition]:
     return lambda **more: partition({**request.param, **more})
 
 
-def test_all_partitions_are_tried():
+def test_all_partitions_are_tested():
     kinds = {one.model_fields["name"].default for one in AnyPartition.__args__}
     assert kinds == {one["name"] for one in KINDS}
     assert len(kinds) == 5
 
 
 @pytest.mark.parametrize("shares", [(0.0, 0.0), (0.1, 0.0), (0.0, 0.2), (0.1, 0.2)])
-def test_every_image_goes_to_exactly_one_place(kind, shares):
+def test_every_image_is_assigned_exactly_once(kind, shares):
     parts = divide(kind(proxy_share=shares[0], validation_share=shares[1]), numbered_data())
     held = [number for client in parts.clients for number in numbers(client.train)]
     back = [number for client in parts.clients if client.validation for number in numbers(client.validation)]
@@ -86,7 +86,7 @@ def test_images_keep_their_labels(kind):
         assert client.train.labels.tolist() == [truth[number] for number in numbers(client.train)]
 
 
-def test_clients_are_those_that_were_announced(kind):
+def test_clients_are_those_of_clients_of(kind):
     data = numbered_data()
     announced = kind().clients_of(["a", "b"])
     clients = divide(kind(), data).clients
@@ -98,7 +98,7 @@ def test_clients_are_those_that_were_announced(kind):
         assert places == ({"a", "b"} if client.domain == POOL else {client.domain})
 
 
-def test_a_division_is_a_function_of_the_seed(kind):
+def test_a_division_depends_only_on_the_seed(kind):
     def held(seed: int) -> list[list[int]]:
         return [numbers(one.train) for one in divide(kind(validation_share=0.2), numbered_data(), seed).clients]
 
@@ -121,7 +121,7 @@ def test_the_division_of_a_domain_does_not_depend_on_the_others():
     assert {client.id: numbers(client.train) for client in divide(kind, alone).clients}.items() <= both.items()
 
 
-def test_shares_held_out_are_as_large_as_asked():
+def test_held_out_shares_have_the_configured_size():
     parts = divide(partition({"name": "feature_skew", "proxy_share": 0.1, "validation_share": 0.2}), numbered_data())
     assert {domain: len(images) for domain, images in parts.proxy.items()} == {"a": 6, "b": 9}
     assert [len(client.validation) for client in parts.clients] == [11, 16]
@@ -129,14 +129,14 @@ def test_shares_held_out_are_as_large_as_asked():
     assert [(len(client.train), len(client.validation)) for client in tiny.clients] == [(1, 1), (39, 1)]
 
 
-def test_feature_skew_leaves_a_domain_as_it_is():
+def test_feature_skew_does_not_change_a_domain():
     data = numbered_data()
     clients = divide(partition(KINDS[0]), data).clients
     assert [client.id for client in clients] == ["a", "b"]
     assert all(client.train is domain.train for client, domain in zip(clients, data.domains, strict=True))
 
 
-def test_centralized_is_one_client_with_everything():
+def test_centralized_is_one_client_with_all_images():
     data = numbered_data()
     (client,) = divide(partition({"name": "centralized"}), data).clients
     assert (client.id, client.domain, numbers(client.train)) == ("central", POOL, list(range(150)))
@@ -146,7 +146,7 @@ def test_centralized_is_one_client_with_everything():
 
 
 @pytest.mark.parametrize("with_synthetic", [False, True])
-def test_centralized_trains_on_synthetic_images_where_asked(with_synthetic):
+def test_centralized_trains_on_synthetic_images_if_configured(with_synthetic):
     data = numbered_data()
     made = {
         one.name: ImageSet(torch.full((5, 3, 1, 1), 200, dtype=torch.uint8), torch.arange(5) % 4)
@@ -163,7 +163,7 @@ def test_centralized_trains_on_synthetic_images_where_asked(with_synthetic):
     assert client.train.labels[len(old.train) :].tolist() == [0, 1, 2, 3, 0] * (2 * with_synthetic)
 
 
-def test_others_leave_synthetic_images_to_the_server():
+def test_other_partitions_give_synthetic_images_only_to_the_server():
     data = numbered_data()
     made = {"a": data.domains[0].train}
     for one in map(partition, KINDS):
@@ -173,7 +173,7 @@ def test_others_leave_synthetic_images_to_the_server():
         assert one.joined(before, made).synthetic == made
 
 
-def test_iid_shares_differ_by_one_image_at_most():
+def test_iid_shares_differ_by_at_most_one_image():
     sizes = [len(client.train) for client in divide(partition({"name": "iid", "clients": 7}), numbered_data()).clients]
     assert (max(sizes) - min(sizes), sum(sizes), len(sizes)) == (1, 150, 7)
 
@@ -184,7 +184,7 @@ def test_iid_shares_differ_by_one_image_at_most():
     alpha=st.floats(0.3, 1e6),
     seed=st.integers(0, 99),
 )
-def test_dirichlet_is_a_partition_with_its_minimum(counts, clients, alpha, seed):
+def test_dirichlet_shares_are_disjoint_and_reach_the_minimum(counts, clients, alpha, seed):
     labels = torch.tensor([label for label, count in enumerate(counts) for _ in range(count)])
     parts = deal_by_dirichlet(labels, clients, alpha, 2, np.random.default_rng(seed), "a test")
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(len(labels)))
@@ -196,7 +196,7 @@ def test_dirichlet_equals_the_reference():
     labels = torch.tensor([0] * 50 + [2] * 31 + [5] * 7)
     rng = stream(1, "test")
     order = [rng.permutation(np.flatnonzero(labels.numpy() == label)).tolist() for label in (0, 2, 5)]
-    shares = rng.dirichlet([0.7] * 3, size=3).tolist()  # the first draw, which a minimum of 1 accepts here
+    shares = rng.dirichlet([0.7] * 3, size=3).tolist()  # the first draw, which satisfies the minimum of 1
     by_class = [cut(positions, share) for positions, share in zip(order, shares, strict=True)]
     expected = [sorted(itertools.chain(*mine)) for mine in zip(*by_class, strict=True)]
     assert min(map(len, expected)) >= 1
@@ -205,7 +205,7 @@ def test_dirichlet_equals_the_reference():
 
 
 def spread(labels: list[torch.Tensor], classes: int) -> float:
-    """Mean total-variation distance between the clients' label distributions and that of all."""
+    """Return the mean total variation distance between the label distributions of single clients and of all clients."""
     counts = torch.stack([torch.bincount(one, minlength=classes).double() for one in labels])
     whole = counts.sum(0) / counts.sum()
     return float((counts / counts.sum(1, keepdim=True) - whole).abs().sum(1).mean() / 2)
@@ -224,13 +224,13 @@ def test_a_larger_alpha_is_less_skewed(make):
     assert skews[0] > 3 * skews[-1]
 
 
-def test_too_few_images_for_the_minimum_are_told_at_once():
+def test_too_few_images_for_the_minimum_are_an_error_before_any_draw():
     with pytest.raises(UserError) as refused:
         divide(FeatureLabelSkew(clients_per_domain=7), numbered_data())
     assert str(refused.value) == ("`partition.min_size` 10 for each of 7 clients needs 70 images, but domain a has 60.")
 
 
-def test_a_minimum_that_no_draw_reaches_ends_with_a_sentence():
+def test_a_minimum_that_no_draw_reaches_is_an_error():
     with pytest.raises(UserError) as refused:
         divide(LabelSkew(clients=5, alpha=1e-3, min_size=29), numbered_data())
     sentence = str(refused.value)
@@ -238,15 +238,13 @@ def test_a_minimum_that_no_draw_reaches_ends_with_a_sentence():
     assert "`partition.min_size` 29 in each of 1000 draws (at best 16 of 150)" in sentence
 
 
-def test_more_iid_clients_than_images_are_refused():
+def test_more_iid_clients_than_images_are_an_error():
     with pytest.raises(UserError, match=r"`partition.clients` must be at most the 150 images, but it is 151"):
         divide(partition({"name": "iid", "clients": 151}), numbered_data())
 
 
-def test_a_share_of_one_image_is_refused():
-    with pytest.raises(
-        UserError, match=r"`partition.validation_share` is 0.5, but of 1 image of a none can be held out"
-    ):
+def test_a_held_out_share_of_one_image_is_an_error():
+    with pytest.raises(UserError, match=r"`partition.validation_share` 0.5 needs at least 2 images, but a has 1\."):
         divide(partition({"name": "feature_skew", "validation_share": 0.5}), numbered_data((1, 9)))
 
 

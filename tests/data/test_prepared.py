@@ -1,4 +1,4 @@
-"""Prepared data in an experiment: mapped, in the order asked for, and refused when it is another."""
+"""Prepared data sets in an experiment: order of the domains, digests, and error messages."""
 
 import hashlib
 
@@ -16,7 +16,7 @@ CLASSES = ("bus", "cat")
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """Two domains of 6 training and 3 test images at 8 pixels, written without `fedsweep.preparation`."""
+    """Write two domains with 6 training and 3 test images of 8 pixels, without `fedsweep.preparation`."""
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path))
     folder = store_folder("set", 8)
     folder.mkdir()
@@ -46,7 +46,7 @@ def config(**changes) -> PreparedData:
     return PreparedData.of({"name": "prepared"} | given, "test")
 
 
-def test_domains_come_in_the_order_asked_for(store):
+def test_domains_have_the_configured_order(store):
     data = config(domains=["sketch", "photo"]).load()
     assert [domain.name for domain in data.domains] == ["sketch", "photo"]
     assert data.class_names == CLASSES
@@ -55,7 +55,7 @@ def test_domains_come_in_the_order_asked_for(store):
     assert data.domains[0].train.images.dtype == torch.uint8
 
 
-def test_the_digest_is_of_the_store_and_the_domains_in_their_order(store):
+def test_the_digest_covers_the_data_set_and_the_order_of_the_domains(store):
     digests = {
         tuple(names): config(domains=names).load().digest
         for names in (["photo", "sketch"], ["sketch", "photo"], ["photo"])
@@ -66,9 +66,9 @@ def test_the_digest_is_of_the_store_and_the_domains_in_their_order(store):
     assert digests["sketch", "photo"] == expected
 
 
-def test_the_digest_can_be_insisted_on(store):
+def test_another_digest_is_an_error(store):
     assert config(digest=store.digest[:12]).load().digest == config(digest=store.digest).load().digest
-    with pytest.raises(UserError, match=r"^`data\.digest` must be that of .*, [0-9a-f]{12}, but it is 0123456789ab;"):
+    with pytest.raises(UserError, match=r"^`data\.digest` is 0123456789ab, but the digest of .* is [0-9a-f]{12};"):
         config(digest="0123456789ab").load()
 
 
@@ -77,44 +77,46 @@ def test_the_digest_can_be_insisted_on(store):
     [
         (
             {"size": 64},
-            "`data.size`: set is prepared at 8 pixels, not at 64; `fedsweep data prepare set --root DIR --size",
+            "`data.size`: set is prepared at 8 pixels, not at 64; run `fedsweep data prepare set --root DIR --s",
         ),
         ({"set": "sat"}, "`data.set`: there is no prepared data set `sat` in "),
         ({"set": "sat"}, "; did you mean `set`?"),
-        ({"set": "birds"}, "`fedsweep data prepare birds --root DIR --size 8` would make it."),
+        ({"set": "birds"}, "`fedsweep data prepare birds --root DIR --size 8` to prepare it."),
         ({"domains": ["photo", "skech"]}, "`data.domains`: set has no domain `skech`; did you mean `sketch`?"),
         ({"domains": ["zzz"]}, "`data.domains`: set has no domain `zzz`; it has photo, sketch."),
     ],
 )
-def test_what_is_not_there_is_refused(store, changes, words):
+def test_a_missing_data_set_or_domain_is_an_error(store, changes, words):
     with pytest.raises(UserError) as refusal:
         config(**changes).load()
     assert words in str(refusal.value)
 
 
-def test_a_domain_twice_is_refused():
+def test_a_repeated_domain_is_an_error():
     with pytest.raises(UserError, match="must not repeat a domain"):
         config(domains=["photo", "photo"])
 
 
-def test_a_truncated_file_is_refused(store):
+def test_a_truncated_file_is_an_error(store):
     path = store_folder("set", 8) / "sketch.arrow"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(
-        UserError, match=r"sketch\.arrow must have \d+ bytes, but it has \d+; `fedsweep data prepare set"
+        UserError, match=r"sketch\.arrow must have \d+ bytes, but it has \d+; run `fedsweep data prepare set"
     ):
         config().load()
 
 
-def test_a_card_that_counts_otherwise_is_refused(store):
+def test_a_card_with_other_counts_is_an_error(store):
     cards = {name: DomainCard(train=5, test=4, bytes=one.bytes) for name, one in store.domains.items()}
     (store_folder("set", 8) / "card.json").write_text(store.model_copy(update={"domains": cards}).model_dump_json())
-    with pytest.raises(UserError, match=r"photo\.arrow holds 6 training and 3 test images, but its card says 5 and 4"):
+    with pytest.raises(
+        UserError, match=r"photo\.arrow contains 6 training and 3 test images, but its card lists 5 and 4"
+    ):
         config().load()
 
 
-def test_labels_outside_the_classes_are_refused(store):
+def test_labels_outside_the_classes_are_an_error(store):
     card = store.model_copy(update={"class_names": store.class_names[:1]})
     (store_folder("set", 8) / "card.json").write_text(card.model_dump_json())
-    with pytest.raises(UserError, match=r"photo\.arrow holds labels from 0 to \d, but its card names 1 classes;"):
+    with pytest.raises(UserError, match=r"photo\.arrow contains labels from 0 to \d, but its card lists 1 classes;"):
         config().load()

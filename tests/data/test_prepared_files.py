@@ -1,4 +1,4 @@
-"""Files of a store: mapped, not copied; written in pieces; refused when they are damaged."""
+"""The files of prepared data sets: memory mapping, writing in pieces, and damaged files."""
 
 import hashlib
 import mmap
@@ -33,7 +33,7 @@ def batch(count: int, seed: int) -> tuple[pa.RecordBatch, np.ndarray, list[int]]
 
 @pytest.fixture
 def written(tmp_path):
-    """A domain's file with 20 training and 5 test images, and these."""
+    """Return the file of a domain with 20 training and 5 test images, and the images."""
     (train, *one), (test, *other) = batch(20, 0), batch(5, 1)
     path = tmp_path / "photo.arrow"
     write_domain(path, train, test)
@@ -41,7 +41,7 @@ def written(tmp_path):
 
 
 def mapping_of(address: int) -> tuple[str, str]:
-    """Permissions and file of the memory map that an address lies in."""
+    """Return the permissions and the file of the memory map that contains an address."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             low, high = (int(end, 16) for end in line.split()[0].split("-"))
@@ -50,7 +50,7 @@ def mapping_of(address: int) -> tuple[str, str]:
     raise AssertionError("no such map")
 
 
-def test_images_are_the_pages_of_the_file(written):
+def test_images_are_in_the_memory_map_of_the_file(written):
     path, (images, labels), (test_images, test_labels) = written
     domain = read_domain(path, "photo")
     assert np.array_equal(domain.train.images.numpy(), images)
@@ -81,7 +81,7 @@ def test_writing_in_pieces_does_not_change_a_byte(written, tmp_path, monkeypatch
     assert (tmp_path / "again.arrow").read_bytes() == written[0].read_bytes()
 
 
-def test_images_of_a_map_are_written_and_its_pages_let_go(written, tmp_path):
+def test_memory_mapped_images_are_written_and_their_memory_is_released(written, tmp_path):
     images = np.concatenate([written[1][0], written[2][0]])
     (tmp_path / "raw").write_bytes(images.tobytes())
     pages = files.map_file(tmp_path / "raw")
@@ -93,7 +93,7 @@ def test_images_of_a_map_are_written_and_its_pages_let_go(written, tmp_path):
     assert (tmp_path / "again.arrow").read_bytes() == written[0].read_bytes()
 
 
-def test_more_than_two_billion_pixels_are_allowed(tmp_path, monkeypatch):
+def test_a_file_can_have_more_than_two_billion_pixels(tmp_path, monkeypatch):
     asked, new_file = [], pa.ipc.new_file
     monkeypatch.setattr(pa.ipc, "new_file", lambda *rest, **given: asked.append(given) or new_file(*rest, **given))
     write_domain(tmp_path / "x.arrow", batch(2, 0)[0], batch(2, 1)[0])
@@ -109,7 +109,7 @@ def test_the_digest_is_the_documented_one(written):
 
 
 @pytest.mark.parametrize("damage", ["garbage", "empty", "other columns", "one batch"])
-def test_a_file_that_is_no_such_file_is_refused(written, damage):
+def test_a_file_of_another_kind_is_an_error(written, damage):
     path = written[0]
     length = path.stat().st_size
     if damage == "garbage":
@@ -133,7 +133,7 @@ def card(name: str = "set", size: int = SIZE, length: int = 3) -> StoreCard:
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """A folder with a card and a file of three bytes."""
+    """Return a folder with a card and a file of three bytes."""
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path))
     folder = store_folder("set", SIZE)
     folder.mkdir()
@@ -142,7 +142,7 @@ def store(tmp_path, monkeypatch):
     return folder
 
 
-def test_a_card_comes_back_as_it_was(store):
+def test_a_written_card_is_read_unchanged(store):
     assert read_card(store) == card()
     assert (card().images, card().bytes) == (3, 3)
     assert stores() == [store]
@@ -155,33 +155,38 @@ def test_a_card_comes_back_as_it_was(store):
         (lambda store: (store / "photo.arrow").unlink(), "photo.arrow must have 3 bytes, but it has 0; "),
         (lambda store: (store / "card.json").write_text("{"), "card.json is not valid JSON"),
         (lambda store: (store / "card.json").write_text("{}"), "`name` is missing"),
-        (lambda store: (store / "card.json").write_text(card("other").model_dump_json()), "its card says other at 8"),
-        (lambda store: (store / "card.json").write_text(card(size=9).model_dump_json()), "its card says set at 9"),
+        (
+            lambda store: (store / "card.json").write_text(card("other").model_dump_json()),
+            "its card describes other at 8",
+        ),
+        (lambda store: (store / "card.json").write_text(card(size=9).model_dump_json()), "its card describes set at 9"),
     ],
 )
-def test_a_damaged_store_is_refused(store, change, words):
+def test_a_damaged_data_set_is_an_error(store, change, words):
     change(store)
     with pytest.raises(UserError) as refusal:
         read_card(store)
     assert words in str(refusal.value)
 
 
-def test_a_store_is_found_by_its_name(store):
+def test_a_data_set_is_found_by_its_name(store):
     assert find_store("set") == find_store("set", SIZE) == store
     with pytest.raises(UserError, match=r"there is no prepared data set `sett` in .*; did you mean `set`"):
         find_store("sett")
-    with pytest.raises(UserError, match=r"`fedsweep data prepare birds --root DIR` would make it\.$"):
+    with pytest.raises(UserError, match=r"`fedsweep data prepare birds --root DIR` to prepare it\.$"):
         find_store("birds")
-    with pytest.raises(UserError, match="set is prepared at 8 pixels, not at 64; `fedsweep data prepare set --root"):
+    with pytest.raises(
+        UserError, match="set is prepared at 8 pixels, not at 64; run `fedsweep data prepare set --root"
+    ):
         find_store("set", 64)
     other = store_folder("set", 16)
     other.mkdir()
     (other / "card.json").write_text(card(size=16).model_dump_json())
-    with pytest.raises(UserError, match="set is prepared at 8 and 16 pixels; `--size 8` would choose one"):
+    with pytest.raises(UserError, match=r"set is prepared at 8 and 16 pixels; choose one, e\.g\. with `--size 8`"):
         find_store("set")
     assert find_store("set", 16) == other
 
 
-def test_what_is_not_whole_is_no_store(store):
+def test_an_incomplete_data_set_is_not_listed(store):
     store.rename(store.with_name("set-8.part"))
     assert stores() == []

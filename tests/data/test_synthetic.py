@@ -1,4 +1,4 @@
-"""The server's synthetic images: what each source makes of which images, and what it refuses."""
+"""The server's synthetic images: the images of each source, and error messages."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from fedsweep.preparation.prepare import prepare
 from fedsweep.types import Domain, FederatedData, ImageSet
 
 SIZE = 8
-CLASSES = ("cat", "dog", "bus")  # not alphabetical, as a prepared set's are
+CLASSES = ("cat", "dog", "bus")  # not in alphabetical order, unlike those of a prepared set
 
 
 def noise(labels: Sequence[int], seed: int = 0, low: int = 0, high: int = 256) -> ImageSet:
@@ -46,14 +46,14 @@ def whole(images: ImageSet) -> tuple[torch.Tensor, torch.Tensor]:
     return images.take(torch.arange(len(images)))
 
 
-def test_none_makes_none():
+def test_the_source_none_has_no_images():
     assert NoSynthetic().make(data(), {}, 0) == {}
     assert NoSynthetic().fingerprint(data()) == ""
 
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Write and prepare a set of images, each of one colour of its own: `made({"photo": {"cat": 5}})`."""
+    """Return a function that prepares images, each with its own single colour: `made({"photo": {"cat": 5}})`."""
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
 
     def write(counts: dict[str, dict[str, int]], size: int = SIZE, name: str = "made") -> Path:
@@ -73,7 +73,7 @@ FULL = {name: {"bus": 9, "cat": 9, "dog": 9} for name in ("photo", "sketch")}
 
 
 @pytest.mark.parametrize(("share", "counts"), [(0.1, [2, 2, 2]), (0.25, [5, 5, 5]), (0.01, [1, 0, 0])])
-def test_a_folder_gives_as_many_as_asked_for_evenly_over_its_classes(made, share, counts):
+def test_a_folder_yields_the_configured_share_in_equal_numbers_per_class(made, share, counts):
     made(FULL)
     found = Folder(set="made", share=share).make(data(), {}, seed=0)
     assert list(found) == ["photo", "sketch"]
@@ -83,7 +83,7 @@ def test_a_folder_gives_as_many_as_asked_for_evenly_over_its_classes(made, share
         assert (pixels[:, 2] == (0 if domain == "photo" else 100)).all()
 
 
-def test_a_folders_classes_are_known_by_name_whatever_their_order(made):
+def test_a_folders_classes_are_matched_by_name_in_any_order(made):
     made(FULL)
     pixels, labels = whole(Folder(set="made", share=0.45).make(data(), {}, seed=0)["sketch"])
     assert len(labels) == 27
@@ -91,7 +91,7 @@ def test_a_folders_classes_are_known_by_name_whatever_their_order(made):
     assert len({tuple(one) for one in pixels[:, :, 0, 0].tolist()}) == 27
 
 
-def test_what_a_folder_gives_is_a_function_of_the_seed(made):
+def test_the_images_drawn_from_a_folder_depend_only_on_the_seed(made):
     made(FULL)
     first, again, other = (Folder(set="made").make(data(), {}, seed) for seed in (3, 3, 4))
     assert same(first, again)
@@ -104,7 +104,7 @@ def test_a_domain_of_a_folder_does_not_depend_on_the_others(made):
     assert same({"sketch": both["sketch"]}, one)
 
 
-def test_a_folders_fingerprint_is_of_the_size_that_is_read(made):
+def test_a_folders_fingerprint_is_that_of_the_image_size_in_use(made):
     made({**FULL, "painting": {"cat": 3}})
     digest = Folder(set="made").fingerprint(data())
     card = read_card(store_folder("made", SIZE))
@@ -129,36 +129,40 @@ def test_a_folders_fingerprint_is_of_the_size_that_is_read(made):
         ),
         (
             {**FULL, "photo": {**FULL["photo"], "doge": 2}},
-            "`synthetic.set` made must have the classes of animals, but `doge` is one of its own; did you mean `dog`?",
+            "`synthetic.set` made must have only classes of animals, but it has `doge`; did you mean `dog`?",
         ),
     ],
 )
-def test_a_folder_that_lacks_something_is_refused(made, counts, sentence):
+def test_a_folder_that_lacks_images_or_has_other_classes_is_an_error(made, counts, sentence):
     made(counts)
     with pytest.raises(UserError) as refusal:
         Folder(set="made").make(data(), {}, seed=0)
     assert str(refusal.value) == sentence
 
 
-def test_the_data_itself_is_no_folder_of_synthetic_images():
-    """Its test images would be trained on."""
+def test_the_clients_data_set_cannot_be_the_synthetic_images():
+    """Otherwise, the server would train on test images."""
     clients = PreparedData(set="made", size=SIZE, domains=("photo", "sketch"))
     Folder(set="other").check(clients)
-    with pytest.raises(ValueError, match=r"^`synthetic\.set` must be .* of a generator, but made is the `data\.set`"):
+    with pytest.raises(
+        ValueError, match=r"^`synthetic\.set` must be .* generated images, but made is also `data\.set`"
+    ):
         Folder(set="made").check(clients)
 
 
-def test_a_folder_that_is_not_prepared_at_the_size_is_refused(made):
+def test_a_folder_that_is_not_prepared_at_the_image_size_is_an_error(made):
     made(FULL, size=16)
     for ask in (Folder(set="made").fingerprint, lambda one: Folder(set="made").make(one, {}, 0)):
-        with pytest.raises(UserError, match=r"^`synthetic\.size`: made is prepared at 16 pixels, not at 8; `fedsweep"):
+        with pytest.raises(
+            UserError, match=r"^`synthetic\.size`: made is prepared at 16 pixels, not at 8; run `fedsweep"
+        ):
             ask(data())
     with pytest.raises(UserError, match=r"^`synthetic\.set`: there is no prepared data set `make` in .* `made`\?$"):
         Folder(set="make").fingerprint(data())
 
 
 def held_images(labels: Sequence[int] = (0, 0, 0, 1, 1, 1, 2, 2, 2), seed: int = 0) -> ImageSet:
-    """Images of the server, grey enough that a draw around them is not cut at 0 or 255."""
+    """Return images of the server, grey enough that images drawn around them are not clipped at 0 or 255."""
     return noise(labels, seed, 110, 146)
 
 
@@ -175,12 +179,12 @@ def test_a_surrogate_has_the_mean_and_covariance_of_each_class():
     for label in range(3):
         mean, covariance = moments(found["sketch"], label)
         expected_mean, expected = moments(proxy["sketch"], label)
-        assert np.abs(mean - expected_mean).max() < 1.5  # 4 standard errors of 3000 draws of deviation 20
+        assert np.abs(mean - expected_mean).max() < 1.5  # 4 standard errors of 3000 draws with standard deviation 20
         assert np.abs(covariance - expected).max() < 0.15 * np.diag(expected).max()
         assert np.linalg.norm(covariance - expected) < 0.09 * np.linalg.norm(expected)
 
 
-def test_surrogates_are_labelled_images_of_each_domain():
+def test_surrogates_are_labelled_images_for_each_domain():
     found = Surrogate(share=0.25).make(data(), {"photo": held_images(), "sketch": held_images(seed=3)}, seed=0)
     for images in found.values():
         pixels, labels = whole(images)
@@ -188,7 +192,7 @@ def test_surrogates_are_labelled_images_of_each_domain():
         assert labels.bincount().tolist() == [5, 5, 5]
 
 
-def test_surrogates_are_a_function_of_the_seed_and_their_own_domain():
+def test_surrogates_depend_only_on_the_seed_and_their_own_domain():
     proxy = {"photo": held_images(), "sketch": held_images(seed=3)}
     first, again, other = (Surrogate().make(data(), proxy, seed) for seed in (1, 1, 2))
     assert same(first, again)
@@ -202,8 +206,8 @@ def flat(values: Sequence[int], labels: Sequence[int]) -> ImageSet:
     return ImageSet(images, torch.tensor(labels))
 
 
-def test_a_class_that_one_domain_lacks_is_its_style_moved_as_the_class_moves_elsewhere():
-    # photo: mean style 60, class 2 lies 20 above it; sketch without class 2: style 150, so class 2 is 170
+def test_the_mean_of_a_missing_class_is_the_domains_mean_plus_the_classes_offset_elsewhere():
+    # photo has the mean 60, and class 2 is 20 above it; sketch has the mean 150 without class 2, so its class 2 is 170
     proxy = {"photo": flat([40, 60, 80], [0, 1, 2]), "sketch": flat([140, 160], [0, 1])}
     found = Surrogate().make(data(), proxy, seed=0)
     for name, values in (("photo", [40, 60, 80]), ("sketch", [140, 160, 170])):
@@ -211,7 +215,7 @@ def test_a_class_that_one_domain_lacks_is_its_style_moved_as_the_class_moves_els
         assert pixels[:, 0, 0, 0].tolist() == [values[label] for label in labels.tolist()]
 
 
-def test_a_class_of_one_image_scatters_as_the_others_of_its_domain_do():
+def test_a_class_of_one_image_has_the_covariance_of_its_domain():
     labels = [0, 0, 0, 0, 1, 1, 1, 1, 2]
     proxy = {name: held_images(labels, seed) for seed, name in enumerate(("photo", "sketch"))}
     found = Surrogate(share=10).make(data(900, ["photo"]), proxy, seed=0)["photo"]
@@ -220,36 +224,36 @@ def test_a_class_of_one_image_scatters_as_the_others_of_its_domain_do():
     mean, covariance = moments(found, 2)
     assert np.abs(mean - pixels[8].flatten().numpy()).max() < 1.5
     scatter = rest.flatten(1).numpy()
-    pooled = scatter.T @ scatter / (8 - 2)  # of two means that are estimated
+    pooled = scatter.T @ scatter / (8 - 2)  # minus 2, because two means are estimated
     assert np.linalg.norm(covariance - pooled) < 0.09 * np.linalg.norm(pooled)
 
 
-def test_classes_of_one_image_share_one_pass_over_their_domain(monkeypatch):
+def test_the_covariance_of_a_domain_is_computed_once(monkeypatch):
     passes, deviations = [], surrogate._deviations
     monkeypatch.setattr(
         surrogate, "_deviations", lambda own, labels: passes.append(len([*labels])) or deviations(own, labels)
     )
     proxy = {name: held_images([0, 1, 2, 2], seed) for seed, name in enumerate(("photo", "sketch"))}
     Surrogate(share=1).make(data(90, ["photo"]), proxy, seed=0)
-    assert sorted(passes) == [1, 1, 1, 3]  # each class, and the domain once
+    assert sorted(passes) == [1, 1, 1, 3]  # each class once, and the whole domain once
 
 
-def test_single_images_are_repeated_where_nothing_scatters():
+def test_images_are_repeated_if_every_class_has_only_one():
     proxy = {"photo": flat([1, 2, 3], [0, 1, 2]), "sketch": flat([4, 5, 6], [0, 1, 2])}
     pixels, labels = whole(Surrogate().make(data(), proxy, seed=0)["sketch"])
     assert pixels[:, 1, 2, 3].tolist() == [4 + label for label in labels.tolist()]
 
 
-def test_a_class_that_no_domain_has_is_refused():
+def test_a_class_that_no_domain_has_is_an_error():
     with pytest.raises(UserError) as refusal:
         Surrogate().make(data(), {"photo": held_images([0, 0, 2]), "sketch": held_images([2, 0])}, seed=0)
     assert str(refusal.value) == (
-        "`synthetic` surrogate draws on the server's images, but of class `dog` it has none in any domain; a larger "
-        "`partition.proxy_share` gives it more."
+        "`synthetic` surrogate needs server images of every class, but there are none of `dog` in any domain; "
+        "increase `partition.proxy_share`."
     )
 
 
-def test_draws_beyond_black_and_white_are_cut():
+def test_pixels_are_clipped_to_black_and_white():
     values = flat([0, 255, 0, 255, 128, 128], [0, 0, 1, 1, 2, 2])
     pixels, labels = whole(Surrogate(share=2).make(data(), {"photo": values, "sketch": values}, seed=0)["photo"])
     assert {int(pixels[labels == 0].min()), int(pixels[labels == 0].max())} == {0, 255}

@@ -1,4 +1,4 @@
-"""A run of two rounds on the embedded digits, kept as `fedsweep run` keeps it, and its export."""
+"""A run of two rounds on the embedded digits, and its export."""
 
 from pathlib import Path
 
@@ -26,19 +26,19 @@ SMALL = {
 
 @pytest.fixture(scope="package")
 def small() -> RunConfig:
-    """The experiment of that run."""
+    """Return the configuration of the run."""
     return RunConfig.of(read_yaml(EXPERIMENT), "test").override(SMALL, "test")
 
 
 @pytest.fixture(scope="package")
 def run(small: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Named:
-    """It has played."""
+    """Return the recorded run."""
     return play(Store(tmp_path_factory.mktemp("mlruns")), "fedra_digits", small)
 
 
 @pytest.fixture(scope="package")
 def exported(run: Named, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nobody changes this folder."""
+    """Return the folder of the export, which no test changes."""
     folder = tmp_path_factory.mktemp("exports") / "digits"
     export(run, folder)
     return folder

@@ -1,4 +1,4 @@
-"""Runs and sweeps that are kept as fedsweep keeps them, and exports that are loaded as their README says."""
+"""Runs and sweeps recorded as fedsweep records them, and exports loaded with the code of their README."""
 
 import json
 import re
@@ -28,7 +28,7 @@ assert not [name for name in sys.modules if name.split(".")[0] == "fedsweep"]
 
 
 def play(store: Store, name: str, config: RunConfig) -> Named:
-    """A run as `fedsweep run` leaves it, without MLflow."""
+    """Record a run like `fedsweep run`, but without MLflow."""
     trial = store.run(name, "20260101-000000-abcd")
     resolved = config.model_dump(mode="json")
     digests = content_digests(config)
@@ -39,14 +39,14 @@ def play(store: Store, name: str, config: RunConfig) -> Named:
 
 
 def block(page: Path) -> str:
-    """The Python that a page shows."""
+    """Return the only Python code block of a page."""
     found = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
     assert len(found) == 1
     return str(found[0])
 
 
 def logits_without_fedsweep(folder: Path, images: Tensor) -> Tensor:
-    """What the README's lines make of uint8 images, in a process of their own that cannot find fedsweep."""
+    """Return the logits of uint8 images from the README's code, in a process that cannot import fedsweep."""
     np.save(folder / "images.npy", images.numpy())
     script = block(folder / "README.md") + WITHOUT_FEDSWEEP
     command = [sys.executable, "-I", "-W", "ignore", "-c", script]
@@ -58,7 +58,7 @@ def logits_without_fedsweep(folder: Path, images: Tensor) -> Tensor:
 def planned(
     sweep: SweepStore, number: int, arm: dict[str, Any], seed: int, score: float | None, end: str | None
 ) -> str:
-    """A trial with made-up results; its key."""
+    """Record a trial with made-up results, and return its key."""
     from fedsweep.results.checkpoint import Checkpoint, save
     from fedsweep.types import ServerState
 

@@ -1,4 +1,4 @@
-"""A run that was really trained: loaded by timm and PEFT without fedsweep, it answers as evaluation did."""
+"""Exports of trained runs, loaded with timm and PEFT without fedsweep, give the logits of the evaluation."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "export.md"
 
 
 def evaluated(config: RunConfig, run: Named) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Test images (n, 3, h, w), labels (n,) and evaluation's logits (n, classes), by domain."""
+    """Return test images (n, 3, h, w), labels (n,) and logits (n, classes) as in evaluation, by domain."""
     federation = build(config)
     state = load_checkpoint(run.trial.checkpoint, federation.initial_state()).state
     federation.model.load_adapter(state.adapter)
@@ -38,7 +38,7 @@ def evaluated(config: RunConfig, run: Named) -> list[tuple[torch.Tensor, torch.T
 
 
 def assert_equal_elsewhere(config: RunConfig, run: Named, folder: Path) -> None:
-    """The logits of all test images, and the accuracies that the run recorded."""
+    """Check the logits of all test images, and the accuracies that the run recorded."""
     domains = evaluated(config, run)
     found = logits_without_fedsweep(folder, torch.cat([images for images, *_ in domains]))
     expected = torch.cat([logits for *_, logits in domains])
@@ -51,12 +51,14 @@ def assert_equal_elsewhere(config: RunConfig, run: Named, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_fedsweep_the_export_answers_as_evaluation_did(small: RunConfig, run: Named, exported: Path, tmp_path):
+def test_without_fedsweep_the_export_gives_the_logits_of_the_evaluation(
+    small: RunConfig, run: Named, exported: Path, tmp_path
+):
     folder = shutil.copytree(exported, tmp_path / "elsewhere")
     assert_equal_elsewhere(small, run, folder)
 
 
-def test_the_guide_s_lines_load_it(exported: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_guides_code_loads_an_export(exported: Path, monkeypatch: pytest.MonkeyPatch):
     images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     names: dict[str, Any] = {}
     monkeypatch.chdir(exported)
@@ -65,7 +67,7 @@ def test_the_guide_s_lines_load_it(exported: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_so_does_a_clip_s(small: RunConfig, tmp_path: Path):
+def test_an_exported_clip_gives_the_logits_of_the_evaluation(small: RunConfig, tmp_path: Path):
     clip = {"backbone": "digits_clip", "lora.position": "mlp", "federation.depths": [6, 3]}
     config = small.override(clip, "test")
     run = play(Store(tmp_path / "mlruns"), "clip", config)
@@ -75,7 +77,7 @@ def test_so_does_a_clip_s(small: RunConfig, tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backbone", ["digits_vit", "digits_clip"])
-def test_so_do_weights_that_were_trained_whole(small: RunConfig, tmp_path: Path, backbone: str):
+def test_fully_trained_weights_give_the_logits_of_the_evaluation(small: RunConfig, tmp_path: Path, backbone: str):
     depths = [12, 6] if backbone == "digits_vit" else [6, 3]
     config = small.override({"method": "ft", "backbone": backbone, "federation.depths": depths}, "test")
     run = play(Store(tmp_path / "mlruns"), "ft", config)
@@ -83,7 +85,7 @@ def test_so_do_weights_that_were_trained_whole(small: RunConfig, tmp_path: Path,
     assert_equal_elsewhere(config, run, tmp_path / "out")
 
 
-def test_the_card_says_what_it_is(run: Named, exported: Path):
+def test_the_card_describes_the_export(run: Named, exported: Path):
     card = read_card(exported)
     assert sorted(card.sha256) == [ADAPTER, BACKBONE]
     assert (card.form, card.method, card.seed, card.round, card.outcome) == ("peft", "fedra", 0, 2, "finished")
@@ -102,9 +104,7 @@ def test_the_card_says_what_it_is(run: Named, exported: Path):
     assert len(config["target_modules"]) == 24
 
 
-def test_the_same_export_twice_is_the_same_to_the_last_bit_and_readable_by_others(
-    run: Named, exported: Path, tmp_path: Path
-):
+def test_repeated_exports_are_bit_identical_and_readable_by_other_users(run: Named, exported: Path, tmp_path: Path):
     export(run, tmp_path / "out")
     files = sorted(path.name for path in exported.iterdir())
     assert files == sorted(path.name for path in (tmp_path / "out").iterdir())
@@ -114,7 +114,7 @@ def test_the_same_export_twice_is_the_same_to_the_last_bit_and_readable_by_other
         assert stat.S_IMODE((exported / name).stat().st_mode) == 0o644
 
 
-def test_an_empty_folder_is_filled_and_another_one_left_alone(run: Named, tmp_path: Path):
+def test_only_an_empty_folder_is_filled(run: Named, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     export(run, tmp_path / "empty")
     assert len(list((tmp_path / "empty").iterdir())) == 5
@@ -127,17 +127,17 @@ def test_an_empty_folder_is_filled_and_another_one_left_alone(run: Named, tmp_pa
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine"]
 
 
-def test_what_answers_otherwise_is_not_exported(run: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_model_with_other_logits_is_not_exported(run: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(writing, "TOLERANCE", -1.0)
-    with pytest.raises(UserError, match="read from its files the model gives other logits than the run's own evalua"):
+    with pytest.raises(UserError, match="the logits of the exported model differ from those of the run by up to"):
         export(run, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_of_other_images_is_not_exported(run: Named, tmp_path: Path):
+def test_a_run_whose_images_changed_is_not_exported(run: Named, tmp_path: Path):
     changed = run.record.plan.model_copy(update={"digests": {"data": "0", "weights": "0"}})
     other = Named(run.trial, type(run.record)(changed, None, run.record.history), run.name, None, "")
-    with pytest.raises(UserError, match=r"^the data of trial .* changed since it ran; it cannot be exported\.$"):
+    with pytest.raises(UserError, match=r"^trial .* cannot be exported, because its data changed after it ran\.$"):
         export(other, tmp_path / "out")
 
 
@@ -145,17 +145,18 @@ def test_a_run_of_other_images_is_not_exported(run: Named, tmp_path: Path):
     ("change", "sentence"),
     [
         (lambda folder: shutil.rmtree(folder), "there is no folder {folder}; `fedsweep export TRIAL --to {folder}` "
-         "would make it."),
-        (lambda folder: (folder / "export.json").unlink(), "{folder} is no export: it has no export.json; "
-         "`fedsweep export TRIAL --to DIR` makes one."),
-        (lambda folder: (folder / ADAPTER).unlink(), "{folder} is not whole: adapter_model.safetensors is missing."),
-        (lambda folder: (folder / ADAPTER).write_bytes(b"x"), "{folder}/adapter_model.safetensors is not the file that "
-         "was exported: its sha256 is 2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881."),
+         "creates it."),
+        (lambda folder: (folder / "export.json").unlink(), "the folder {folder} is not an export, because it has no "
+         "export.json; `fedsweep export TRIAL --to DIR` creates an export."),
+        (lambda folder: (folder / ADAPTER).unlink(), "the export {folder} is incomplete: adapter_model.safetensors is "
+         "missing."),
+        (lambda folder: (folder / ADAPTER).write_bytes(b"x"), "{folder}/adapter_model.safetensors has changed since "
+         "the export: its SHA-256 is 2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881."),
         (lambda folder: edit(folder, "form", "other"), "{folder}/export.json: `form` must be 'peft' or 'whole', but it "
          'is "other".'),
         (lambda folder: edit(folder, "clases", []), "{folder}/export.json: `clases` is not an entry of an export's "
          "card; did you mean `classes`?"),
-        (lambda folder: edit(folder, "sha256", {}), "the export's card must pin backbone.safetensors by its `sha256`, "
+        (lambda folder: edit(folder, "sha256", {}), "`sha256` in the export's card must list backbone.safetensors, "
          "but it does not."),
         (lambda folder: edit(folder, "sha256", {"../x": "0"}), "a name must refer to a path inside {folder}, "
          "but `'../x'` does not."),
@@ -168,7 +169,7 @@ def test_a_run_of_other_images_is_not_exported(run: Named, tmp_path: Path):
          "embed_dim, depth, num_blocks, num_heads, mlp_ratio, num_classes, not `checkpoint_path`."),
     ],
 )  # fmt: skip
-def test_what_is_no_whole_export_is_refused_in_a_sentence(exported: Path, tmp_path: Path, change, sentence: str):
+def test_an_incomplete_export_is_an_error_in_one_sentence(exported: Path, tmp_path: Path, change, sentence: str):
     folder = shutil.copytree(exported, tmp_path / "out")
     change(folder)
     with pytest.raises(UserError) as refusal:

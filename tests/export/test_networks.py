@@ -1,4 +1,4 @@
-"""Every family of backbones, however it is shaped and adapted, is written and read back as the same function."""
+"""Exports of every family of backbones, in several shapes and with several adapters."""
 
 import contextlib
 import json
@@ -57,7 +57,7 @@ def images(size: int, count: int = 5) -> Tensor:
 
 
 def drawn(model: LayeredModel) -> LayeredModel:
-    """With tuned tensors that all matter."""
+    """Change all trainable tensors at random, so that each of them affects the logits."""
     generator = torch.Generator().manual_seed(1)
     model.load_adapter(
         {name: 0.3 * torch.randn(one.shape, generator=generator) for name, one in model.adapter().items()}
@@ -84,7 +84,7 @@ def check(folder: Path, config: RunConfig, model: LayeredModel, layers: tuple[in
 def as_its_readme_says(folder: Path) -> Callable[[Tensor], Tensor]:
     names: dict[str, Any] = {}
     with contextlib.chdir(folder), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # transformers', of a name that peft asks it for
+        warnings.simplefilter("ignore", FutureWarning)  # from transformers, about a name that peft uses
         exec(block(folder / "README.md"), names)  # noqa: S102
     return names["logits"]
 
@@ -100,7 +100,7 @@ def built(config: RunConfig) -> LayeredModel:
 
 @pytest.fixture(autouse=True)
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of the hub, and no network."""
+    """Provide an empty cache of the hub and no network."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return tmp_path / "hub"
@@ -112,11 +112,11 @@ def shaped(tiny: RunConfig) -> RunConfig:
 
 
 CUT = ("its patches adapted, one sublayer", "registers", "mixer", "the one that ships")
-"""Cases that are written without their last blocks too."""
+"""Cases that are also exported without their last blocks."""
 
 
 @pytest.mark.parametrize(("name", "short"), [*((name, False) for name in CASES), *((name, True) for name in CUT)])
-def test_a_network_is_read_back_as_the_same_function(shaped: RunConfig, tmp_path: Path, name: str, short: bool):
+def test_an_exported_network_gives_the_same_logits(shaped: RunConfig, tmp_path: Path, name: str, short: bool):
     config = shaped.override(CASES[name], "test")
     model = built(config)
     layers = tuple(range(2 if short else model.num_layers))
@@ -128,7 +128,7 @@ def test_a_network_is_read_back_as_the_same_function(shaped: RunConfig, tmp_path
 
 
 @pytest.mark.parametrize("method", ["fedra", "ft"])
-def test_a_pinned_tag_stands_for_its_weights(shaped: RunConfig, tmp_path: Path, offline: Path, method: str):
+def test_a_pinned_tag_replaces_the_weights_file(shaped: RunConfig, tmp_path: Path, offline: Path, method: str):
     backbone = {"name": "timm", "model": TAG, "pretrained": "timm", "img_size": 16, "patch_size": 4}
     config = shaped.override({"backbone": backbone, "method": method}, "test")
     snapshot = offline / f"models--timm--{TAG}" / "snapshots" / ("0" * 40)
@@ -152,8 +152,8 @@ def test_a_pinned_tag_stands_for_its_weights(shaped: RunConfig, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("method", ["fedra", "ft", "all_small"])
-def test_a_clip_is_read_back_by_transformers(shaped: RunConfig, tmp_path: Path, random_clip: Path, method: str):
-    """Its image encoder has 12 blocks and its text encoder 4: eleven pairs of both are 11 and 3."""
+def test_transformers_loads_an_exported_clip(shaped: RunConfig, tmp_path: Path, random_clip: Path, method: str):
+    """The image encoder has 12 blocks and the text encoder 4, so that the first eleven pairs keep 11 and 3 blocks."""
     backbone = {"name": "clip", "model": str(random_clip), "prompt": "a {} in ink"}
     config = shaped.override({"backbone": backbone, "method": method, "lora.position": "all"}, "test")
     names = tuple("0123456789")
@@ -172,7 +172,7 @@ def test_a_clip_is_read_back_by_transformers(shaped: RunConfig, tmp_path: Path, 
     check(tmp_path / "out", config, model, layers)
 
 
-def test_a_clip_of_the_hub_is_fetched_by_its_name_and_must_be_the_same(
+def test_a_clip_of_the_hub_is_loaded_by_name_and_must_be_unchanged(
     shaped: RunConfig, tmp_path: Path, random_clip: Path, offline: Path
 ):
     snapshot = offline / "models--some--clip" / "snapshots" / ("0" * 40)
@@ -186,11 +186,13 @@ def test_a_clip_of_the_hub_is_fetched_by_its_name_and_must_be_the_same(
     check(tmp_path / "out", config, model, tuple(range(12)))
     normalisation = read(snapshot / "preprocessor_config.json")
     (snapshot / "preprocessor_config.json").write_text(json.dumps({**normalisation, "image_std": [9.0] * 3}))
-    with pytest.raises(UserError, match=r"^some/clip is another checkpoint than the one tuned, sha256:"):
+    with pytest.raises(
+        UserError, match=r"^the checkpoint some/clip differs from the one that was fine-tuned: its digest"
+    ):
         load(tmp_path / "out")
 
 
-def test_a_backbone_that_ships_is_timm_s_smallest_vit_in_another_shape():
+def test_the_included_backbone_is_timms_smallest_vit_in_another_shape():
     ours, recipe = DigitsViT(), DigitsViT().recipe(10)
     with torch.device("meta"):
         theirs = timm.create_model(recipe.model, **recipe.arguments).state_dict()
@@ -200,7 +202,7 @@ def test_a_backbone_that_ships_is_timm_s_smallest_vit_in_another_shape():
 
 @pytest.fixture
 def cut_otherwise(pacs: Path) -> Iterator[Path]:
-    """The data folder with PACS, whose card says for a while that its images were squashed."""
+    """Yield the data folder with PACS, whose card temporarily has another crop."""
     path = pacs / "pacs-64" / "card.json"
     before = path.read_bytes()
     path.write_text(json.dumps({**read(path), "crop_pct": 0.9, "crop_mode": "squash", "interpolation": "bilinear"}))
@@ -208,7 +210,7 @@ def cut_otherwise(pacs: Path) -> Iterator[Path]:
     path.write_bytes(before)
 
 
-def test_weights_of_a_file_go_with_the_crop_that_their_images_had(cut_otherwise: Path, tmp_path: Path):
+def test_an_export_contains_the_crop_of_its_data_set(cut_otherwise: Path, tmp_path: Path):
     config = RunConfig.of(read_yaml(find("experiments", "fedra_pacs")), "test")
     model = drawn(build_model(config.backbone, config.lora, 7, 0, load_data(config.data).class_names))
     layers = tuple(range(model.num_layers))

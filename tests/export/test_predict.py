@@ -1,4 +1,4 @@
-"""Pictures on disk: what an export says of them is what evaluation said of the same images."""
+"""Predictions for picture files, which must equal those for the same images in evaluation."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ def model(exported: Path) -> Loaded:
 
 @pytest.fixture
 def photos(small: RunConfig, tmp_path: Path) -> tuple[Path, torch.Tensor, torch.Tensor]:
-    """The test images of a domain as files, in folders called as their classes; images and labels in files' order."""
+    """Write a domain's test images to folders named after classes; return them with labels in the files' order."""
     test = load_data(small.data).domains[1].test
     images, labels = test.take(torch.arange(len(test)))
     order = sorted(range(len(test)), key=lambda one: (int(labels[one]), one))
@@ -36,7 +36,7 @@ def photos(small: RunConfig, tmp_path: Path) -> tuple[Path, torch.Tensor, torch.
     return tmp_path / "photos", images[order], labels[order]
 
 
-def test_files_are_classified_as_the_images_were(model: Loaded, photos):
+def test_image_files_are_classified_like_the_test_images(model: Loaded, photos):
     folder, images, labels = photos
     names, told = pictures(folder), []
     found = predict(model, folder, names, top=3, progress=lambda *so_far: told.append(so_far))
@@ -51,7 +51,7 @@ def test_files_are_classified_as_the_images_were(model: Loaded, photos):
     assert found.accuracy == pytest.approx((expected.argmax(1) == labels).double().mean().item())
 
 
-def test_accuracy_is_said_only_where_all_folders_are_classes(model: Loaded, photos):
+def test_accuracy_requires_that_all_folders_are_classes(model: Loaded, photos):
     folder, *_ = photos
     (folder / "3").rename(folder / "three")
     assert predict(model, folder, pictures(folder)).accuracy is None
@@ -74,15 +74,15 @@ def test_a_broken_image_is_named_and_the_others_are_classified(model: Loaded, ph
     assert found.accuracy is not None
 
 
-def test_more_classes_than_there_are_is_all_of_them(model: Loaded, photos):
+def test_a_large_top_gives_all_classes(model: Loaded, photos):
     folder, *_ = photos
     guesses = next(iter(predict(model, folder, pictures(folder)[:1], top=99).images.values()))
     assert sorted(one.name for one in guesses) == sorted("0123456789")
     assert sum(one.probability for one in guesses) == pytest.approx(1)
 
 
-def test_a_picture_is_cut_as_the_preparation_cuts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Of pictures of every shape and mode, through the whole preparation of a data set."""
+def test_a_picture_is_cropped_as_in_the_preparation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Pictures of several shapes and modes equal those of a complete preparation."""
     rng = np.random.default_rng(0)
     for number, (width, height, mode) in enumerate([(40, 30, "RGB"), (17, 90, "L"), (33, 33, "RGBA"), (20, 16, "P")]):
         path = tmp_path / "root" / ("cat", "dog")[number % 2] / f"{number}.png"
@@ -106,17 +106,17 @@ def test_a_picture_is_cut_as_the_preparation_cuts_it(tmp_path: Path, monkeypatch
     assert seen == 4
 
 
-def test_a_picture_that_cannot_be_opened_is_a_broken_one(tmp_path: Path):
-    with pytest.raises(CorruptImageError, match="is a link to nothing, or no regular file"):
+def test_a_picture_that_cannot_be_opened_is_broken(tmp_path: Path):
+    with pytest.raises(CorruptImageError, match="is a broken link or not a regular file"):
         _read(tmp_path / "gone.png", ImageCard(size=16, mean=(0.5,), std=(0.5,)))
 
 
-def test_a_link_to_nothing_and_what_is_no_file_are_broken_pictures(model: Loaded, photos):
+def test_broken_links_and_special_files_are_broken_pictures(model: Loaded, photos):
     folder, images, _ = photos
     (folder / "3" / "gone.jpg").symlink_to(folder / "nowhere.jpg")
     os.mkfifo(folder / "4" / "pipe.png")  # to read it would wait for ever
     found = predict(model, folder, pictures(folder))
-    assert found.broken == dict.fromkeys(["3/gone.jpg", "4/pipe.png"], "is a link to nothing, or no regular file")
+    assert found.broken == dict.fromkeys(["3/gone.jpg", "4/pipe.png"], "is a broken link or not a regular file")
     assert len(found.images) == len(images)
 
 
@@ -130,9 +130,9 @@ def test_links_that_lead_back_are_followed_once(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("gone", "IMAGES must be a folder, but {path} is not there."),
+        ("gone", "IMAGES must be a folder, but {path} does not exist."),
         ("file.png", "IMAGES must be a folder, but {path} is a file."),
-        ("empty", "{path} has no image: none of its files ends in .bmp, .gif, .jpeg, .jpg, .pgm, .png, .ppm, .tif, "
+        ("empty", "{path} contains no image: no file name ends in .bmp, .gif, .jpeg, .jpg, .pgm, .png, .ppm, .tif, "
          ".tiff, .webp."),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which trial is meant by a name, and what is said of a name that means none."""
+"""The selection of a trial by name, and the error messages for names without a trial."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.tracking.helpers import MANIFEST
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """Two sweeps of a space, the newer one with a trial of each kind, and two runs of an experiment."""
+    """Return two sweeps of a search space, the newer with trials of all outcomes, and two runs of an experiment."""
     home = Store(tmp_path_factory.mktemp("mlruns"))
     older, newer = (home.sweep("ablations/rank", one) for one in ("20260101-000000-old1", "20260102-000000-new1"))
     for sweep, mode in ((older, "max"), (newer, "max")):
@@ -55,11 +55,12 @@ BY_MEAN = "finished trials by accuracy/mean"
 @pytest.mark.parametrize(
     ("text", "key", "why"),
     [
-        ("ablations/rank", "c00000000000002", f"the best of 3 {BY_MEAN} (its arm over 2 seeds: 0.6000)"),  # the first
+        ("ablations/rank", "c00000000000002", f"the best of 3 {BY_MEAN} (mean of its arm over 2 seeds: 0.6000)"),
         ("ablations/rank@20260101-000000-old1", "ab00000000000001",
-         f"the best of 2 {BY_MEAN} (its arm over 2 seeds: 0.8500)"),
+         f"the best of 2 {BY_MEAN} (mean of its arm over 2 seeds: 0.8500)"),
         ("ablations/rank:lora.rank=4", "ab00000000000000", ""),
-        ("ablations/rank:lora.rank=8", "c00000000000002", f"the best of 2 {BY_MEAN} (its arm over 2 seeds: 0.6000)"),
+        ("ablations/rank:lora.rank=8", "c00000000000002",
+         f"the best of 2 {BY_MEAN} (mean of its arm over 2 seeds: 0.6000)"),
         ("ablations/rank:lora.rank=8,seed=1", "c00000000000003", ""),
         ("ablations/rank:seed=1", "c00000000000003", ""),
         ("ablations/rank@20260101-000000-old1:seed=0", "ab00000000000000", ""),
@@ -70,13 +71,13 @@ BY_MEAN = "finished trials by accuracy/mean"
         ("fedra_digits@20260101-000000-aaaa", "20260101-000000-aaaa", ""),
     ],
 )  # fmt: skip
-def test_a_name_means_a_trial(store: Store, text: str, key: str, why: str):
+def test_a_name_selects_a_trial(store: Store, text: str, key: str, why: str):
     found = find_trial(store, text)
     assert (found.record.plan.key, found.why) == (key, why)
     assert found.trial.checkpoint.exists()
 
 
-def test_a_key_in_several_sweeps_is_of_the_newest_that_has_it(store: Store):
+def test_a_key_in_several_sweeps_selects_the_newest_sweep(store: Store):
     found = find_trial(store, "ab00000000000000")
     assert found.sweep is not None
     assert found.sweep.folder.name == "20260102-000000-new1"
@@ -90,12 +91,12 @@ def test_a_key_in_several_sweeps_is_of_the_newest_that_has_it(store: Store):
         ("stopped", "20260103-000000-cccc"),
     ],
 )
-def test_what_has_not_finished_is_taken_when_asked_for(store: Store, text: str, key: str):
+def test_unfinished_trials_are_selected_on_request(store: Store, text: str, key: str):
     assert find_trial(store, text, unfinished=True).record.plan.key == key
 
 
 WHERE = "ablations/rank@20260102-000000-new1"
-STANDS = "after round 2; `--unfinished` exports it as it stands."
+STANDS = "`--unfinished` exports its state after round 2."
 
 
 @pytest.mark.parametrize(
@@ -109,32 +110,33 @@ STANDS = "after round 2; `--unfinished` exports it as it stands."
         ("ablations/rank@20260102-000000-new", "there is no sweep `20260102-000000-new` of ablations/rank in {root}; "
          "did you mean `20260102-000000-new1` or `20260101-000000-old1`?"),
         ("fedra_digits@x", "there is no run `x` of fedra_digits in {root}."),
-        ("c0", "`c0` must begin one trial's key, but it begins 6: c00000000000002, c00000000000003, c00000000000004, "
+        ("c0", "`c0` must be the beginning of one trial's key, but 6 keys begin with it: c00000000000002, "
+         "c00000000000003, c00000000000004, "
          "c00000000000005, c00000000000007, c00000000000008."),
         ("ablations/rank:lora.rank=5", f"no trial of {WHERE} has lora.rank=5; its arms are lora.rank=4, lora.rank=8, "
-         "lora.rank=16, its seeds 0, 1."),
+         "lora.rank=16, and its seeds are 0, 1."),
         ("ablations/rank:rank", "an arm must look like `lora.rank=4,seed=0`, but got `rank`."),
         ("ablations/rank:", "an arm must look like `lora.rank=4,seed=0`, but got ``."),
         ("ablations/rank:lora.rank=[4", "the arm's `lora.rank=[4` is not valid YAML at line 1, column 3: expected ',' "
          "or ']', but got '<stream end>'."),
-        ("c00000000000004", f"trial c00000000000004 of {WHERE} is pruned, {STANDS}"),
-        ("ablations/rank:lora.rank=16", f"none of 2 trials of {WHERE} has finished; `--unfinished` takes the best as "
-         "they stand."),
-        ("c00000000000005", f"trial c00000000000005 of {WHERE} has not ended and has no round on disk."),
-        ("stopped", f"the run stopped@20260103-000000-cccc has not ended, {STANDS}"),
+        ("c00000000000004", f"trial c00000000000004 of {WHERE} is pruned; {STANDS}"),
+        ("ablations/rank:lora.rank=16", f"none of the 2 trials of {WHERE} has finished; `--unfinished` also accepts "
+         "other trials."),
+        ("c00000000000005", f"trial c00000000000005 of {WHERE} has not ended and has no recorded round."),
+        ("stopped", f"the run stopped@20260103-000000-cccc has not ended; {STANDS}"),
     ],
 )  # fmt: skip
-def test_a_name_that_means_none_is_answered_in_a_sentence(store: Store, text: str, sentence: str):
+def test_a_name_without_a_trial_is_an_error_in_one_sentence(store: Store, text: str, sentence: str):
     with pytest.raises(UserError) as refusal:
         find_trial(store, text)
     assert str(refusal.value) == sentence.format(root=store.root)
 
 
 def test_a_trial_without_a_round_has_nothing_to_export(store: Store):
-    with pytest.raises(UserError, match="has no round on disk yet, so that there is nothing to export"):
+    with pytest.raises(UserError, match="has no recorded round yet, so there is nothing to export"):
         find_trial(store, "ablations/rank:lora.rank=16,seed=1", unfinished=True)
 
 
-def test_an_empty_store_has_no_trial(tmp_path: Path):
+def test_an_empty_results_folder_has_no_trial(tmp_path: Path):
     with pytest.raises(UserError, match="there is no trial `fedra_digits` in "):
         find_trial(Store(tmp_path), "fedra_digits")

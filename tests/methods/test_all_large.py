@@ -1,4 +1,4 @@
-"""What only AllLarge promises, and that one client with one round is plain SGD."""
+"""Properties of AllLarge. With one client and one round, it is plain SGD."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_the_clients_depths_do_not_matter(federation):
     assert identical_rounds(first, second)
 
 
-def test_everyone_runs_the_whole_model(federation):
+def test_all_clients_run_all_blocks(federation):
     large = federation({"method": "all_large"})
     state = large.initial_state()
     rows = large.method.allocate(state, large.clients, large.server, stream(0, "allocation", 1))

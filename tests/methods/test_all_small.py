@@ -1,4 +1,4 @@
-"""What only AllSmall promises."""
+"""Properties of AllSmall."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_only_the_smallest_clients_blocks_ever_run(federation):
     assert all(result.state.layers == (0, 1, 2) for result in results)
 
 
-def test_the_blocks_above_keep_their_bits(federation):
+def test_the_blocks_above_stay_bit_identical(federation):
     start, *_, last = federate(federation({"method": "all_small", "federation.depths": [12, 6, 3]}))
     assert {layer_of(name) for name in moved(start.state.adapter, last.state.adapter)} == {None, 0, 1, 2}
 
@@ -31,7 +31,7 @@ def test_the_larger_clients_depths_do_not_matter(federation):
     assert identical_rounds(first, second)
 
 
-def test_with_a_cohort_the_depth_stays_that_of_all_clients(federation):
+def test_the_depth_is_the_minimum_over_all_clients_and_not_over_the_cohort(federation):
     small = federation({"method": "all_small", "federation.depths": [2, 6, 9], "federation.clients_per_round": 1})
     assert [result.state.layers for result in federate(small)] == [(0, 1)] * 3
 
@@ -41,6 +41,6 @@ def test_the_depth_can_be_given(federation):
     assert small.initial_state().layers == (0, 1)
 
 
-def test_more_blocks_than_there_are_are_refused(tiny):
-    with pytest.raises(UserError, match=r"`method\.depth` must be at most the 12 blocks, but it is 13"):
+def test_a_depth_above_the_number_of_blocks_is_rejected(tiny):
+    with pytest.raises(UserError, match=r"`method\.depth` must be at most 12, the number of blocks, but it is 13"):
         tiny.override({"method": {"name": "all_small", "depth": 13}}, "test")

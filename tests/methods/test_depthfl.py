@@ -1,4 +1,4 @@
-"""What only DepthFL promises; its loss against tests/references/depthfl.py."""
+"""Properties of DepthFL, and its loss against tests/references/depthfl.py."""
 
 import math
 
@@ -44,7 +44,7 @@ def test_a_teacher_is_held_fixed():
 
 
 @pytest.mark.parametrize("depth", HEADS)
-def test_heads_sit_where_the_paper_puts_them(depth):
+def test_heads_follow_the_blocks_that_the_paper_names(depth):
     assert DepthFL().exits_of(depth, 12) == HEADS[depth]
 
 
@@ -60,12 +60,12 @@ def test_the_ramp_is_full_well_before_the_last_round(rounds):
     assert weights[0] == math.exp(-5)
     assert weights[rounds // 3] > 0.9
     assert weights[-1] == 1.0
-    assert ramp_up(99, 5.0 * 100) < 0.05  # the released code's never begins
+    assert ramp_up(99, 5.0 * 100) < 0.05  # with the ramp of the released code, distillation never starts
 
 
 @pytest.fixture
 def six(federation):
-    """Depths 12, 5 and 3: heads after 3, 6 and 9 blocks, and one after 5."""
+    """Return a federation with clients of depths 12, 5 and 3, and heads after 3, 5, 6 and 9 blocks."""
     return federation({"method": "depthfl", "federation.depths": [12, 5, 3]})
 
 
@@ -104,7 +104,7 @@ def test_every_client_trains_the_heads_within_its_depth_and_its_own(six):
     assert first.metrics["parameters/held"] == pytest.approx(sum(held) / 3)
 
 
-def test_a_shared_last_head_is_everyones(federation):
+def test_all_clients_train_a_shared_last_head(federation):
     method = {"name": "depthfl", "heads": [4], "own_head": "shared"}
     small = federation({"method": method, "federation.depths": [12, 5, 3]})
     start = small.initial_state()
@@ -147,7 +147,7 @@ def test_the_distillation_grows_over_a_share_of_the_rounds(federation, monkeypat
 
 @pytest.mark.parametrize("prediction", ["mean", "last"])
 def test_without_a_client_of_full_depth_the_server_has_the_deepest_clients_model(federation, prediction):
-    """Else it would predict by heads that nobody trains."""
+    """A deeper server model would predict with heads that no client trains."""
     method = {"name": "depthfl", "prediction": prediction}
     small = federation({"method": method, "federation.depths": [7, 5, 3]})
     start, *_, last = federate(small)
@@ -181,6 +181,6 @@ def test_fresh_heads_depend_on_the_seed_and_their_depth_alone(federation):
 
 
 @pytest.mark.parametrize("heads", [[6, 3], [3, 3], [0, 3], [3, 12]])
-def test_heads_outside_or_out_of_order_are_refused(tiny, heads):
-    with pytest.raises(UserError, match=r"`method\.heads` must ascend between 1 and 11"):
+def test_heads_outside_the_model_or_out_of_order_are_rejected(tiny, heads):
+    with pytest.raises(UserError, match=r"`method\.heads` must be ascending numbers of blocks between 1 and 11"):
         tiny.override({"method": {"name": "depthfl", "heads": heads}}, "test")

@@ -1,4 +1,4 @@
-"""What only FedAG promises; its server's losses are tested in tests/test_mutual_learning.py."""
+"""Properties of FedAG; the losses of its server are tested in test_fedag_mutual_learning.py."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +28,7 @@ QUICK = {"warmup_epochs": 1, "epochs": 1, "batch_size": 8, "lr": 1e-3}
 
 @pytest.fixture
 def make(federation, random_clip) -> Callable[..., Federation]:
-    """FedAG in miniature with other hyperparameters: `make(gamma=0.5)`."""
+    """Return a function that builds a small FedAG with given hyperparameters, as in `make(gamma=0.5)`."""
 
     def built(changes=None, **method):
         chosen = {"name": "fedag", "clip": {"name": "clip", "model": str(random_clip)}, "server": QUICK, **method}
@@ -40,13 +40,13 @@ def make(federation, random_clip) -> Callable[..., Federation]:
 
 @pytest.fixture(scope="module")
 def played() -> dict[str, Run]:
-    """Runs that several tests look at, each played once."""
+    """A cache of runs, so that several tests share each of them."""
     return {}
 
 
 @pytest.fixture
 def base(make, played, monkeypatch) -> Run:
-    """A federation of default hyperparameters, its rounds, and what each client went on from in each."""
+    """Return a federation with default hyperparameters, its rounds, and the clients' initial tensors in each."""
     if "base" not in played:
         started, fit = [], CohortTrainer.fit
 
@@ -63,14 +63,14 @@ def base(make, played, monkeypatch) -> Run:
 
 @pytest.fixture
 def beside(make, played) -> Run:
-    """The same with a domain beside the clients' that nobody has."""
+    """Return the same run with an additional domain that no client has."""
     if "beside" not in played:
         small = make({"data.domains": ["plain", "inverted", "noisy", "thick"], "data.held_out_domains": ["thick"]})
         played["beside"] = (small, list(federate(small)), [])
     return played["beside"]
 
 
-def test_a_client_goes_on_from_its_own_and_the_servers_model_as_equation_1_says(base):
+def test_a_client_starts_from_the_mixture_of_equation_1(base):
     small, (untuned, first, _), started = base
     gamma = small.method.gamma
     assert 0 < gamma < 1
@@ -85,12 +85,12 @@ def test_a_client_goes_on_from_its_own_and_the_servers_model_as_equation_1_says(
         assert moved(own, copy) == set(names)
 
 
-def test_components_that_are_left_out_are_ones_of_no_weight(make, base):
+def test_leaving_out_a_component_equals_setting_its_weight_to_zero(make, base):
     _, full, _ = base
     off, same = {"momentum": False, "regularizer": False}, {"gamma": 0.0, "strength": 0.0}
     without, weightless = (list(federate(make(**given))) for given in (off, same))
     assert identical_rounds(without, weightless)
-    assert not identical(without[1].state, full[1].state)  # by the regularizer; momentum begins in the second round
+    assert not identical(without[1].state, full[1].state)  # momentum has no effect before the second round
 
 
 def test_without_quality_all_synthetic_images_count_alike_and_no_score_is_sent(make, base):
@@ -136,7 +136,7 @@ def test_no_score_is_below_zero(make, monkeypatch):
     assert quality(small.model, given, given, 16).tolist() == [1, 0, 0, 0, 0, 0]
 
 
-def test_a_known_domain_is_answered_by_its_adapter_and_an_unknown_one_by_all(beside):
+def test_a_known_domain_uses_its_own_adapter_and_an_unknown_domain_uses_all(beside):
     small, (*_, last), _ = beside
     assert [client.domain for client in small.clients] == ["plain", "inverted", "noisy"]
     state, reader, server = last.state, small.trainer.reader, small.model.server
@@ -157,7 +157,7 @@ def test_a_known_domain_is_answered_by_its_adapter_and_an_unknown_one_by_all(bes
 
 
 def test_held_out_domains_do_not_change_what_is_trained(base, beside):
-    """The clients are the same with and without a domain beside them that nobody has."""
+    """The training is the same with and without a domain that no client has."""
     (_, without, _), (_, held, _) = base, beside
     for one, other in zip(without, held, strict=True):
         assert identical(one.state, other.state)
@@ -175,7 +175,7 @@ def test_the_adapters_are_warmed_up_once_before_the_first_round(base):
 
 
 def test_clip_encodes_each_image_once_for_all_rounds_and_runs(make, base):
-    """Computed anew or kept, the features give the same run."""
+    """Cached features and recomputed features give the same run."""
     _, before, _ = base
     seen = []
 
@@ -190,7 +190,9 @@ def test_clip_encodes_each_image_once_for_all_rounds_and_runs(make, base):
     assert len(seen) > 6
 
 
-def test_what_clip_makes_of_images_is_shared_with_methods_on_it(make, federation, random_clip, monkeypatch, tmp_path):
+def test_cached_clip_features_are_shared_with_methods_on_the_same_clip(
+    make, federation, random_clip, monkeypatch, tmp_path
+):
     monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path))
     clip = {"name": "clip", "model": str(random_clip), "prompt": "{}"}
     next(federate(federation({"method": "zero_shot", "backbone": clip, "lora.position": "mlp"})))
@@ -203,7 +205,7 @@ def test_what_clip_makes_of_images_is_shared_with_methods_on_it(make, federation
     assert len(seen) == len(small.server.synthetic)
 
 
-def test_several_clients_of_a_domain_share_a_copy_that_begins_as_their_mean(make):
+def test_several_clients_of_a_domain_share_a_copy_that_starts_as_their_mean(make):
     dealt = {"name": "feature_label_skew", "clients_per_domain": 2, "alpha": 10.0, "min_size": 20, "proxy_share": 0.2}
     small = make({"partition": dealt, "federation.depths": [12], "local.steps": 1})
     assert len(small.clients) == 6
@@ -227,7 +229,7 @@ def test_clients_of_a_pool_have_one_adapter_and_all_synthetic_images(make):
     assert len(small.clients[0].synthetic) == sum(map(len, small.server.synthetic.values()))
 
 
-def test_a_clients_own_model_is_tested_where_it_is_asked_for(make):
+def test_a_clients_own_model_is_tested_if_there_is_a_test_share(make):
     small = make({"partition.test_share": 0.02})
     _, last = islice(federate(small), 2)
     client = small.clients[0]
@@ -238,8 +240,8 @@ def test_a_clients_own_model_is_tested_where_it_is_asked_for(make):
     assert last.metrics[f"accuracy/client/{client.id}"] == right
 
 
-def test_an_attack_reverses_what_the_server_gets_of_a_client_which_goes_on_from_its_own(make, base):
-    """In the second round, in which it was sent a copy of its own and not what all begin with."""
+def test_an_attack_reverses_the_sent_update_and_not_the_clients_own_model(make, base):
+    """In the second round, the server has sent the copy of the client's domain instead of the initial model."""
     (honest, (_, first, _), _), small = base, make({"federation.malicious_share": 0.34})
     (attacker,) = small.malicious()
     domain = small.method.init(small.model, small.clients, small.server).domains[attacker]
@@ -267,11 +269,11 @@ REFUSED = [
     ({"base_optimizer": "feddyn"}, "`base_optimizer` feddyn corrects the mean of the clients' models, but `method` "
      "fedag does not average them"),
     ({"evaluation.metrics": ["drift"]}, "`evaluation.metrics` drift compares clients with a shared model, but the "
-     "clients of `method` fedag share none"),
+     "clients of `method` fedag do not share a model"),
     ({"evaluation.tsne_classes": 3}, "`evaluation.tsne_classes` shows the features of a shared model, but the clients "
-     "of `method` fedag share none"),
+     "of `method` fedag do not share a model"),
     ({"method.delta": -0.1}, "`method.delta` must be greater than or equal to 0, but it is -0.1"),
-    ({"method.clip.prompt": "a photo"}, "`method.clip.prompt` must have {} once, for the class's name, but it is "
+    ({"method.clip.prompt": "a photo"}, "`method.clip.prompt` must contain {} once, for the class name, but it is "
      "`a photo`"),
 ]  # fmt: skip
 
@@ -294,7 +296,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(shipped, changes, sentence):
 def test_a_clip_for_images_of_another_size_is_refused(shipped):
     method = shipped.method
     method.check_weights(shipped.backbone, tuple("0123456789"))
-    with pytest.raises(UserError, match=r"`method.clip` takes images of 16 pixels, but those of `backbone` have 32\."):
+    with pytest.raises(UserError, match=r"`method.clip` takes images of 16 pixels, but `backbone` .* of 32 pixels\."):
         method.check_weights(_Large(), tuple("0123456789"))
 
 
@@ -304,11 +306,11 @@ class _Large:
 
 def test_state_of_another_method_is_refused(make, federation):
     small = make()
-    with pytest.raises(TypeError, match="goes on from a FedAGState, not from a ServerState"):
+    with pytest.raises(TypeError, match="needs a state of type FedAGState, but it is of type ServerState"):
         small.method.aggregate(federation().initial_state(), [], small.server)
 
 
-def test_a_resume_begins_with_the_state_and_not_with_the_models_adapters(make, base):
+def test_a_resumed_run_uses_the_state_and_not_the_adapters_in_the_model(make, base):
     _, (_, first, second), _ = base
     small = make()
     for parameter in small.model.server.adapters.parameters():

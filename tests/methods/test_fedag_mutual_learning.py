@@ -1,4 +1,4 @@
-"""FedAG's server: its losses against tests/references/fedag.py, and what each step moves."""
+"""FedAG's server: its losses against tests/references/fedag.py, and the tensors that each step changes."""
 
 from dataclasses import replace
 from functools import partial
@@ -50,7 +50,7 @@ def cosines() -> DomainAdapters:
 
 
 def expected_logits(adapters: DomainAdapters, features: Tensor) -> np.ndarray:
-    """phi (domains, n, classes) by the reference."""
+    """Return phi (domains, n, classes) by the reference implementation."""
     texts, scale = adapters.text.double().numpy(), float(adapters.scale)
     given = scale if adapters.logits == "cosine" else None
     found = []
@@ -95,7 +95,7 @@ def test_mutual_divergence_of_a_whole_set_is_equation_6():
     assert abs(alike.item() - expected) > 1e-3
 
 
-def test_scores_that_are_all_zero_count_alike():
+def test_scores_that_are_all_zero_become_equal_weights():
     assert normalised(torch.zeros(4)).tolist() == [1, 1, 1, 1]
     assert normalised(torch.tensor([0.0, 1.0, 3.0])).tolist() == [0.0, 0.75, 2.25]
 
@@ -111,7 +111,7 @@ def test_the_margin_is_equation_9(delta):
 
 
 class Server:
-    """Adapters, a small ViT, two domains' lessons, and a copy of the ViT for each."""
+    """A small server: adapters, a small ViT, and for two domains a lesson and a copy of the ViT."""
 
     def __init__(self, adapters: DomainAdapters, **learning: object) -> None:
         self.adapters = adapters
@@ -137,7 +137,7 @@ class Server:
 
     @property
     def learning(self) -> MutualLearning:
-        """A round of its learning, which has not begun."""
+        """The training of one round, not yet started."""
         return MutualLearning(**self.given, model=self.model, copies=self.copies, lessons=self.lessons)
 
     def values(self) -> dict[str, AdapterState]:
@@ -180,13 +180,13 @@ def test_a_joint_step_moves_everything_but_clip(cosines):
     assert server.moved_by(partial(server.learning.joint_step, [NONE, ROWS])) == ALL - {"copy 0"}
 
 
-def test_without_the_cross_domain_part_only_what_is_of_a_domain_moves(cosines):
+def test_without_the_cross_domain_part_the_attention_does_not_change(cosines):
     server = Server(cosines, cross=False)
     assert server.moved_by(partial(server.learning.joint_step, [ROWS, ROWS])) == {"art", "sketch", "copy 0", "copy 1"}
 
 
 @pytest.mark.parametrize("cross", [True, False])
-def test_alternating_epochs_move_what_joint_ones_do(cosines, cross):
+def test_alternating_epochs_change_the_same_tensors_as_joint_epochs(cosines, cross):
     moved = []
     for update in ("joint", "alternating"):
         server = Server(cosines, update=update, cross=cross)
@@ -231,7 +231,7 @@ def test_the_joint_loss_is_equation_10_with_means_over_images(cosines):
 
 
 def test_a_joint_step_descends_the_mean_over_domains(cosines):
-    """Adam's first step goes against the sign of the gradient of G, which is computed here in one piece."""
+    """Adam's first step has the opposite sign of the gradient of G, which the test computes in a single pass."""
     server = Server(cosines)
     session = server.learning
     total = torch.zeros(())
@@ -251,8 +251,8 @@ def test_a_joint_step_descends_the_mean_over_domains(cosines):
 
 
 @pytest.mark.parametrize("update", ["joint", "alternating"])
-def test_no_step_is_of_some_domains_alone_and_an_epoch_is_all_images_once(cosines, update, monkeypatch):
-    """One domain has three times the images of the other; together they take as many steps as the larger."""
+def test_each_step_uses_all_domains_and_each_epoch_uses_every_image_once(cosines, update, monkeypatch):
+    """One domain has three times as many images as the other; together they take the steps of the larger domain."""
     server, seen = Server(cosines, update=update), []
     step = "joint_step" if update == "joint" else "cross_domain_step"
     done = getattr(MutualLearning, step)
@@ -265,7 +265,7 @@ def test_no_step_is_of_some_domains_alone_and_an_epoch_is_all_images_once(cosine
         assert sorted(torch.cat(rows).tolist()) == list(range(len(lesson.images)))
 
 
-def test_a_server_that_leaves_the_range_of_numbers_says_which_rate_to_lower(cosines):
+def test_the_error_of_a_diverging_server_names_its_learning_rate(cosines):
     server = Server(cosines)
     wild = ServerConfig(epochs=1, warmup_epochs=3, batch_size=5, lr=1e30)
     with pytest.raises(DivergenceError, match=r"try a smaller `method\.server\.lr`"):

@@ -1,4 +1,4 @@
-"""What only FedBRICK promises; its losses against tests/references/fedbrick.py."""
+"""Properties of FedBRICK, and its losses against tests/references/fedbrick.py."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,13 +17,13 @@ from tests.compare import identical, moved
 from tests.conformance.rounds import one_round
 from tests.references import fedbrick as reference
 
-BASES = ("fedra", pytest.param("inclusivefl", marks=pytest.mark.slow), "depthfl")  # to BRICKs a twin of FedRA
+BASES = ("fedra", pytest.param("inclusivefl", marks=pytest.mark.slow), "depthfl")  # similar to FedRA for FedBRICK
 SAME_IMAGES = {"partition.proxy_share": 0.2, "lora.dropout": 0.0, "federation.depths": [12, 5, 2]}
 
 
 @pytest.fixture
 def make(federation) -> Callable[..., Federation]:
-    """FedBRICK in miniature with other hyperparameters: `make(lambda_w=1.0)`."""
+    """Return a function that builds a small FedBRICK with given hyperparameters, as in `make(lambda_w=1.0)`."""
 
     def built(changes=None, **method):
         chosen = {"name": "fedbrick", "server_epochs": 2, "server_lr": 0.01, **method}
@@ -34,7 +34,7 @@ def make(federation) -> Callable[..., Federation]:
 
 @pytest.fixture
 def heard(monkeypatch) -> list[tuple[list[LocalTask], list[ClientUpdate]]]:
-    """What the trainer was given and gave, session by session."""
+    """Record the tasks and the updates of the trainer, for each call of `fit`."""
     sessions, fit = [], CohortTrainer.fit
 
     def listening(self, tasks):
@@ -55,7 +55,7 @@ def others_in(adapter):
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_switched_off_it_is_the_method_below_bit_for_bit(make, federation, base):
+def test_without_bricks_the_run_is_bit_identical_to_the_depth_method(make, federation, base):
     short = {"local.steps": 1}
     off = list(federate(make(short, brick=False, over={"name": base})))
     plain = list(federate(federation({"method": base, **SAME_IMAGES, **short})))
@@ -66,8 +66,8 @@ def test_switched_off_it_is_the_method_below_bit_for_bit(make, federation, base)
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_where_nothing_is_missing_and_nothing_tethered_adapters_and_heads_are_the_method_belows(make, federation, base):
-    """Stage II and the server train BRICKs alone, and the walk has none."""
+def test_without_missing_blocks_and_penalties_adapters_and_heads_equal_the_depth_methods(make, federation, base):
+    """Stage II and the server train only BRICKs, and without missing blocks no client runs them in stage I."""
     whole = {"federation.depths": [12, 12, 12], "federation.rounds": 1}
     ours = list(federate(make(whole, lambda_w=0.0, over={"name": base})))
     theirs = list(federate(federation({"method": base, **SAME_IMAGES, **whole})))
@@ -78,7 +78,7 @@ def test_where_nothing_is_missing_and_nothing_tethered_adapters_and_heads_are_th
 
 
 def as_arrays(model, held, bricks):
-    """Blocks and BRICKs as functions of numpy's arrays, in float64."""
+    """Return the blocks and BRICKs as functions on numpy arrays in float64."""
     factors = {layer: [getattr(bricks[layer], one).detach().double().numpy() for one in ("a1", "b1", "a2", "b2")]
                for layer in range(12)}  # fmt: skip
 
@@ -99,7 +99,7 @@ def logits_of(model, tokens):
 
 @pytest.fixture
 def stages(make, heard):
-    """The tasks of client inverted, of 5 blocks, in both stages, and a model whose values are none of the start's."""
+    """Return both stages' tasks of the client `inverted`, which holds 5 blocks, and a model with different values."""
     small = make(lambda_w=0.3, lambda_theta=0.2, lambda_d=0.7)
     start, _ = one_round(small)
     tasks = [session[0] for session, _ in heard]
@@ -111,7 +111,7 @@ def stages(make, heard):
     return small, start.state.adapter, elsewhere, tasks
 
 
-def test_stage_one_minimises_equation_21_on_the_completed_walk(stages):
+def test_stage_one_minimises_equation_21_with_bricks_in_place_of_missing_blocks(stages):
     small, sent, now, (task, _) = stages
     model, client, held = small.model, task.client, task.allocation.held
     images, labels = client.train.take(torch.arange(3))
@@ -147,7 +147,7 @@ def test_stage_two_minimises_equation_24_on_annealed_blends(stages, over):
     assert share == 1 - over
 
 
-def test_each_stage_trains_what_it_names(make, heard):
+def test_each_stage_trains_only_its_own_tensors(make, heard):
     small = make()
     start, updates = one_round(small)
     (first, after_one), (second, after_two) = heard
@@ -159,14 +159,14 @@ def test_each_stage_trains_what_it_names(make, heard):
         assert {int(name.split(".")[2]) for name in end.adapter} == held
         assert all(name.startswith(own) for name in (*bricks_in(between.adapter), *end.adapter))
         assert identical({**between.adapter, **end.adapter}, dict(update.adapter))
-        assert identical(other.start, {**one.start, **between.adapter})  # stage II goes on from stage I
+        assert identical(other.start, {**one.start, **between.adapter})  # stage II starts from the result of stage I
         assert (one.session, other.session) == (0, 1)
         for name, tensor in update.adapter.items():
             if "lora_A" not in name:
                 assert not torch.equal(tensor, start.state.adapter[name]), name
 
 
-def test_without_annealing_half_of_each_goes_on(make, heard):
+def test_without_annealing_block_and_brick_are_weighted_equally(make, heard):
     one_round(make(anneal=False))
     task = heard[1][0][0]
     assert {step.share for over in (0.0, 0.9) for step in task.walk(over) if hasattr(step, "share")} == {0.5}
@@ -179,7 +179,7 @@ def test_without_stage_two_only_the_missing_blocks_bricks_are_sent(make, heard):
     assert counts == {"plain": 0, "inverted": 7 * 4, "noisy": 10 * 4}
 
 
-def test_without_stage_one_adapters_and_heads_are_the_method_belows(make, federation):
+def test_without_stage_one_adapters_and_heads_equal_the_depth_methods(make, federation):
     _, updates = one_round(make(compensate=False))
     plain = federation({"method": "fedra", **SAME_IMAGES})
     _, theirs = one_round(plain)
@@ -202,7 +202,7 @@ def test_the_server_distils_the_bricks_of_every_domain_and_nothing_else(make):
     ]
     assert errors[1] < 0.9 < 0.95 < errors[0] < 1.05
     again = small.method.begin_round(before, small.server, small.trainer.at(2))
-    assert not identical(after.adapter, again.adapter)  # batches of its own in each round
+    assert not identical(after.adapter, again.adapter)  # each round has different batches
     none = make(server_epochs=0)
     assert identical(none.method.begin_round(before, none.server, none.trainer.at(1)), before)
 
@@ -246,14 +246,14 @@ def test_what_a_client_sends_is_known_before_it_has_trained(make, stages):
         assert set(one.adapter) == set(small.method.sent_names(start.state, start.state.adapter, one.allocation))
 
 
-def test_shared_bricks_are_everyones(make):
+def test_all_clients_have_the_shared_bricks(make):
     small = make(domains="shared")
     start, updates = one_round(small)
     assert {name.split(".")[1] for name in bricks_in(start.state.adapter)} == {"shared"}
     assert all(len(bricks_in(one.adapter)) == 12 * 4 for one in updates)
     fewer = replace(small.server, proxy={"plain": small.server.proxy["plain"]})
     begun = [small.method.begin_round(small.initial_state(), one, small.trainer.at(1)) for one in (small.server, fewer)]
-    assert not identical(*begun)  # learned from the images of all
+    assert not identical(*begun)  # trained on the images of all domains
 
 
 def test_clients_of_a_pool_have_bricks_from_the_images_of_all_domains(make):
@@ -264,7 +264,7 @@ def test_clients_of_a_pool_have_bricks_from_the_images_of_all_domains(make):
     assert moved(bricks_in(start.state.adapter), bricks_in(after.adapter))
 
 
-def test_a_domains_name_may_have_dots_and_be_an_attributes():
+def test_a_domains_name_may_contain_dots_or_equal_an_attributes_name():
     from fedsweep.methods.fedbrick.method import FedBRICK
 
     names = ["v1.5", "v1%2E5", "train", "keys", "shared"]
@@ -274,7 +274,7 @@ def test_a_domains_name_may_have_dots_and_be_an_attributes():
     assert list(modules) == sets
 
 
-def test_the_heads_of_depthfl_are_those_of_whole_walks(make):
+def test_over_depthfl_clients_have_the_heads_of_a_full_model(make):
     small = make(over={"name": "depthfl"})
     _, updates = one_round(small)
     heads = [{name.split(".")[1] for name in one.adapter if name.startswith("heads.")} for one in updates]
@@ -282,7 +282,7 @@ def test_the_heads_of_depthfl_are_those_of_whole_walks(make):
     assert all(any(name.startswith("backbone.head") for name in one.adapter) for one in updates)
 
 
-def test_bytes_and_parameters_count_the_bricks_of_ones_own_domain(make):
+def test_bytes_and_parameters_count_only_the_bricks_of_a_clients_own_domain(make):
     on, off = (
         list(federate(make({"federation.rounds": 1, "local.steps": 1}, brick=brick)))[-1].metrics
         for brick in (True, False)
@@ -298,9 +298,9 @@ def test_bytes_and_parameters_count_the_bricks_of_ones_own_domain(make):
         ({"method": "fedbrick", "partition.proxy_share": 0.0},
          "`method` fedbrick trains on the server's images and needs a `partition.proxy_share` above 0, but it is 0."),
         ({"method": {"name": "fedbrick", "over": {"name": "depthfl"}, "compensate": False}},
-         "`method.compensate` must be true over `method.over` depthfl"),
+         "`method.compensate` must be true if `method.over` is depthfl"),
         ({"method": {"name": "fedbrick", "over": {"name": "depthfl", "heads": [5, 3]}}},
-         "`method.over.heads` must ascend between 1 and 11"),
+         "`method.over.heads` must be ascending numbers of blocks between 1 and 11"),
         ({"method": {"name": "fedbrick", "over": {"name": "all_large"}}},
          "`method.over.name` must be one of fedra, inclusivefl, depthfl, but it is `all_large`"),
     ],

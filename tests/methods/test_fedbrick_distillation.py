@@ -1,4 +1,4 @@
-"""The server's distillation: all blocks at once are each block alone, with torch's own Adam."""
+"""The server's distillation: training all blocks in parallel equals training each alone with torch's Adam."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def passed():
 
 
 def one_by_one(stacked, passed, gate, epochs, lr, batch_size, rng):
-    """A loop over blocks, each with torch.optim.Adam and its own pass over the same batches."""
+    """Train block after block with torch.optim.Adam on the same batches."""
     orders = [rng.permutation(IMAGES) for _ in range(epochs)]
     learned = []
     for layer in range(LAYERS):
@@ -46,21 +46,21 @@ def one_by_one(stacked, passed, gate, epochs, lr, batch_size, rng):
 
 
 @pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
-def test_all_blocks_side_by_side_are_each_block_alone(stacked, passed, gate):
+def test_training_all_blocks_in_parallel_equals_training_each_alone(stacked, passed, gate):
     ours = distil(stacked, passed, gate, 5, 0.01, 4, np.random.default_rng(3))
     theirs = one_by_one(stacked, passed, gate, 5, 0.01, 4, np.random.default_rng(3))
     for name in FACTORS:
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
-        assert (ours[name] - stacked[name]).abs().amax(dim=(1, 2)).min() > 0.01  # every block has moved
+        assert (ours[name] - stacked[name]).abs().amax(dim=(1, 2)).min() > 0.01  # every BRICK has changed
 
 
-def test_what_is_distilled_is_left_as_it_was(stacked, passed):
+def test_distillation_does_not_change_its_inputs(stacked, passed):
     kept = {name: one.clone() for name, one in stacked.items()}
     distil(stacked, passed, "softmax", 1, 0.01, 4, np.random.default_rng(0))
     assert all(torch.equal(stacked[name], kept[name]) for name in FACTORS)
 
 
-def test_activations_are_those_of_the_whole_model_whatever_the_batches(federation):
+def test_activations_equal_the_full_models_for_any_batch_size(federation):
     model = federation().model
     images = torch.randint(256, (7, 3, 16, 16), dtype=torch.uint8)
     sets = [ImageSet(images[:5], torch.zeros(5)), ImageSet(images[5:], torch.zeros(2))]

@@ -1,4 +1,4 @@
-"""What only FedCLIP promises."""
+"""Properties of FedCLIP."""
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ def test_logits_are_scaled_cosines_of_adapted_features(federation, random_clip):
     np.testing.assert_allclose(found.numpy(), np.array(rows), rtol=1e-3, atol=1e-3)
 
 
-def test_images_go_through_the_encoder_once_in_all_rounds(federation, random_clip, tmp_path, monkeypatch):
+def test_each_image_is_encoded_once_for_all_rounds(federation, random_clip, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path))
     small = {"data.domains": ["plain"], "federation.depths": [12], "federation.rounds": 3, "local.steps": "epoch"}
     built = federation({**clip(random_clip), **small}, train=64, test=50)

@@ -1,4 +1,4 @@
-"""What only FedMS promises; queue, mixture and gate against tests/references/fedms.py."""
+"""Properties of FedMS, and its queue, mixture and gate against tests/references/fedms.py."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +27,7 @@ GATE = {"trunk": {"name": "digits_resnet"}}
 
 @pytest.fixture
 def make(federation, random_clip) -> Callable[..., Federation]:
-    """FedMS in miniature with other hyperparameters: `make(global_rounds=0)`."""
+    """Return a function that builds a small FedMS with given hyperparameters, as in `make(global_rounds=0)`."""
 
     def built(changes=None, **method):
         chosen = {"name": "fedms", "global_rounds": 0, "gate": GATE, **method}
@@ -40,13 +40,13 @@ def make(federation, random_clip) -> Callable[..., Federation]:
 
 @pytest.fixture(scope="module")
 def played() -> dict[str, Any]:
-    """Runs and rounds that several tests look at, each played once."""
+    """A cache of runs and rounds, so that several tests share each of them."""
     return {}
 
 
 @pytest.fixture
 def one_played(make, played) -> tuple[RoundResult, list[ClientUpdate]]:
-    """A round of stage two, which is not to be changed."""
+    """Return a round of stage two, which tests must not change."""
     if "round" not in played:
         played["round"] = one_round(make())
     found: tuple[RoundResult, list[ClientUpdate]] = played["round"]
@@ -91,7 +91,7 @@ def test_larger_thresholds_activate_no_fewer_blocks_given_the_same_accuracies(ma
     assert (last[0], last[-1]) == (1, 12)
 
 
-def test_stage_one_is_all_large_on_the_same_clip_bit_for_bit(make, federation, random_clip):
+def test_stage_one_is_bit_identical_to_all_large(make, federation, random_clip):
     ours = list(federate(make({"local.steps": 1}, global_rounds=5)))
     clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "mlp", "lora.rank": 2}
     shares = {"partition.validation_share": 0.02, "partition.test_share": 0.02, "local.steps": 1}
@@ -154,7 +154,7 @@ def test_the_gates_are_averaged_by_loss(make):
 
 @pytest.fixture
 def trained(make, played) -> tuple[Federation, FedMSState]:
-    """After two rounds of stage two."""
+    """Return a federation and its state after two rounds of stage two."""
     if "trained" not in played:
         small = make()
         *_, last = federate(small)
@@ -164,7 +164,7 @@ def trained(make, played) -> tuple[Federation, FedMSState]:
 
 
 def features(model, adapter, images):
-    """What both encoders of an expert give, in float64."""
+    """Return the features of both encoders of an expert in float64."""
     model.load_adapter(adapter)
     path = range(model.num_layers)
     with torch.no_grad():
@@ -195,11 +195,11 @@ def test_a_clients_prediction_is_equation_6(trained):
         for n, mix in enumerate(mixes)
     ]
     np.testing.assert_allclose(ours, np.array(expected), rtol=1e-4, atol=1e-4)
-    assert np.std(mixes) > 1e-3  # a softmax of the one output would be 1 for every image
+    assert np.std(mixes) > 1e-3  # a softmax of the single output would be 1 for every image
     assert not np.allclose(global_images, local_images)
 
 
-def test_without_a_client_the_global_expert_answers(trained):
+def test_without_a_client_the_global_expert_predicts(trained):
     small, state = trained
     images = small.domains[0].test
     small.model.load_adapter(state.adapter)
@@ -210,7 +210,7 @@ def test_without_a_client_the_global_expert_answers(trained):
 
 
 def test_a_step_descends_the_mixtures_cross_entropy(make):
-    """Plain SGD of one step on all images, beside autograd on Eq. 6 written out."""
+    """Compare one step of plain SGD on all images with autograd on Eq. 6."""
     sgd = {"name": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None}
     small = make({"local.batch_size": 40, "local.steps": 1, "optimizer": sgd, "lora.dropout": 0.0}, sal={"initial": 12})
     start, updates = one_round(small)
@@ -242,7 +242,7 @@ def test_sal_goes_down_block_by_block_and_the_queue_is_remembered(make):
     assert [len(result.state.queues.get("plain", ())) for result in rounds] == [0, 1, 2, 2, 2]
 
 
-def test_an_expert_is_its_clients_alone(make):
+def test_a_local_expert_does_not_affect_other_clients(make):
     small = make({"federation.clients_per_round": 1})
     _, first, _ = federate(small)
     (client,) = small.cohort(1)
@@ -253,7 +253,7 @@ def test_an_expert_is_its_clients_alone(make):
 
 
 def test_a_run_is_the_same_with_and_without_kept_activations(make, tmp_path, monkeypatch):
-    """To the last bit, cold and warm, through both stages and below a block that SAL has activated."""
+    """Results are bit-identical with an empty and a filled cache, also after SAL has activated a block."""
     monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path))
     changes = {"federation.rounds": 4, "federation.depths": [12], "local.batch_size": 9, "local.steps": 1}
     changes["data.domains"] = ["plain", "noisy"]
@@ -283,7 +283,7 @@ def test_the_whole_gate_can_be_trained(make):
     assert any(name.startswith("gate.trunk.") for name in moved(start.state.adapter, after))
 
 
-def test_the_gate_sees_images_differently(trained):
+def test_the_gate_has_a_different_weight_for_each_image(trained):
     small, state = trained
     small.model.load_adapter(state.adapter)
     images = small.domains[0].test
@@ -296,7 +296,7 @@ def test_the_gate_sees_images_differently(trained):
 
 REFUSED = [
     ({"partition.validation_share": 0.0}, "uses validation images of the clients and needs a `partition.valid"),
-    ({"method.sal.initial": 13}, "`method.sal.initial` must be at most the 12 blocks, but it is 13"),
+    ({"method.sal.initial": 13}, "`method.sal.initial` must be at most 12, the number of blocks, but it is 13"),
     ({"method.sal.queue": 0}, "`method.sal.queue` must be greater than 0, but it is 0"),
     (
         {"backbone": "digits_vit", "lora.position": "both"},
@@ -319,7 +319,7 @@ def test_what_cannot_be_is_refused(make, tiny, random_clip, changes, sentence):
     assert sentence in str(refusal.value)
 
 
-def test_a_missing_trunk_is_told_before_a_run(tiny, random_clip):
+def test_a_missing_trunk_is_reported_before_a_run(tiny, random_clip):
     clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "mlp"}
     trunk = {"name": "timm", "model": "resnet18", "pretrained": "not/there.safetensors"}
     method = {"method": {"name": "fedms", "gate": {"trunk": trunk}}, "partition.validation_share": 0.1}

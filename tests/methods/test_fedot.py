@@ -1,4 +1,4 @@
-"""What only FedOT promises."""
+"""Properties of FedOT."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_the_ends_and_the_head_are_trained_and_the_emulator_is_not(federation):
         assert update.adapter.keys() == start.state.adapter.keys()
 
 
-def test_the_server_plugs_the_ends_into_the_whole_model(federation):
+def test_the_server_inserts_the_ends_into_the_full_model(federation):
     built = federation({"method": {"name": "fedot", "kept": 0.25}})
     *_, last = federate(built)
     images = built.domains[0].test
@@ -53,7 +53,7 @@ def test_the_server_plugs_the_ends_into_the_whole_model(federation):
         assert not torch.equal(found, built.model(pixels, (0, 1, 2, 9, 10, 11)))
 
 
-def test_with_all_of_the_middle_and_no_lower_end_it_is_lfft_but_for_the_final_norm(federation):
+def test_with_the_whole_middle_and_no_lower_end_fedot_trains_the_blocks_of_lfft(federation):
     ours = one_round(federation({"method": {"name": "fedot", "bottom": 0, "top": 6, "kept": 1.0}}))[1]
     theirs = one_round(federation({"method": {"name": "lfft", "frozen": 0.5}}))[1]
     for one, other in zip(ours, theirs, strict=True):
@@ -63,6 +63,6 @@ def test_with_all_of_the_middle_and_no_lower_end_it_is_lfft_but_for_the_final_no
 
 
 @pytest.mark.parametrize(("bottom", "top"), [(0, 0), (6, 6), (12, 1)])
-def test_ends_that_leave_nothing_are_refused(federation, bottom, top):
+def test_ends_without_blocks_or_without_a_middle_are_rejected(federation, bottom, top):
     with pytest.raises(UserError, match=f"below the 12 blocks, but they are {bottom} and {top}"):
         federation({"method": {"name": "fedot", "bottom": bottom, "top": top}})

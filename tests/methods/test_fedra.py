@@ -1,4 +1,4 @@
-"""What only FedRA promises."""
+"""Properties of FedRA."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def clients(depths: list[int]) -> list[Client]:
 
 
 def matrix(method: FedRA, depths: list[int], seed: int) -> np.ndarray:
-    """M as zeros and ones."""
+    """Return the allocation matrix M as zeros and ones."""
     cohort = clients(depths)
     rows = method.allocate(STATE, cohort, SERVER, stream(seed, "allocation"))
     drawn = np.zeros((len(depths), 12), dtype=int)
@@ -34,7 +34,7 @@ def matrix(method: FedRA, depths: list[int], seed: int) -> np.ndarray:
     return drawn
 
 
-def test_at_full_depth_it_is_all_large(federation):
+def test_at_full_depth_fedra_equals_all_large(federation):
     full = {"federation.depths": [12, 12, 12], "local.steps": 1}
     first, second = (federate(federation({"method": name, **full})) for name in ("fedra", "all_large"))
     assert identical_rounds(first, second)
@@ -48,7 +48,7 @@ def test_every_block_is_drawn_in_proportion_to_the_depth():
         assert np.abs(row - depth / 12).max() <= 4 * deviation
 
 
-def test_a_round_draws_anew_and_clients_draw_independently():
+def test_blocks_are_drawn_anew_in_each_round_and_independently_for_each_client():
     first, second = matrix(FedRA(), [6, 6], 0), matrix(FedRA(), [6, 6], 1)
     assert (first != second).any()
     assert any((drawn[0] != drawn[1]).any() for drawn in (first, second))
@@ -64,12 +64,12 @@ def test_ensure_cover_draws_every_block_and_keeps_the_row_sums(depths, seed):
     assert drawn.any(axis=0).all()
 
 
-def test_without_cover_blocks_are_missing():
+def test_without_ensure_cover_some_blocks_have_no_client():
     missing = [12 - matrix(FedRA(), [6, 6], seed).any(axis=0).sum() for seed in range(50)]
     assert sum(missing) > 50
 
 
-def test_covering_moves_no_more_than_it_must():
+def test_ensure_cover_swaps_as_few_blocks_as_possible():
     rng = np.random.default_rng(0)
     for _ in range(50):
         drawn = rng.permuted(np.arange(12) < np.array([[8], [5], [3]]), axis=1)
@@ -78,12 +78,12 @@ def test_covering_moves_no_more_than_it_must():
         assert (drawn & ~mended).sum() == (mended & ~drawn).sum() == (~drawn.any(axis=0)).sum()
 
 
-def test_a_cover_of_too_few_places_is_refused():
-    with pytest.raises(ValueError, match=r"^11 places cannot cover 12 blocks$"):
+def test_too_few_drawn_blocks_cannot_cover_all_blocks():
+    with pytest.raises(ValueError, match=r"^11 drawn blocks cannot cover 12 blocks$"):
         cover(np.arange(12)[None] < 11, np.random.default_rng(0))
 
 
-def test_depths_that_cannot_cover_are_refused_before_anything_runs():
+def test_depths_that_cannot_cover_all_blocks_are_rejected_before_a_run():
     FedRA().check([4, 4, 3], 12, AggregationConfig())
     FedRA(missing_layers="ensure_cover").check([4, 4, 4], 12, AggregationConfig())
     with pytest.raises(ValueError, match="ensure_cover") as refusal:
@@ -94,7 +94,7 @@ def test_depths_that_cannot_cover_are_refused_before_anything_runs():
     )
 
 
-def test_a_block_without_holder_keeps_its_bits_and_the_others_move(federation):
+def test_a_block_without_clients_stays_bit_identical_and_the_others_change(federation):
     start, first, second = federate(federation({"method": "fedra", "federation.depths": [2, 1, 3]}))
     for before, after in ((start, first), (first, second)):
         touched = {layer_of(name) for name in moved(before.state.adapter, after.state.adapter)}

@@ -1,4 +1,4 @@
-"""What only FT promises."""
+"""Properties of FT."""
 
 import math
 
@@ -15,7 +15,7 @@ from tests.compare import moved
 from tests.conformance.rounds import one_round
 
 
-def test_one_client_and_one_round_are_torchs_sgd_on_all_parameters(federation):
+def test_one_client_and_one_round_equal_torchs_sgd_on_all_parameters(federation):
     built = federation({"method": "ft", "data.domains": ["plain"], "federation.depths": [12], "federation.rounds": 1})
     config, model, (client,) = built.trainer.optimizer, built.model, built.clients
     start, (update,) = one_round(built)
@@ -38,7 +38,7 @@ def test_one_client_and_one_round_are_torchs_sgd_on_all_parameters(federation):
     assert len(moved(start.state.adapter, update.adapter)) > 100
 
 
-def test_there_are_no_adapters_and_all_is_sent(federation):
+def test_there_are_no_adapters_and_all_parameters_are_sent(federation):
     untuned, first, _ = federate(federation({"method": "ft"}))
     assert not [name for name in untuned.state.adapter if "lora" in name]
     size = sum(tensor.numel() for tensor in untuned.state.adapter.values())
@@ -47,9 +47,9 @@ def test_there_are_no_adapters_and_all_is_sent(federation):
     assert first.metrics["lora/relative_norm"] == first.metrics["lora/residual"] == 0
 
 
-def test_the_server_goes_on_from_the_mean_with_torchs_sgd_on_its_synthetic_images(federation):
+def test_the_server_trains_the_mean_by_sgd_on_synthetic_images(federation):
     synthetic = {"synthetic": {"name": "surrogate", "share": 0.015}, "partition.proxy_share": 0.2}
-    base = {"name": "fedprox", "mu": 1.0}  # which pulls clients, not the server
+    base = {"name": "fedprox", "mu": 1.0}  # which applies to clients, not to the server
     one = {"base_optimizer": base, "federation.rounds": 1}
     plain = federation({"method": "ft", "partition.proxy_share": 0.2, **one})
     tuned = federation({"method": {"name": "ft", "synthetic_epochs": 2}, **synthetic, **one})

@@ -1,4 +1,4 @@
-"""What only InclusiveFL promises; its momentum against tests/references/inclusivefl.py."""
+"""Properties of InclusiveFL, and its momentum against tests/references/inclusivefl.py."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ SIZES = [10, 30, 20, 40]
 
 
 def named(blocks: np.ndarray) -> dict[str, torch.Tensor]:
-    """Blocks as one tensor each, under the name of a LoRA factor."""
+    """Return each block as one tensor with the name of a LoRA factor."""
     return {
         f"backbone.blocks.{layer}.mlp.fc2.lora_B.default.weight": torch.tensor(one) for layer, one in enumerate(blocks)
     }
@@ -51,7 +51,7 @@ def test_clients_hold_the_first_blocks(federation):
     }  # fmt: skip
 
 
-def test_without_momentum_it_is_prefix_averaging(federation):
+def test_without_momentum_inclusivefl_averages_prefixes(federation):
     small = federation({"method": {"name": "inclusivefl", "beta": 0.0}, "federation.depths": [12, 5, 2]})
     start, first, second = federate(small)
     for before, after in ((start, first), (first, second)):
@@ -70,12 +70,15 @@ def test_momentum_changes_the_last_blocks_of_smaller_clients_from_the_second_rou
     plain, mixed = ([result.state.adapter for result in run] for run in runs)
     assert not moved(plain[1], mixed[1])
     touched = moved(plain[2], mixed[2])
-    assert {layer_of(name) for name in touched} == {1, 4}  # the fifth block and the second
+    assert {layer_of(name) for name in touched} == {
+        1,
+        4,
+    }  # the last blocks of the smaller classes
     assert len(touched) == 2 * 4
 
 
-def test_at_one_depth_for_all_it_is_all_large(federation):
-    """One size class has no larger one to learn from."""
+def test_with_equal_depths_inclusivefl_equals_all_large(federation):
+    """A single size class has no larger class to learn from."""
     methods = [
         list(federate(federation({"method": name, "federation.depths": [12, 12, 12], "local.steps": 1})))
         for name in ("inclusivefl", "all_large")
@@ -103,7 +106,7 @@ def test_the_order_of_the_clients_is_irrelevant_to_the_memory(federation):
     assert all(set(result.state.steps) == {3, 6} for result in runs[0])
 
 
-def test_momentum_and_refactored_products_are_refused_together(tiny):
-    with pytest.raises(UserError, match=r"`method\.beta` 0\.2 remembers A and B apart"):
+def test_momentum_with_product_svd_is_rejected(tiny):
+    with pytest.raises(UserError, match=r"`method\.beta` must be 0 with `aggregation\.lora` product_svd"):
         tiny.override({"method": "inclusivefl", "aggregation.lora": "product_svd"}, "test")
     tiny.override({"method": {"name": "inclusivefl", "beta": 0.0}, "aggregation.lora": "product_svd"}, "test")

@@ -1,4 +1,4 @@
-"""What only LFFT promises."""
+"""Properties of LFFT."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.conformance.rounds import one_round
 
 
 @pytest.mark.parametrize(("frozen", "first"), [(0.5, 6), (0.25, 3), (0.9, 11), (0.0, 0)])
-def test_the_upper_blocks_move_and_nothing_below(federation, frozen, first):
+def test_only_the_upper_blocks_and_the_layers_above_change(federation, frozen, first):
     start, updates = one_round(federation({"method": {"name": "lfft", "frozen": frozen}}))
     for update in updates:
         now = {**start.state.adapter, **update.adapter}
@@ -37,8 +37,8 @@ def test_training_on_known_images_does_not_run_the_frozen_blocks(federation, tmp
     assert len({seen[place] for place in range(6)}) == 1
 
 
-def test_with_everything_frozen_it_is_refused(tiny):
-    with pytest.raises(UserError, match=r"`method\.frozen` must leave one of the 12 blocks to be trained, but it is 1"):
+def test_freezing_all_blocks_is_rejected(tiny):
+    with pytest.raises(UserError, match=r"`method\.frozen` must leave at least one of 12 blocks to train, but it is 1"):
         tiny.override({"method": {"name": "lfft", "frozen": 1.0}}, "test")
 
 
@@ -53,8 +53,8 @@ def test_on_a_clip_both_encoders_have_the_same_blocks(federation, random_clip):
     assert identical(one_round(federation({"method": "lfft", **clip}))[1][0], update)
 
 
-def test_seeds_with_fresh_backbones_do_not_read_each_others_rows(experiment, tmp_path, monkeypatch):
-    """What is drawn from the seed is another model, whatever was kept of the first."""
+def test_seeds_with_untrained_backbones_do_not_share_cached_outputs(experiment, tmp_path, monkeypatch):
+    """Another seed draws another backbone, whose outputs must not come from the cache of the first."""
     fresh = {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": "none", "img_size": 16, "patch_size": 4}
     fresh |= {"embed_dim": 16, "num_blocks": 4, "num_heads": 2}
     small = {"data.domains": ["plain"], "federation.depths": [4], "federation.rounds": 1, "local.steps": 2}

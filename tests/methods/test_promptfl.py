@@ -1,4 +1,4 @@
-"""What only PromptFL promises."""
+"""Properties of PromptFL."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_clients_and_server_share_no_storage(federation, random_clip):
     assert sum(map(len, owned)) == len(set().union(*owned)) == 3 + len(updates)
 
 
-def test_every_image_goes_through_the_encoder_once_in_all_rounds(federation, random_clip, tmp_path, monkeypatch):
+def test_every_image_is_encoded_once_for_all_rounds(federation, random_clip, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path))
     small = {"data.domains": ["plain"], "federation.depths": [12], "federation.rounds": 3, "local.steps": "epoch"}
     built = federation({**clip(random_clip), **small}, train=100, test=50)
@@ -44,17 +44,17 @@ def test_every_image_goes_through_the_encoder_once_in_all_rounds(federation, ran
     assert images <= sum(seen) <= images + 15 * batches  # batches are padded to multiples of 16
 
 
-def test_a_larger_context_than_the_encoder_reads_is_refused(federation, random_clip):
+def test_a_context_longer_than_the_encoders_input_is_rejected(federation, random_clip):
     with pytest.raises(UserError, match="a prompt must have at most 32 tokens, but"):
         federation({**clip(random_clip), "method": {"name": "promptfl", "context": 40}})
 
 
-def test_a_context_that_leaves_no_room_is_told_before_a_run(tiny, random_clip):
+def test_a_context_without_room_for_class_names_is_reported_before_a_run(tiny, random_clip):
     config = tiny.override({**clip(random_clip), "method": {"name": "promptfl", "context": 40}}, "test")
     with pytest.raises(UserError, match=r"^`method\.context` 40 is too large: a prompt must have at most 32 tokens"):
         config.method.check_weights(config.backbone, ("7", "8"))
 
 
-def test_structural_bias_of_clients_that_train_no_block_is_none(federation, random_clip):
+def test_clients_that_train_no_block_have_no_structural_bias(federation, random_clip):
     *_, last = federate(federation({**clip(random_clip), "evaluation.metrics": ["structural_bias"]}))
     assert last.metrics["structural_bias/gradient"] == 0

@@ -1,4 +1,4 @@
-"""What zero-shot CLIP promises: nothing is trained, and nothing is sent."""
+"""Properties of zero-shot CLIP: it trains nothing and sends nothing."""
 
 import pytest
 import torch
@@ -38,6 +38,6 @@ def test_accuracy_and_loss_are_those_of_the_model_alone(shot):
     assert last.metrics["loss/train"] == pytest.approx(mean, rel=1e-4)
 
 
-def test_it_needs_prompts(federation):
+def test_zero_shot_needs_a_text_encoder(federation):
     with pytest.raises(UserError, match="`method` zero_shot needs a `backbone` with a text encoder"):
         federation({"method": "zero_shot"})

@@ -1,4 +1,4 @@
-"""Small CLIPs as transformers writes them, and what their own forward says."""
+"""Small CLIP checkpoints in transformers' layout, and the results of transformers' own forward pass."""
 
 import copy
 import json
@@ -30,12 +30,12 @@ INNER = {
     "attention": [f"self_attn.{one}_proj" for one in ("q", "k", "v", "out")],
     "all": [*(f"self_attn.{one}_proj" for one in ("q", "k", "v", "out")), "mlp.fc1", "mlp.fc2"],
 }
-"""Linears of a block, by position."""
+"""The adapted linear layers of a block, by LoRA position."""
 
 
 @cache
 def network(vision: int = 3, text: int = 3, seed: int = 0) -> Any:
-    """transformers' own CLIP, as small as can be, in which every tensor matters."""
+    """Return a very small CLIP of transformers in which every tensor influences the output."""
     from transformers import CLIPConfig, CLIPModel
 
     special = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": END}
@@ -56,7 +56,7 @@ def network(vision: int = 3, text: int = 3, seed: int = 0) -> Any:
 
 
 def write(folder: Path, clip: Any, weights: str = "model.safetensors") -> Path:
-    """A checkpoint in transformers' layout."""
+    """Write a checkpoint in transformers' layout, and return its folder."""
     clip.save_pretrained(folder)
     if weights != "model.safetensors":
         torch.save(dict(clip.state_dict()), folder / weights)
@@ -81,7 +81,7 @@ def mould(folder: Path, names: Sequence[str], prompt: str) -> Mould:
 
 
 def copied(folder: Path, names: Sequence[str] = NAMES, prompt: str = "This is a picture of {}") -> LayeredClip:
-    """As `built` of a checkpoint that nobody changes, which is read once."""
+    """Return the model that `built` returns, as a copy of one that is read once; the checkpoint must not change."""
     model: LayeredClip = mould(folder, names, prompt).cast()
     return model
 
@@ -97,7 +97,7 @@ def pixels(images: Tensor) -> Tensor:
 
 
 def padded(folder: Path, texts: Sequence[str]) -> dict[str, Tensor]:
-    """Tokens of transformers' own tokenizer, as OpenAI feeds them: as many for every text."""
+    """Return the tokens of transformers' tokenizer, padded to the same length for all texts, as OpenAI does."""
     from transformers import CLIPTokenizer
 
     found = CLIPTokenizer.from_pretrained(folder)(
@@ -108,13 +108,13 @@ def padded(folder: Path, texts: Sequence[str]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def logits_of(clip: Any, folder: Path, images: Tensor, template: str = "This is a picture of {}") -> Tensor:
-    """transformers' own logits (images, classes)."""
+    """Return transformers' own logits (images, classes)."""
     tokens = padded(folder, [template.format(name) for name in READ])
     return clip(pixel_values=pixels(images), **tokens).logits_per_image
 
 
 def shortened(clip: Any, path: Sequence[int]) -> Any:
-    """transformers' CLIP without the blocks that are not on the path; both encoders end in the topmost one."""
+    """Return transformers' CLIP with only the blocks in `path`; the last blocks of both encoders are aligned."""
     clip = copy.deepcopy(clip)
     encoders = [clip.vision_model.encoder, clip.text_model.encoder]
     depth = max(len(one.layers) for one in encoders)
@@ -125,7 +125,7 @@ def shortened(clip: Any, path: Sequence[int]) -> Any:
 
 
 def adapted(folder: Path, position: str = "all", **changes: Any) -> LayeredClip:
-    """A model whose adapters of rank 2 are drawn, so that they change what it computes."""
+    """Return a model with random adapters of rank 2, so that the adapters change the output."""
     lora = LoraConfig(**{"rank": 2, "scaling": 1.0, "dropout": 0.0, "position": position, **changes})
     model = copied(folder)
     add_lora(model, lora, seed=0)
@@ -139,7 +139,7 @@ def drawn(model: LayeredClip, seed: int) -> dict[str, Tensor]:
 
 
 def counted(module: nn.Module) -> list[int]:
-    """Counts the calls of a module from now on, in the list's one entry."""
+    """Return a list whose only entry counts the calls of a module from now on."""
     calls = [0]
 
     def note(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Weights files as timm writes them."""
+"""Fixtures with weights files and checkpoints."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ def _state(classes: int, seed: int, **shape: Any) -> dict[str, Tensor]:
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Callable[..., Path]:
-    """Write noisy weights of the small ViT: `weights("w.safetensors", classes=5, card={...}, change=...)`."""
+    """Return a function that writes random weights: `weights("w.safetensors", classes=5, card={...}, change=...)`."""
 
     def write(
         name: str = "w.safetensors",
@@ -46,7 +46,7 @@ def weights(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Callable[..., Path]:
-    """The folder of a checkpoint, written once: `checkpoint(vision, text)`. Nobody changes it."""
+    """Return a function that writes a CLIP checkpoint once and returns its folder, which tests must not change."""
 
     @cache
     def written(vision: int = 3, text: int = 3) -> Path:
@@ -57,5 +57,5 @@ def checkpoint(tmp_path_factory) -> Callable[..., Path]:
 
 @pytest.fixture
 def own(checkpoint, tmp_path) -> Path:
-    """A checkpoint that the test may spoil."""
+    """Return the folder of a checkpoint that the test may change."""
     return Path(shutil.copytree(checkpoint(), tmp_path / "clip"))

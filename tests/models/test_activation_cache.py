@@ -1,4 +1,4 @@
-"""Kept rows of frozen functions: right whatever was kept and by whom, computed once, within a limit."""
+"""The activation cache: cached rows are always correct, are computed once, and stay within the size limit."""
 
 import multiprocessing
 import os
@@ -29,12 +29,12 @@ from fedsweep.types import Batch, ImageSet
 from tests.compare import identical, identical_rounds
 
 WIDTH = 1024
-"""Numbers of a row: one block of a file, so that a file takes what its rows take, and one block for their flags."""
+"""The number of values in a row: a row fills one 4 KiB block of a file, and all flags together fill another."""
 ROW = 4 * WIDTH
 
 
 def image_set(count: int, first: int = 0) -> ImageSet:
-    """Images that carry their number, from `first` on."""
+    """Return images whose first pixels encode their number; numbers start at `first`."""
     numbers = torch.arange(first, first + count)
     images = torch.randint(0, 256, (count, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(first))
     images[:, 0, 0, 0], images[:, 0, 0, 1] = numbers // 256, numbers % 256
@@ -46,13 +46,13 @@ def numbers_of(images: Tensor) -> list[int]:
 
 
 def expected(images: Tensor) -> Tensor:
-    """Rows (n, 2, 512) that only exact arithmetic on an image's own pixels goes into."""
+    """Return the rows (n, 2, 512) of images, computed exactly from the pixels of each image."""
     flat = images.flatten(1).float()
     return flat.repeat(1, WIDTH // flat.shape[1] + 1)[:, :WIDTH].mul(0.25).view(len(flat), 2, -1)
 
 
 class Computed:
-    """A function that remembers what it was asked for, batch by batch."""
+    """A function that records the images of each batch that it computes."""
 
     def __init__(self, key: str = "one") -> None:
         self.batches: list[list[int]] = []
@@ -64,12 +64,12 @@ class Computed:
         return expected(images)
 
     def images(self) -> list[int]:
-        """The images that were computed, each batch without its padding."""
+        """Return the numbers of the computed images, without padding."""
         return [number for batch in self.batches for number in dict.fromkeys(batch)]
 
 
 def kept(folder: Path | None, *sets: ImageSet, limit: int = 10**9, content: str = "content") -> FrozenRows:
-    """What another process would see there."""
+    """Return a new cache in a folder, as another process would open it."""
     return FrozenRows({one.images.data_ptr(): f"{content}/{place}" for place, one in enumerate(sets)}, folder, limit)
 
 
@@ -78,7 +78,7 @@ def orders(count: int) -> st.SearchStrategy[list[list[int]]]:
 
 
 @given(orders(40))
-def test_rows_are_the_functions_in_any_order(asked):
+def test_rows_equal_the_functions_output_in_any_order(asked):
     images, computed = image_set(40), Computed()
     with tempfile.TemporaryDirectory() as folder:
         rows = kept(Path(folder), images)
@@ -89,7 +89,7 @@ def test_rows_are_the_functions_in_any_order(asked):
 
 
 @given(orders(30), st.integers(0, 2**31))
-def test_rows_of_a_pool_are_those_of_its_parts(asked, seed):
+def test_a_pool_shares_the_rows_of_its_parts(asked, seed):
     parts = [image_set(12), image_set(9, first=300), image_set(25, first=600)]
     chosen = torch.randperm(25, generator=torch.Generator().manual_seed(seed))[:9]
     pooled = pool([parts[0], parts[1], parts[2].select(chosen)])
@@ -101,7 +101,7 @@ def test_rows_of_a_pool_are_those_of_its_parts(asked, seed):
             assert torch.equal(rows.rows(computed.function, pooled, index), expected(pooled.take(index)[0]))
         before = len(computed.images())
         assert before == len({number for index in asked for number in pooled.labels[index].tolist()})
-        index = torch.tensor(asked[0])  # by a part alone, of what the pool has kept
+        index = torch.tensor(asked[0])  # the rows that the pool has cached, read through one part alone
         of_last = pooled.labels[index] >= 600
         own = pooled.labels[index][of_last] - 600
         if len(own):
@@ -110,7 +110,7 @@ def test_rows_of_a_pool_are_those_of_its_parts(asked, seed):
 
 
 @pytest.mark.parametrize("size", [1, 7, 16, 100])
-def test_all_rows_come_in_the_order_of_the_set_and_the_second_time_from_the_folder(tmp_path, size):
+def test_all_returns_rows_in_the_order_of_the_set_and_reads_them_from_the_folder_the_second_time(tmp_path, size):
     images = image_set(50).select(torch.randperm(50, generator=torch.Generator().manual_seed(0))[:43])
     computed, rows = Computed(), kept(tmp_path, images)
     for _ in range(2):
@@ -119,7 +119,7 @@ def test_all_rows_come_in_the_order_of_the_set_and_the_second_time_from_the_fold
     assert len(computed.batches) == -(-43 // size)
 
 
-def test_what_is_handed_out_is_a_copy(tmp_path):
+def test_returned_rows_are_copies(tmp_path):
     images, computed = image_set(8), Computed()
     rows, index = kept(tmp_path, images), torch.arange(8)
     for _ in range(3):
@@ -129,7 +129,7 @@ def test_what_is_handed_out_is_a_copy(tmp_path):
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 40])
 @pytest.mark.parametrize("folder", [False, True])
-def test_a_function_is_given_whole_groups_filled_up_with_copies(tmp_path, count, folder):
+def test_a_function_gets_whole_groups_padded_with_copies(tmp_path, count, folder):
     images, computed = image_set(40), Computed()
     index = torch.arange(count).flip(0)
     kept(tmp_path if folder else None, images).rows(computed.function, images, index)
@@ -138,7 +138,7 @@ def test_a_function_is_given_whole_groups_filled_up_with_copies(tmp_path, count,
     assert batch == [*index.tolist(), *[count - 1] * (-count % GROUP)]
 
 
-def test_another_process_computes_nothing_that_is_there(tmp_path):
+def test_another_process_does_not_compute_cached_rows(tmp_path):
     images, first, second = image_set(40), Computed(), Computed()
     kept(tmp_path, images).rows(first.function, images, torch.arange(30))
     rows = kept(tmp_path, images)
@@ -149,7 +149,7 @@ def test_another_process_computes_nothing_that_is_there(tmp_path):
     assert second.images() == [35, 30]
 
 
-def test_processes_see_at_once_what_the_other_has_kept(tmp_path):
+def test_rows_of_one_process_are_visible_to_another_at_once(tmp_path):
     images, computed = image_set(40), Computed()
     one, other = kept(tmp_path, images), kept(tmp_path, images)
     for index in torch.arange(40).split(5):
@@ -167,7 +167,7 @@ def test_processes_see_at_once_what_the_other_has_kept(tmp_path):
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
-def test_rows_have_any_shape_and_kind(tmp_path, shape, dtype):
+def test_rows_can_have_any_shape_and_dtype(tmp_path, shape, dtype):
     images, calls = image_set(20), []
 
     def compute(images: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def taken(folder: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in folder.glob(f"*{SUFFIX}"))
 
 
-def test_behind_the_limit_nothing_more_is_kept_and_rows_stay_right(tmp_path):
+def test_beyond_the_limit_rows_are_correct_but_not_cached(tmp_path):
     images, computed = image_set(64), Computed()
     rows = kept(tmp_path, images, limit=20 * ROW)
     for _ in range(2):
@@ -197,7 +197,7 @@ def test_behind_the_limit_nothing_more_is_kept_and_rows_stay_right(tmp_path):
     assert computed.images()[len(seen) :] == [40]
 
 
-def test_what_fits_within_the_limit_to_the_last_byte_is_kept(tmp_path):
+def test_rows_that_exactly_reach_the_limit_are_cached(tmp_path):
     images, computed = image_set(16), Computed()
     rows = kept(tmp_path, images, limit=17 * ROW)
     for _ in range(2):
@@ -206,7 +206,7 @@ def test_what_fits_within_the_limit_to_the_last_byte_is_kept(tmp_path):
 
 
 def filled(folder: Path, key: str, images: ImageSet, since: int) -> Path:
-    """Rows of a process that is gone, last used so many seconds after the beginning of time; their file."""
+    """Write the rows of a process that has ended, with `since` as the time of last use, and return their file."""
     before = set(folder.iterdir())
     kept(folder, images).all(Computed(key).function, images, 16)
     (path,) = set(folder.iterdir()) - before
@@ -215,7 +215,7 @@ def filled(folder: Path, key: str, images: ImageSet, since: int) -> Path:
 
 
 @pytest.mark.parametrize("gone", [1, 2, 3])
-def test_unused_rows_make_room_the_longest_unused_first(tmp_path, gone):
+def test_unused_rows_are_removed_for_new_ones_the_least_recently_used_first(tmp_path, gone):
     images = image_set(16)
     old, new, oldest = (
         filled(tmp_path, key, images, since) for key, since in (("old", 2000), ("new", 3000), ("oldest", 1000))
@@ -230,7 +230,7 @@ def test_unused_rows_make_room_the_longest_unused_first(tmp_path, gone):
     assert taken(tmp_path) == (4 - gone) * 17 * ROW
 
 
-def test_rows_in_use_do_not_make_room(tmp_path):
+def test_rows_in_use_are_not_removed(tmp_path):
     images, one, other = image_set(16), Computed("one"), Computed("other")
     rows = kept(tmp_path, images, limit=26 * ROW)
     rows.all(one.function, images, 8)
@@ -243,7 +243,7 @@ def test_rows_in_use_do_not_make_room(tmp_path):
     assert other.images() == [*range(16), *range(8, 16)]
 
 
-def test_processes_that_write_at_once_stay_near_the_limit_that_they_share(tmp_path):
+def test_processes_that_write_at_once_stay_near_their_common_limit(tmp_path):
     images, limit = image_set(100), 128 * ROW
     both = [(kept(tmp_path, images, limit=limit), Computed(key)) for key in ("one", "other")]
     most = 0
@@ -254,15 +254,15 @@ def test_processes_that_write_at_once_stay_near_the_limit_that_they_share(tmp_pa
     assert 100 * ROW < most <= limit + 2 * limit // LOOKS
 
 
-def test_a_file_that_goes_while_the_folder_is_looked_at_is_no_hindrance(tmp_path):
-    (tmp_path / f"gone{SUFFIX}").symlink_to("nowhere")  # found in the folder, but with no file behind it
+def test_a_file_that_disappears_while_the_folder_is_measured_is_ignored(tmp_path):
+    (tmp_path / f"gone{SUFFIX}").symlink_to("nowhere")  # listed in the folder, but the file does not exist
     images, computed = image_set(16), Computed()
     for _ in range(2):
         kept(tmp_path, images).all(computed.function, images, 16)
     assert computed.images() == list(range(16))
 
 
-def test_rows_of_another_start_of_the_machine_are_not_believed(tmp_path, monkeypatch):
+def test_rows_of_an_earlier_boot_of_the_machine_are_not_used(tmp_path, monkeypatch):
     images, computed = image_set(16), Computed()
     for start in ("one", "two", "one"):
         monkeypatch.setattr("fedsweep.models.activation_cache._boot", lambda start=start: start)
@@ -270,7 +270,7 @@ def test_rows_of_another_start_of_the_machine_are_not_believed(tmp_path, monkeyp
     assert computed.images() == 2 * list(range(16))
 
 
-def test_to_open_a_file_is_to_use_it(tmp_path):
+def test_opening_a_file_updates_its_time_of_last_use(tmp_path):
     images = image_set(16)
     first, second = (filled(tmp_path, key, images, since) for key, since in (("first", 1000), ("second", 2000)))
     again = Computed("first")
@@ -281,7 +281,7 @@ def test_to_open_a_file_is_to_use_it(tmp_path):
     assert not second.exists()
 
 
-def test_rows_are_of_one_function_and_of_one_content(tmp_path):
+def test_functions_and_contents_do_not_share_rows(tmp_path):
     one, other = image_set(20), image_set(20, first=500)
     kept(tmp_path, one).all(Computed("key").function, one, 20)
     for key, images, content in (("another key", one, "content"), ("key", other, "other content"), ("key", one, "v2")):
@@ -291,18 +291,18 @@ def test_rows_are_of_one_function_and_of_one_content(tmp_path):
     assert len(list(tmp_path.glob(f"*{SUFFIX}"))) == 4
 
 
-def test_parts_of_a_pool_are_kept_by_their_own_content(tmp_path):
+def test_parts_of_a_pool_are_cached_under_their_own_content(tmp_path):
     one, other = image_set(10), image_set(10, first=500)
     both, computed = pool([one, other]), Computed()
     rows = kept(tmp_path, one, other)
     rows.all(computed.function, both, 20)
     assert torch.equal(rows.all(computed.function, other, 10), expected(other.images))
     assert len(computed.images()) == 20
-    swapped = kept(tmp_path, other, one)  # either has the other's name now: on purpose wrong
+    swapped = kept(tmp_path, other, one)  # deliberately wrong: the names of the contents are swapped
     assert torch.equal(swapped.all(computed.function, one, 10), expected(other.images))
 
 
-def test_images_of_unknown_content_are_computed_and_never_kept(tmp_path):
+def test_images_of_unknown_content_are_computed_and_never_cached(tmp_path):
     known, unknown, computed = image_set(10), image_set(10, first=500), Computed()
     for images in (unknown, pool([known, unknown])):
         for _ in range(2):
@@ -312,7 +312,7 @@ def test_images_of_unknown_content_are_computed_and_never_kept(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_first_images_of_a_tensor_are_not_taken_for_the_whole(tmp_path):
+def test_the_first_images_of_a_tensor_are_not_confused_with_the_whole_tensor(tmp_path):
     whole, function = image_set(5000), FrozenFunction("key", lambda images: images.flatten(1).float())
     kept(tmp_path, whole).all(function, whole, 1000)
     first = ImageSet(whole.images[:10], whole.labels[:10])
@@ -320,14 +320,14 @@ def test_the_first_images_of_a_tensor_are_not_taken_for_the_whole(tmp_path):
     assert torch.equal(rows, first.images.flatten(1).float())
 
 
-def test_rows_of_no_image_are_refused(tmp_path):
+def test_an_empty_index_is_an_error(tmp_path):
     images = image_set(4)
-    with pytest.raises(ValueError, match="rows of no images"):
+    with pytest.raises(ValueError, match="must select at least one image"):
         kept(tmp_path, images).rows(Computed().function, images, torch.arange(0))
 
 
 @pytest.mark.parametrize("gigabytes", ["0", "0.0"])
-def test_a_limit_of_zero_keeps_nothing_and_writes_nothing(tmp_path, monkeypatch, gigabytes):
+def test_a_limit_of_zero_writes_nothing(tmp_path, monkeypatch, gigabytes):
     monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FEDSWEEP_CACHE_GB", gigabytes)
     images, computed = image_set(10), Computed()
@@ -338,7 +338,7 @@ def test_a_limit_of_zero_keeps_nothing_and_writes_nothing(tmp_path, monkeypatch,
     assert not (tmp_path / "cache").exists()
 
 
-def test_the_environment_says_where_and_how_much(tmp_path, monkeypatch):
+def test_environment_variables_set_the_folder_and_the_limit(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path / "some" / "cache"))
     monkeypatch.setenv("FEDSWEEP_CACHE_GB", str(7 * ROW / 1e9))
     images, computed = image_set(10), Computed()
@@ -349,7 +349,7 @@ def test_the_environment_says_where_and_how_much(tmp_path, monkeypatch):
     assert taken(tmp_path / "some" / "cache") == 7 * ROW
 
 
-def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path, monkeypatch):
+def test_nothing_is_cached_in_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path / "file" / "cache"))
     images, computed = image_set(10), Computed()
@@ -371,7 +371,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path, monkeypatch):
     ],
 )
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_folder_that_can_no_longer_be_written_keeps_nothing_more(tmp_path, monkeypatch, spoil, begun):
+def test_nothing_more_is_cached_in_a_folder_that_becomes_unwritable(tmp_path, monkeypatch, spoil, begun):
     folder = tmp_path / "cache"
     monkeypatch.setenv("FEDSWEEP_CACHE", str(folder))
     images, computed, other = image_set(10), Computed(), Computed("other")
@@ -390,8 +390,8 @@ def emptied(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [Path.unlink, emptied])
-def test_a_file_that_lost_its_rows_gives_no_wrong_ones(tmp_path, spoil):
-    """As a cleaner of old or large files leaves it."""
+def test_rows_are_correct_after_their_file_is_removed_or_emptied(tmp_path, spoil):
+    """A program that cleans up old or large files may do this."""
     images = image_set(10)
     kept(tmp_path, images).all(Computed().function, images, 10)
     (path,) = tmp_path.iterdir()
@@ -403,7 +403,7 @@ def test_a_file_that_lost_its_rows_gives_no_wrong_ones(tmp_path, spoil):
 
 
 @pytest.mark.parametrize("whole", [0, 1, 3])
-def test_on_a_full_disk_rows_that_were_written_in_part_are_not_believed(tmp_path, monkeypatch, whole):
+def test_rows_that_were_partly_written_on_a_full_disk_are_not_used(tmp_path, monkeypatch, whole):
     images, computed, written = image_set(8), Computed(), os.pwrite
     left = [whole]
 
@@ -421,7 +421,7 @@ def test_on_a_full_disk_rows_that_were_written_in_part_are_not_believed(tmp_path
     assert computed.images() == [*range(8), *range(whole, 8)]
 
 
-def test_rows_that_make_room_while_others_read_and_write_them_are_never_wrong(tmp_path):
+def test_rows_are_correct_while_another_process_removes_their_file(tmp_path):
     images = image_set(16)
     rows, computed = kept(tmp_path, images), Computed("shared")
     rows.rows(computed.function, images, torch.arange(8))
@@ -429,14 +429,14 @@ def test_rows_that_make_room_while_others_read_and_write_them_are_never_wrong(tm
     os.utime(path, (1000, 1000))
     kept(tmp_path, images, limit=20 * ROW).all(Computed("mine").function, images, 16)
     assert not path.exists()
-    third = kept(tmp_path, images)  # begins the file anew
+    third = kept(tmp_path, images)  # creates the file again
     assert torch.equal(third.rows(computed.function, images, torch.tensor([5, 12])), expected(images.images[[5, 12]]))
     for index in torch.arange(16).flip(0).split(3):
         for one in (rows, third):
             assert torch.equal(one.rows(computed.function, images, index), expected(images.images[index]))
 
 
-def test_rows_that_go_while_a_process_makes_room_are_never_wrong(tmp_path, monkeypatch):
+def test_rows_are_correct_if_files_disappear_during_the_removal_of_others(tmp_path, monkeypatch):
     images = image_set(16)
     filled(tmp_path, "shared", images, since=1000)
     other, got, unlink = kept(tmp_path, images), [], Path.unlink
@@ -454,8 +454,8 @@ def test_rows_that_go_while_a_process_makes_room_are_never_wrong(tmp_path, monke
 
 
 @pytest.mark.parametrize("begun_anew", [False, True])
-def test_a_file_that_goes_while_it_is_opened_gives_no_wrong_rows(tmp_path, monkeypatch, begun_anew):
-    """Another process makes room at that moment, and a third one may have begun the file again."""
+def test_rows_are_correct_if_their_file_disappears_while_it_is_opened(tmp_path, monkeypatch, begun_anew):
+    """Another process removes the file at that moment, and a third process may create it again."""
     images, computed, utime = image_set(16), Computed(), os.utime
     filled(tmp_path, "one", images, since=1000)
 
@@ -472,7 +472,7 @@ def test_a_file_that_goes_while_it_is_opened_gives_no_wrong_rows(tmp_path, monke
 
 
 def fill(folder: Path, seed: int) -> None:
-    """In a process of its own: read 300 rows three times in an order of its own, while another one does so too."""
+    """Read 300 rows three times in random order, in a separate process and at the same time as another process."""
     values = torch.arange(300 * 48, dtype=torch.int32).mul(7919).remainder(251).to(torch.uint8)
     images = ImageSet(values.view(300, 3, 4, 4), torch.arange(300))
 
@@ -492,7 +492,7 @@ def fill(folder: Path, seed: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_two_processes_that_fill_one_folder_at_once_end_with_right_rows(tmp_path):
+def test_two_processes_that_fill_one_folder_at_once_get_correct_rows(tmp_path):
     (tmp_path / "cache").mkdir()
     both = [multiprocessing.get_context("fork").Process(target=fill, args=(tmp_path, seed)) for seed in (1, 2)]
     for process in both:
@@ -514,7 +514,7 @@ def test_two_processes_that_fill_one_folder_at_once_end_with_right_rows(tmp_path
     assert asked == []
 
 
-def test_the_folder_is_the_users_cache_unless_another_is_named(tmp_path, monkeypatch):
+def test_the_folder_is_in_the_users_cache_by_default(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSWEEP_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     for given_folder, xdg, found in (
@@ -535,7 +535,7 @@ def test_the_folder_is_the_users_cache_unless_another_is_named(tmp_path, monkeyp
     ("given_size", "size"),
     [(None, 10 * 10**9), ("", 10 * 10**9), ("0", 0), ("2", 2 * 10**9), ("0.5", 5 * 10**8), ("1e3", 10**12)],
 )
-def test_ten_gigabytes_are_kept_unless_another_number_is_given(monkeypatch, given_size, size):
+def test_the_limit_is_ten_gigabytes_by_default(monkeypatch, given_size, size):
     if given_size is not None:
         monkeypatch.setenv("FEDSWEEP_CACHE_GB", given_size)
     assert activation_bytes() == size
@@ -543,7 +543,7 @@ def test_ten_gigabytes_are_kept_unless_another_number_is_given(monkeypatch, give
 
 
 @pytest.mark.parametrize("given_size", ["many", "-1", "nan", "inf", "1e400", "5 GB"])
-def test_what_is_no_size_is_refused(monkeypatch, given_size):
+def test_an_invalid_limit_is_an_error(monkeypatch, given_size):
     monkeypatch.setenv("FEDSWEEP_CACHE_GB", given_size)
     rule = "must be a number of gigabytes, at least 0"
     sentence = f"the environment variable FEDSWEEP_CACHE_GB {rule}, but it is {given_size}."
@@ -553,7 +553,7 @@ def test_what_is_no_size_is_refused(monkeypatch, given_size):
         assert str(refusal.value) == sentence
 
 
-def test_a_digest_is_of_names_kinds_shapes_values_and_what_decides_arithmetic():
+def test_a_digest_covers_names_dtypes_shapes_values_and_the_arithmetic():
     state = {"a": torch.arange(6.0), "b": torch.zeros(2)}
     cpu = torch.device("cpu")
     digests = [
@@ -577,14 +577,14 @@ def test_a_digest_is_of_names_kinds_shapes_values_and_what_decides_arithmetic():
 
 @pytest.fixture(scope="module")
 def digits():
-    """All of the plain domain, and its test images."""
+    """Return the plain domain's data set and its test images."""
     data = DigitsData(domains=("plain",)).load()
     return data, data.domains[0].test
 
 
 @pytest.fixture(scope="module")
 def clip() -> LayeredModel:
-    """The shipped CLIP with adapters of rank 1 that were drawn."""
+    """Return the small CLIP of fedsweep with random adapters of rank 1."""
     model = build_model(DigitsClip(), LoraConfig(rank=1, scaling=1.0, position="mlp", dropout=0.0), 10, seed=0)
     generator = torch.Generator().manual_seed(1)
     state = {name: 0.2 * torch.randn(one.shape, generator=generator) for name, one in model.adapter().items()}
@@ -594,7 +594,7 @@ def clip() -> LayeredModel:
 
 
 def read(reader: Reader, function: FrozenFunction, images: ImageSet, sizes: Sequence[int]) -> Tensor:
-    """All rows of a set, in batches of these sizes in a random order and the rest at once."""
+    """Return all rows of a set, read in random order in batches of these sizes, and the remaining rows at once."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(3))
     parts = order.split([*sizes, len(images) - sum(sizes)])
     rows = torch.cat([reader.kept.rows(function, images, index) for index in parts])
@@ -602,7 +602,7 @@ def read(reader: Reader, function: FrozenFunction, images: ImageSet, sizes: Sequ
 
 
 @pytest.mark.parametrize("steps", [1, 4, 6])
-def test_rows_of_a_model_do_not_depend_on_the_batches_that_they_were_kept_in(tmp_path, clip, digits, steps):
+def test_rows_of_a_model_do_not_depend_on_the_batches_that_were_cached(tmp_path, clip, digits, steps):
     data, images = digits[0], digits[1].select(torch.arange(120))
     reader = Reader(clip, "clip")
     function = reader.prefix(range(6), steps, clip.adapter())
@@ -611,14 +611,14 @@ def test_rows_of_a_model_do_not_depend_on_the_batches_that_they_were_kept_in(tmp
     for place, sizes in enumerate([(1, 3, 7, 17, 33, 2, 1), (5,) * 12]):
         (tmp_path / str(place)).mkdir()
         keeping = replace(reader, kept=FrozenRows(sources(data), tmp_path / str(place), 10**9))
-        for _ in range(2):  # computed, then kept
+        for _ in range(2):  # first computed, then cached
             assert torch.equal(read(keeping, function, images, sizes), whole)
         assert len(list((tmp_path / str(place)).iterdir())) == 1
-        assert torch.equal(read(reader, function, images, sizes), whole)  # never kept
+        assert torch.equal(read(reader, function, images, sizes), whole)  # without a cache
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4, 6])
-def test_a_batch_from_behind_frozen_steps_has_the_logits_of_its_pixels(tmp_path, clip, digits, steps):
+def test_a_batch_with_cached_tokens_has_the_same_logits_as_its_pixels(tmp_path, clip, digits, steps):
     data, images = digits
     reader = Reader(clip, "clip", FrozenRows(sources(data), tmp_path, 10**9))
     prefix = reader.prefix(range(6), steps, clip.adapter()) if steps else None
@@ -634,12 +634,12 @@ def test_a_batch_from_behind_frozen_steps_has_the_logits_of_its_pixels(tmp_path,
         torch.testing.assert_close(clip(batch), clip(images.take(index)[0]), rtol=1e-4, atol=1e-4)
 
 
-def test_of_which_nothing_is_known_are_pixels(clip, digits):
+def test_a_batch_without_frozen_steps_and_side_inputs_is_its_pixels(clip, digits):
     index = torch.tensor([4, 1])
     assert identical(Reader(clip, "clip").batch(digits[1], index, None, 0, {}), digits[1].images[[4, 1]])
 
 
-def test_a_prefix_is_of_its_model_its_steps_and_the_adapters_on_the_way(clip):
+def test_the_key_of_a_prefix_covers_the_model_the_steps_and_their_adapters(clip):
     adapter = clip.adapter()
     one, upper = dict(adapter), dict(adapter)
     below = next(name for name in adapter if name.startswith("backbone.blocks.1.vision."))
@@ -655,7 +655,7 @@ def test_a_prefix_is_of_its_model_its_steps_and_the_adapters_on_the_way(clip):
         reader.prefix(path, 3, adapter).key,
         reader.prefix(path, 2, one).key,
         reader.prefix((0, 2, 3), 2, adapter).key,
-        reader.prefix(path[:2], 2, adapter).key,  # the walk's end: features, not tokens
+        reader.prefix(path[:2], 2, adapter).key,  # the whole walk: features instead of tokens
         replace(reader, identity="other").prefix(path, 2, adapter).key,
         reader.prefix(path, 4, upper).key,
         reader.prefix(path, 4, adapter).key,
@@ -673,12 +673,12 @@ def test_a_prefix_is_of_its_model_its_steps_and_the_adapters_on_the_way(clip):
     ],
     ids=["lfft", "promptfl"],
 )
-def test_a_run_has_the_same_bits_whether_rows_are_kept_or_not(tmp_path, monkeypatch, tiny, changes):
+def test_a_run_is_bit_identical_with_and_without_the_cache(tmp_path, monkeypatch, tiny, changes):
     few = {"data.domains": ["plain"], "federation.rounds": 1, "local.steps": 3}
     config = tiny.override({**changes, **few}, "test")
     monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path))
     runs = []
-    for gigabytes in ("0", "1", "1"):  # not kept, kept, kept by another run
+    for gigabytes in ("0", "1", "1"):  # no cache, an empty cache, and a cache filled by another run
         monkeypatch.setenv("FEDSWEEP_CACHE_GB", gigabytes)
         runs.append(list(federate(build(config))))
         assert len(list(tmp_path.glob(f"*{SUFFIX}"))) == (2 if len(runs) > 1 else 0)  # of training and of test images

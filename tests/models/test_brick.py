@@ -1,4 +1,4 @@
-"""BRICKs and the steps of a walk, against tests/references/fedbrick.py."""
+"""BRICKs, FedBRICK's replacements for blocks, against tests/references/fedbrick.py."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def drawn(width: int = 6, rank: int = 2, leading: tuple[int, ...] = (), seed: in
 
 
 @pytest.mark.parametrize("gate", GATES)
-def test_a_brick_is_the_papers(gate):
+def test_a_brick_equals_the_papers_formula(gate):
     factors, x = drawn(), torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     arrays = [factors[name].numpy() for name in FACTORS]
     expected = np.array([[reference.brick(token, *arrays, gate) for token in image] for image in x.numpy()])
@@ -28,7 +28,7 @@ def test_a_brick_is_the_papers(gate):
 
 
 @pytest.mark.parametrize("gate", GATES)
-def test_several_bricks_at_once_are_each_alone(gate):
+def test_several_bricks_at_once_equal_each_brick_alone(gate):
     factors = drawn(leading=(4,))
     x = torch.randn(4, 7, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     together = brick(x, factors, gate)
@@ -37,7 +37,7 @@ def test_several_bricks_at_once_are_each_alone(gate):
         torch.testing.assert_close(together[place], alone, rtol=1e-12, atol=0)
 
 
-def test_an_untrained_brick_is_nearly_a_skipped_block():
+def test_an_untrained_brick_is_nearly_the_identity():
     fresh, x = Brick(64, 8, "softmax"), torch.randn(2, 5, 64)
     torch.testing.assert_close(fresh(x), x * (1 + 1 / 64))
     assert sum(one.numel() for one in Brick(768, 8, "softmax").parameters()) == 24_576
@@ -54,15 +54,15 @@ def model(federation):
     return built
 
 
-def test_bricks_are_trainable_under_their_set_block_and_factor(model):
+def test_bricks_are_trainable_and_named_after_set_block_and_factor(model):
     names = [name for name in model.trainable() if name.startswith("bricks.")]
     expected = {f"bricks.{one}.{layer}.{f}" for one in ("for_a", "for_b") for layer in range(12) for f in FACTORS}
     assert set(names) == expected
     a1 = [one for name, one in model.trainable().items() if name.endswith(".a1")]
-    assert len({tuple(one.flatten().tolist()) for one in a1}) == 24  # each from a stream of its own
+    assert len({tuple(one.flatten().tolist()) for one in a1}) == 24  # each drawn with its own random stream
 
 
-def test_a_walk_takes_bricks_in_the_places_of_missing_blocks(model):
+def test_a_walk_replaces_missing_blocks_by_bricks(model):
     images = torch.randint(256, (4, 3, 16, 16), dtype=torch.uint8)
     bricks = model.bricks["for_a"]
     path = completed((0, 3, 11), {layer: InPlace(layer, bricks[layer]) for layer in range(12)})
@@ -74,7 +74,7 @@ def test_a_walk_takes_bricks_in_the_places_of_missing_blocks(model):
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
-def test_a_blend_goes_from_the_block_to_its_brick(model, share):
+def test_a_blend_moves_from_the_block_to_its_brick(model, share):
     tokens = torch.randn(2, 17, 64, requires_grad=True)
     stand_in = model.bricks["for_a"][4]
     step = Blend(4, stand_in, share)
@@ -86,4 +86,4 @@ def test_a_blend_goes_from_the_block_to_its_brick(model, share):
     torch.testing.assert_close(step.gap, (own - block).square().mean())
     (through,) = torch.autograd.grad(step.gap, tokens)
     frozen = (stand_in(tokens) - block.detach()).square().mean()
-    torch.testing.assert_close(through, torch.autograd.grad(frozen, tokens)[0])  # none into the block
+    torch.testing.assert_close(through, torch.autograd.grad(frozen, tokens)[0])  # the block gets no gradient

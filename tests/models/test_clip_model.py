@@ -1,4 +1,4 @@
-"""CLIP walked block by block is transformers' CLIPModel, on checkpoints that are written here."""
+"""CLIP run block by block against transformers' CLIPModel, with checkpoints that the tests write."""
 
 import copy
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ from tests.models.clips import (
 
 @pytest.mark.parametrize("depths", [EQUAL, DEEP_IMAGES, DEEP_TEXT])
 @pytest.mark.parametrize("template", ["This is a picture of {}", "{}"])
-def test_the_walk_is_transformers_forward(checkpoint, depths, template):
+def test_the_walk_equals_transformers_forward(checkpoint, depths, template):
     folder, images = checkpoint(*depths), noise()
     model, expected = copied(folder, prompt=template), logits_of(network(*depths), folder, images, template)
     assert model.num_layers == max(depths)
@@ -92,7 +92,7 @@ def test_features_are_unit_vectors_whose_cosines_are_scaled(checkpoint):
 
 
 @pytest.mark.parametrize("depths", [EQUAL, DEEP_TEXT])
-def test_prompts_are_cut_behind_the_longest_which_changes_nothing(checkpoint, depths):
+def test_prompts_are_padded_to_the_longest_which_does_not_change_the_output(checkpoint, depths):
     from transformers import CLIPModel
 
     folder = checkpoint(*depths)
@@ -123,7 +123,7 @@ def test_both_formats_of_weights_load(checkpoint, tmp_path):
         assert (built(write(tmp_path / "other", network(seed=1)))(images) - expected).abs().max() > 0.1
 
 
-def test_of_two_files_of_weights_the_one_that_is_read_is_pinned(own):
+def test_the_fingerprint_covers_the_weights_file_that_is_read(own):
     first, images = backbone(own).fingerprint(), noise()
     torch.save(dict(network(seed=1).state_dict()), own / "pytorch_model.bin")
     assert backbone(own).fingerprint() == first
@@ -131,7 +131,7 @@ def test_of_two_files_of_weights_the_one_that_is_read_is_pinned(own):
         torch.testing.assert_close(built(own)(images), logits_of(network(), own, images), rtol=1e-4, atol=1e-4)
 
 
-def test_weights_in_half_precision_are_computed_with_in_single(own):
+def test_half_precision_weights_are_converted_to_single_precision(own):
     half = {name: one.half() for name, one in network().state_dict().items()}
     save_file(half, own / "model.safetensors", metadata={"format": "pt"})
     model = built(own)
@@ -142,7 +142,7 @@ def test_weights_in_half_precision_are_computed_with_in_single(own):
         torch.testing.assert_close(model(noise()), logits_of(rounded, own, noise()), rtol=1e-4, atol=1e-4)
 
 
-def test_a_build_draws_nothing_and_says_nothing(checkpoint, capfd):
+def test_a_build_draws_no_random_numbers_and_prints_nothing(checkpoint, capfd):
     folder = checkpoint()
     capfd.readouterr()
     before = torch.get_rng_state()
@@ -154,22 +154,22 @@ def test_a_build_draws_nothing_and_says_nothing(checkpoint, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_in_evaluation_the_prompts_are_read_once_for_all_batches(checkpoint):
+def test_in_evaluation_the_prompts_are_encoded_once_for_all_batches(checkpoint):
     model = adapted(checkpoint())
     words, seen = counted(model.backbone.words), counted(model.backbone.stem["embeddings"])
     with torch.no_grad():
         first = [model(noise(3, seed)) for seed in range(5)]
         assert (words[0], seen[0]) == (1, 5)
         short = model(noise(3), (0, 2))
-        assert words == [2]  # of another walk
+        assert words == [2]  # computed again for another walk
         assert torch.equal(model(noise(3), (0, 2)), short)
         assert torch.equal(model(noise(3)), first[0])
         assert words == [2]
-    model(noise(3))  # where a gradient may be asked for, nothing is remembered
+    model(noise(3))  # nothing is cached while gradients are enabled
     assert words == [3]
 
 
-def test_another_adapter_is_another_text_encoder(checkpoint):
+def test_the_prompts_are_encoded_again_for_another_adapter(checkpoint):
     model, images, logits = adapted(checkpoint()), noise(), []
     states = [drawn(model, seed) for seed in (1, 2)]
     of_text = [{name: one for name, one in state.items() if ".text." in name} for state in states]
@@ -183,7 +183,7 @@ def test_another_adapter_is_another_text_encoder(checkpoint):
     assert torch.equal(logits[0], logits[2])
 
 
-def test_prompts_are_read_anew_after_training(checkpoint):
+def test_the_prompts_are_encoded_again_after_training(checkpoint):
     model, images = adapted(checkpoint()), noise()
     with torch.no_grad():
         before = model(images)
@@ -207,8 +207,8 @@ def test_gradients_reach_the_adapters_of_both_encoders(checkpoint, depths):
         assert all(one.isfinite().all() and one.abs().max() > 1e-7 for one in own.values())
 
 
-def test_gradients_are_those_of_transformers_forward(checkpoint):
-    """Of the weights themselves, as full fine-tuning takes them."""
+def test_gradients_equal_those_of_transformers_forward(checkpoint):
+    """The gradients are those of the backbone's weights, as in full fine-tuning."""
     folder, images, labels = checkpoint(), noise(), torch.tensor([0, 1, 2, 3, 0])
     model, theirs = copied(folder).train(), copy.deepcopy(network()).train()
     tokens = padded(folder, [f"This is a picture of {name}" for name in READ])
@@ -226,12 +226,12 @@ def test_gradients_are_those_of_transformers_forward(checkpoint):
 
 
 def id_of(parameter: Tensor) -> bytes:
-    """A parameter by its values: two networks of the same checkpoint name them differently."""
+    """Return a parameter's values as its id, because two networks of one checkpoint name it differently."""
     return parameter.detach().numpy().tobytes()
 
 
 def steps_of(model: LayeredClip, path: Walk, trained: Sequence[Tensor], batches: int = 3) -> list[Tensor]:
-    """Losses and gradients of a few batches."""
+    """Return the losses and gradients of a few batches."""
     found = []
     for batch in range(batches):
         loss = F.cross_entropy(model(noise(4, batch), path), torch.tensor([0, 1, 2, 3]))
@@ -243,7 +243,7 @@ def steps_of(model: LayeredClip, path: Walk, trained: Sequence[Tensor], batches:
     ("depths", "path", "steps"),
     [(EQUAL, (0, 1, 2), 2), (EQUAL, (0, 2), 1), (DEEP_IMAGES, range(4), 3), (DEEP_TEXT, range(4), 1)],
 )
-def test_frozen_steps_change_neither_losses_nor_gradients_and_are_run_once(checkpoint, depths, path, steps):
+def test_frozen_steps_run_once_and_change_neither_losses_nor_gradients(checkpoint, depths, path, steps):
     model = adapted(checkpoint(*depths)).train()
     upper = [f"backbone.blocks.{layer}." for layer in path[steps:]]
     names = [name for name in model.trainable() if name.startswith(tuple(upper))]
@@ -262,10 +262,10 @@ def test_frozen_steps_change_neither_losses_nor_gradients_and_are_run_once(check
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
     steps_of(model, path, trained, batches=1)
-    assert of_text["words"] == [2]  # behind the context nothing is remembered
+    assert of_text["words"] == [2]  # nothing after learned context vectors is cached
 
 
-def test_frozen_steps_have_no_dropout_and_the_others_keep_theirs(checkpoint):
+def test_only_steps_that_are_not_frozen_have_dropout(checkpoint):
     model = adapted(checkpoint(), dropout=0.5).train()
     modes = {}
     with model.frozen(range(3), 2):
@@ -278,7 +278,7 @@ def test_frozen_steps_have_no_dropout_and_the_others_keep_theirs(checkpoint):
     assert all(module.training for module in model.modules())
 
 
-def test_frozen_steps_are_read_from_the_adapter_of_the_moment(checkpoint):
+def test_frozen_steps_use_the_current_adapter(checkpoint):
     model, path = adapted(checkpoint()).train(), range(3)
     losses = []
     for seed in (1, 2):
@@ -292,7 +292,7 @@ def test_frozen_steps_are_read_from_the_adapter_of_the_moment(checkpoint):
 @pytest.mark.parametrize(
     ("position", "depths"), [*((one, DEEP_IMAGES) for one in INNER), ("all", DEEP_TEXT), ("mlp", EQUAL)]
 )
-def test_adapters_sit_where_the_position_says_in_both_encoders(checkpoint, position, depths):
+def test_the_position_selects_the_adapted_layers_of_both_encoders(checkpoint, position, depths):
     model = adapted(checkpoint(*depths), position, rank=3)
     expected = {
         f"backbone.blocks.{max(depths) - depth + layer}.{tower}.{place}.lora_{letter}.default.weight"
@@ -315,7 +315,7 @@ def test_adapters_sit_where_the_position_says_in_both_encoders(checkpoint, posit
         ("openai/clip-vit-large-patch14", 427_616_513),
     ],
 )
-def test_known_shapes_have_the_papers_counts_before_they_are_there(name, parameters):
+def test_known_shapes_have_the_papers_counts_without_a_download(name, parameters):
     model = backbone(name).outlined(101)
     assert sum(one.numel() for one in model.parameters()) == parameters
     assert {one.device.type for one in (*model.parameters(), *model.buffers())} == {"meta"}
@@ -353,7 +353,7 @@ def test_depth_width_and_size_of_a_folder(checkpoint, depths):
 
 
 def with_words(clip: Any, vectors: Tensor) -> Any:
-    """transformers' CLIP whose vocabulary goes on with these vectors."""
+    """Return transformers' CLIP with these vectors appended to its vocabulary."""
     clip = copy.deepcopy(clip)
     known = clip.text_model.embeddings.token_embedding.weight.detach()
     clip.text_model.embeddings.token_embedding = nn.Embedding.from_pretrained(torch.cat([known, vectors]))
@@ -362,7 +362,7 @@ def with_words(clip: Any, vectors: Tensor) -> Any:
 
 @pytest.mark.parametrize("depths", [EQUAL, DEEP_TEXT])
 @pytest.mark.parametrize("count", [16, 1])
-def test_context_vectors_stand_between_the_start_and_the_bare_name(checkpoint, depths, count):
+def test_context_vectors_follow_the_start_token_and_precede_the_class_name(checkpoint, depths, count):
     folder, images = checkpoint(*depths), noise()
     model = copied(folder)
     before = model(images).detach()
@@ -381,7 +381,7 @@ def test_context_vectors_stand_between_the_start_and_the_bare_name(checkpoint, d
     assert (expected.logits_per_image - before).abs().max() > 0.01
 
 
-def test_context_vectors_start_from_their_seed_and_are_all_that_a_gradient_moves(checkpoint):
+def test_context_vectors_depend_on_the_seed_and_are_the_only_trainable_tensors(checkpoint):
     states = []
     for seed in (0, 0, 1):
         model = copied(checkpoint())
@@ -399,7 +399,7 @@ def test_context_vectors_start_from_their_seed_and_are_all_that_a_gradient_moves
     assert (gradient.abs().amax(dim=1) > 0).all()
 
 
-def test_context_vectors_get_their_gradient_through_frozen_blocks(checkpoint):
+def test_context_vectors_get_a_gradient_through_frozen_blocks(checkpoint):
     model, path = copied(checkpoint()).requires_grad_(False), range(3)
     model.add_context(4, seed=0)
     model.train()
@@ -412,7 +412,7 @@ def test_context_vectors_get_their_gradient_through_frozen_blocks(checkpoint):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_context_vectors_replace_what_was_remembered(checkpoint):
+def test_adding_context_vectors_discards_cached_features(checkpoint):
     model, images = copied(checkpoint()), noise()
     with torch.no_grad():
         model(images)
@@ -421,9 +421,9 @@ def test_context_vectors_replace_what_was_remembered(checkpoint):
     torch.testing.assert_close(remembered, model(images).detach())
 
 
-def test_a_prompt_may_be_as_long_as_the_text_encoder_reads_but_not_longer(checkpoint):
+def test_a_prompt_longer_than_the_text_encoder_allows_is_an_error(checkpoint):
     folder = checkpoint()
-    name = " ".join(["7"] * 30)  # with start and end 32 tokens
+    name = " ".join(["7"] * 30)  # 32 tokens including start and end
     assert copied(folder, names=(name, "dog"), prompt="{}").prompts.shape == (2, LONGEST)
     with pytest.raises(UserError) as refusal:
         built(folder, names=("dog", f"{name} 7", "7"), prompt="{}")
@@ -433,8 +433,8 @@ def test_a_prompt_may_be_as_long_as_the_text_encoder_reads_but_not_longer(checkp
     assert str(refusal.value) == f"a prompt must have at most 32 tokens, but `{name} 7` has 33."
 
 
-def test_context_that_leaves_no_room_for_a_name_is_refused(checkpoint):
-    model = copied(checkpoint(), names=("7", "8"))  # start, 7, dot, end
+def test_context_vectors_that_leave_no_room_for_a_name_are_an_error(checkpoint):
+    model = copied(checkpoint(), names=("7", "8"))  # tokens: start, 7, dot, end
     model.add_context(28, seed=0)
     assert model.text_features(range(3)).shape == (2, 12)
     with pytest.raises(UserError) as refusal:

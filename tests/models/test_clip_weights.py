@@ -1,4 +1,4 @@
-"""CLIP's checkpoints as folders and by name: what is taken, what is refused; and those that ship."""
+"""CLIP checkpoints: folders, names on the Hugging Face Hub, invalid files, and the ones included in fedsweep."""
 
 import hashlib
 import json
@@ -45,7 +45,7 @@ def refused(act: Callable[[], object], sentence: str) -> None:
         ("model.safetensors", "model.safetensors or pytorch_model.bin"),
     ],
 )
-def test_a_folder_without_a_file_is_refused(own, gone, named):
+def test_a_folder_that_lacks_a_file_is_an_error(own, gone, named):
     before = backbone(own)
     (own / gone).unlink()
     sentence = f"`backbone.model` {own} is a folder without {named} ({own})."
@@ -55,7 +55,7 @@ def test_a_folder_without_a_file_is_refused(own, gone, named):
     refused(lambda: backbone(elsewhere), f"test: {sentence.replace(str(own), str(elsewhere))}")
 
 
-def test_a_folder_is_found_beside_the_data(own, monkeypatch):
+def test_a_folder_is_found_in_the_data_folder(own, monkeypatch):
     monkeypatch.setenv("FEDSWEEP_DATA", str(own.parent))
     monkeypatch.setenv("FEDSWEEP_HOME", str(own.parent / "home"))
     assert backbone(own.name).fingerprint() == backbone(own).fingerprint()
@@ -78,14 +78,14 @@ def test_a_folder_is_found_beside_the_data(own, monkeypatch):
         ),
     ],
 )
-def test_a_config_of_another_kind_is_refused(own, content, why):
+def test_a_config_of_another_model_type_is_an_error(own, content, why):
     (own / "config.json").write_text(content)
     refused(lambda: backbone(own), f"test: `backbone.model` {own} is not a CLIP that transformers can read: {why}")
 
 
 @pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("kept", [0, 0.5])
-def test_truncated_weights_are_refused(tmp_path, weights, kept):
+def test_truncated_weights_are_an_error(tmp_path, weights, kept):
     folder = write(tmp_path / "clip", network(), weights)
     content = (folder / weights).read_bytes()
     (folder / weights).write_bytes(content[: int(kept * len(content))])
@@ -93,13 +93,13 @@ def test_truncated_weights_are_refused(tmp_path, weights, kept):
 
 
 class Trap:
-    """What a pickle could do."""
+    """An object whose pickle runs code when it is loaded."""
 
     def __reduce__(self):
         return os.mkdir, ("sprung",)
 
 
-def test_nothing_in_a_pickle_runs(tmp_path, monkeypatch):
+def test_code_in_a_pickle_does_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = write(tmp_path / "clip", network(), "pytorch_model.bin")
     torch.save({"a": Trap()}, folder / "pytorch_model.bin")
@@ -110,7 +110,7 @@ def test_nothing_in_a_pickle_runs(tmp_path, monkeypatch):
 LACKING = "text_model.encoder.layers.1.mlp.fc1.bias"
 
 
-def test_a_missing_tensor_is_refused_by_its_name(own):
+def test_the_error_for_a_missing_tensor_names_it(own):
     state = load_file(own / "model.safetensors")
     del state[LACKING]
     save_file(state, own / "model.safetensors", metadata={"format": "pt"})
@@ -120,14 +120,14 @@ def test_a_missing_tensor_is_refused_by_its_name(own):
     )
 
 
-def test_a_tensor_of_another_shape_is_refused(own):
+def test_a_tensor_of_another_shape_is_an_error(own):
     state = load_file(own / "model.safetensors")
     state[LACKING] = torch.zeros(3)
     save_file(state, own / "model.safetensors", metadata={"format": "pt"})
     refused(lambda: built(own), f"`backbone.model` {own} ")
 
 
-def test_weights_that_are_no_numbers_are_refused(own):
+def test_weights_with_nan_are_an_error(own):
     state = load_file(own / "model.safetensors")
     state[LACKING] = torch.full_like(state[LACKING], float("nan"))
     save_file(state, own / "model.safetensors", metadata={"format": "pt"})
@@ -135,7 +135,7 @@ def test_weights_that_are_no_numbers_are_refused(own):
 
 
 @pytest.mark.parametrize(("name", "content"), [("vocab.json", "{"), ("vocab.json", "[]"), ("merges.txt", "xx")])
-def test_a_broken_tokenizer_is_refused(own, name, content):
+def test_a_broken_tokenizer_is_an_error(own, name, content):
     (own / name).write_text(content)
     refused(lambda: built(own), f"the tokenizer in {own} cannot be read: ")
 
@@ -151,16 +151,16 @@ def test_a_broken_tokenizer_is_refused(own, name, content):
         '{"image_mean": ["a", "b", "c"], "image_std": [0.5, 0.5, 0.5]}',
     ],
 )
-def test_a_broken_normalisation_is_refused(own, content):
+def test_an_invalid_normalisation_is_an_error(own, content):
     (own / "preprocessor_config.json").write_text(content)
     refused(lambda: built(own), f"`backbone.model` {own} ")
 
 
-def test_a_build_proves_its_walk(checkpoint, monkeypatch):
+def test_a_build_compares_its_walk_with_transformers(checkpoint, monkeypatch):
     monkeypatch.setattr(LayeredClip, "block", lambda model, layer, tokens: 2 * model._run("vision", layer, tokens))
     refused(
         lambda: built(checkpoint()),
-        f"`backbone.model` {checkpoint()} cannot be used: walked block by block it gives other logits than "
+        f"`backbone.model` {checkpoint()} cannot be used: run block by block, it returns other logits than "
         "transformers.",
     )
 
@@ -179,19 +179,19 @@ def test_a_build_proves_its_walk(checkpoint, monkeypatch):
     ],
 )
 @pytest.mark.parametrize("name", ["clip", "digits_clip"])
-def test_a_prompt_without_one_place_for_the_name_is_refused(name, prompt):
+def test_a_prompt_without_exactly_one_place_for_the_name_is_an_error(name, prompt):
     kind, model = (ClipBackbone, {"model": "openai/clip-vit-base-patch16"}) if name == "clip" else (DigitsClip, {})
 
     def ask() -> None:
         config = kind.of({"name": name, "prompt": prompt, **model}, "run")
         config.prompt.format("dog")
 
-    refused(ask, f"run: `backbone.prompt` must have {{}} once, for the class's name, but it is `{prompt}`.")
+    refused(ask, f"run: `backbone.prompt` must contain {{}} once, for the class name, but it is `{prompt}`.")
 
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch) -> Path:
-    """An empty cache of the hub, and no network."""
+    """Use an empty Hugging Face cache and no network."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return tmp_path / "hub"
@@ -199,19 +199,20 @@ def offline(tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("model", ["nobody/nothing", "nothing"])
-def test_an_unknown_name_is_refused_without_network(model):
+def test_an_unknown_name_without_network_is_an_error(model):
     refused(
         lambda: backbone(model),
-        f"test: `backbone.model` {model} is neither a folder nor in the hub's cache and cannot be downloaded (Offline",
+        f"test: `backbone.model` {model} is neither a folder nor in Hugging Face's cache and cannot be "
+        "downloaded (Offline",
     )
 
 
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("model", ["./nothing", "a/b/c", "a b"])
-def test_what_is_no_name_of_the_hub_is_refused(model):
+def test_an_invalid_name_for_the_hub_is_an_error(model):
     refused(
         lambda: backbone(model),
-        f"test: `backbone.model` {model} is neither a folder nor the name of a model on the hub.",
+        f"test: `backbone.model` {model} is neither a folder nor a name on the Hugging Face Hub.",
     )
 
 
@@ -222,13 +223,13 @@ def test_a_known_name_can_be_planned_without_network_but_not_loaded():
     for act in (config.fingerprint, lambda: config.check_weights(4), lambda: config.build(4)):
         refused(
             act,
-            "`backbone.model` openai/clip-vit-base-patch16 is neither a folder nor in the hub's cache and cannot be "
-            "downloaded (OfflineModeIsEnabled: ",
+            "`backbone.model` openai/clip-vit-base-patch16 is neither a folder nor in Hugging Face's cache and cannot "
+            "be downloaded (OfflineModeIsEnabled: ",
         )
 
 
 def cached(hub: Path, model: str, folder: Path) -> Path:
-    """Put a folder into the hub's cache, in its layout."""
+    """Copy a folder into the Hugging Face cache, in the layout of the cache."""
     commit = "0" * 40
     place = hub / f"models--{model.replace('/', '--')}"
     (place / "refs").mkdir(parents=True)
@@ -236,7 +237,7 @@ def cached(hub: Path, model: str, folder: Path) -> Path:
     return Path(shutil.copytree(folder, place / "snapshots" / commit))
 
 
-def test_a_checkpoint_in_the_hubs_cache_is_taken_without_the_network(checkpoint, offline):
+def test_a_checkpoint_in_the_cache_is_used_without_network(checkpoint, offline):
     cached(offline, "somebody/tiny-clip", checkpoint())
     config = backbone("somebody/tiny-clip")
     assert config.fingerprint() == backbone(checkpoint()).fingerprint()
@@ -246,7 +247,7 @@ def test_a_checkpoint_in_the_hubs_cache_is_taken_without_the_network(checkpoint,
 
 @pytest.fixture
 def hub(checkpoint, tmp_path, monkeypatch) -> Callable[[Path], list[Any]]:
-    """A hub with one checkpoint: what is asked of it is noted."""
+    """Replace the Hugging Face Hub by one with a single checkpoint, and record the requests."""
 
     def serve(folder: Path) -> list[Any]:
         asked: list[Any] = []
@@ -284,7 +285,7 @@ def test_a_name_is_downloaded_with_safetensors_or_else_with_a_pickle(checkpoint,
     assert "pytorch_model.bin" in asked[2]
 
 
-def test_an_unreachable_hub_is_asked_once(hub, checkpoint, monkeypatch):
+def test_an_unreachable_hub_gets_one_request(hub, checkpoint, monkeypatch):
     asked = hub(checkpoint())
 
     def unreachable(url: str, **_: Any) -> None:
@@ -294,20 +295,21 @@ def test_an_unreachable_hub_is_asked_once(hub, checkpoint, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", unreachable)
     refused(
         lambda: backbone("somebody/three"),
-        "test: `backbone.model` somebody/three is neither a folder nor in the hub's cache and cannot be downloaded "
-        "(ConnectionError: no route to host and a traceback); load it once where there is a network.",
+        "test: `backbone.model` somebody/three is neither a folder nor in Hugging Face's cache and cannot be "
+        "downloaded (ConnectionError: no route to host and a traceback); load it once with network access.",
     )
     assert len(asked) == 1
 
 
-def test_a_part_of_a_checkpoint_in_the_cache_is_completed(checkpoint, offline, monkeypatch):
-    """As transformers leaves it that has loaded the model but no tokenizer."""
+def test_an_incomplete_checkpoint_in_the_cache_is_completed(checkpoint, offline, monkeypatch):
+    """transformers leaves such a folder after it has loaded the model but not the tokenizer."""
     part = cached(offline, "somebody/part", checkpoint())
     for name in ("vocab.json", "merges.txt", "preprocessor_config.json"):
         (part / name).unlink()
     refused(
         lambda: backbone("somebody/part"),
-        "test: `backbone.model` somebody/part is neither a folder nor in the hub's cache and cannot be downloaded ",
+        "test: `backbone.model` somebody/part is neither a folder nor in Hugging Face's cache and cannot be "
+        "downloaded ",
     )
 
 
@@ -324,7 +326,7 @@ def test_a_part_of_a_checkpoint_in_the_cache_is_completed(checkpoint, offline, m
         ("tokenizer_config.json", "new"),
     ],
 )
-def test_a_fingerprint_is_of_weights_shape_tokens_and_normalisation(own, name, change):
+def test_a_fingerprint_covers_weights_shape_tokens_and_normalisation(own, name, change):
     (own / "README.md").write_text("one")
     first = backbone(own).fingerprint()
     (own / "README.md").write_text("two")
@@ -345,7 +347,7 @@ def test_a_fingerprint_is_of_weights_shape_tokens_and_normalisation(own, name, c
 
 
 def other_tokens(folder: Path, name: str) -> None:
-    """Files that transformers reads before vocab.json and merges.txt, or beside them."""
+    """Files that transformers reads instead of, or in addition to, vocab.json and merges.txt."""
     from transformers import CLIPTokenizer
 
     if name == "tokenizer_config.json":
@@ -362,7 +364,7 @@ def other_tokens(folder: Path, name: str) -> None:
 ENCODERS = {"base": "digits_clip", "patch8": "digits_clip_patch8", "large": "digits_clip_large"}
 
 
-def test_all_encoders_that_ship_are_checked_and_small():
+def test_all_included_encoders_match_their_cards_and_are_small():
     folders = [one for one in SHIPPED.iterdir() if one.is_dir()]
     assert sorted(one.name for one in folders) == sorted(ENCODERS.values())
     files = [one for folder in folders for one in folder.rglob("*") if one.is_file()]
@@ -371,7 +373,7 @@ def test_all_encoders_that_ship_are_checked_and_small():
 
 
 @pytest.mark.parametrize(("encoder", "folder"), ENCODERS.items())
-def test_a_shipped_encoder_has_a_card_and_knows_digits_by_their_names(encoder, folder):
+def test_an_included_encoder_has_a_card_and_classifies_digits_by_their_names(encoder, folder):
     config = DigitsClip.of({"name": "digits_clip", "encoder": encoder}, "test")
     card = json.loads((SHIPPED / folder / "card.json").read_text())
     content = (SHIPPED / folder / "model.safetensors").read_bytes()

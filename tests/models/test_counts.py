@@ -1,4 +1,4 @@
-"""The papers' counts (tests/golden), recounted without memory for the tensors."""
+"""The papers' parameter counts (tests/golden), computed without allocating tensors."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ MODELS = {"vit_b16": "vit_base_patch16_224", "mixer_b16": "mixer_b16_224"}
 
 
 def on_meta(model: str, num_classes: int = 100) -> LayeredModel:
-    """A model whose tensors have shapes alone, before adapters."""
+    """Return a model without adapters on the meta device, where tensors have shapes but no values."""
     architecture = Architecture(model)
     with torch.device("meta"):
         backbone = architecture.build()
@@ -25,18 +25,22 @@ def on_meta(model: str, num_classes: int = 100) -> LayeredModel:
 
 
 def block_parameters(model: LayeredModel, layer: int) -> int:
-    """Parameters of one block, its adapters included."""
+    """Return the number of parameters of one block, including its adapters."""
     sizes = sizes_of(model)
     return held_parameters(sizes, [layer]) - held_parameters(sizes, [])
 
 
-def test_every_count_is_recounted():
+def test_every_golden_count_has_a_test():
     assert sum(len(values) if isinstance(values, dict) else 1 for values in COUNTS.values()) == 9 + 9
-    assert set(COUNTS) == {*MODELS, "vit_b16_patch_embed_lora_r8", "fedms"}  # the last in tests/sweep/test_counts.py
+    assert set(COUNTS) == {
+        *MODELS,
+        "vit_b16_patch_embed_lora_r8",
+        "fedms",
+    }  # fedms is tested in tests/sweep/test_counts.py
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_papers_counts_come_out_exactly(model):
+def test_counts_equal_the_papers(model):
     expected, layered = COUNTS[model], on_meta(MODELS[model])
     assert len(expected) == 4
     assert {tensor.device.type for tensor in layered.parameters()} == {"meta"}
@@ -55,7 +59,7 @@ def test_the_papers_counts_come_out_exactly(model):
     assert held_parameters(sizes, range(4)) == whole - 8 * block_parameters(layered, 0)
 
 
-def test_the_released_codes_patch_adapter_has_its_count():
+def test_the_patch_embedding_adapter_has_the_released_codes_count():
     model = on_meta("vit_base_patch16_224")
     add_lora(model, LoraConfig(rank=8, alpha=8.0, patch_embed=True), seed=0)
     adapter = {name: tensor for name, tensor in model.trainable().items() if "patch_embed" in name}

@@ -1,4 +1,4 @@
-"""FedMS's gate: its counts, what it computes (tests/references/gate.py), and the trunks below it."""
+"""FedMS's gate: its parameter counts, its output (tests/references/gate.py), and the trunks that it uses."""
 
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.compare import identical, memory
 from tests.models.small import stirred
 from tests.references import gate as reference
 
-SMALL = TimmTrunk(model="test_resnet", pretrained="none")  # timm's own miniature: features of width 96
+SMALL = TimmTrunk(model="test_resnet", pretrained="none")  # a miniature of timm with features of width 96
 
 
 def noise(count: int, size: int = 32, seed: int = 0) -> Tensor:
@@ -32,7 +32,7 @@ def rows(count: int, seed: int, width: int = 64) -> Tensor:
 
 
 def shaken(gate: Gate) -> Gate:
-    """The same gate with an adapter in which every tensor matters; running statistics stay fresh."""
+    """Return the gate with random values in every tensor of its adapter, except the running statistics."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in gate.adapter.parameters():
@@ -53,7 +53,7 @@ def test_counts_are_those_of_table_4():
 
 
 @pytest.mark.parametrize(("hidden", "width"), [(None, 64), (7, 7)])
-def test_the_adapter_is_as_wide_as_asked_or_as_the_trunk(hidden, width):
+def test_the_hidden_width_is_the_given_one_or_that_of_the_trunk(hidden, width):
     gate = build_gate(DigitsTrunk(), hidden, whole=False, seed=0)
     assert [tuple(one.shape) for one in gate.adapter[0].parameters()] == [(width, 64), (width,)]
     assert [tuple(one.shape) for one in gate.adapter[2].parameters()] == [(1, width), (1,)]
@@ -62,18 +62,18 @@ def test_the_adapter_is_as_wide_as_asked_or_as_the_trunk(hidden, width):
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("trunk", [DigitsTrunk(), SMALL], ids=lambda trunk: trunk.name)
-def test_lambda_lies_between_zero_and_one_and_differs_between_images(trunk, training):
-    """Of one output the paper's softmax would be 1 for every image."""
+def test_lambda_is_between_zero_and_one_and_differs_between_images(trunk, training):
+    """The gate has one output, for which the paper's softmax would be 1 for every image."""
     gate = build_gate(trunk, None, whole=False, seed=0).train(training)
     with torch.no_grad():
         mix = gate(gate.features(noise(12, 32)))
     assert mix.shape == (12,)
     assert mix.min() > 0
     assert mix.max() < 1
-    assert mix.std() > 1e-4  # a thousand times what rounding does
+    assert mix.std() > 1e-4  # a thousand times the rounding error
 
 
-def test_it_is_a_sigmoid_of_two_normed_linears():
+def test_the_gate_is_a_sigmoid_of_two_normalised_linear_layers():
     gate = shaken(build_gate(DigitsTrunk(), 9, whole=False, seed=0)).train()
     norms = gate.adapter[1], gate.adapter[3]
     theirs = reference.Gate({name: one.detach().numpy() for name, one in gate.adapter.named_parameters()})
@@ -88,7 +88,7 @@ def test_it_is_a_sigmoid_of_two_normed_linears():
     assert not np.allclose(theirs.norms[0].moments[1], 1, atol=0.1)
 
 
-def test_training_is_torchs_own_batch_norm():
+def test_training_equals_torchs_batch_norm():
     gate = shaken(build_gate(DigitsTrunk(), 9, whole=False, seed=0)).train()
     theirs = nn.Sequential(nn.Linear(64, 9), nn.BatchNorm1d(9), nn.Linear(9, 1), nn.BatchNorm1d(1)).train()
     theirs.load_state_dict(gate.adapter.state_dict())
@@ -104,7 +104,7 @@ def test_training_is_torchs_own_batch_norm():
     assert identical(buffers(gate.adapter), buffers(theirs))
 
 
-def test_one_image_is_normed_by_running_statistics_and_moves_none():
+def test_a_single_image_uses_the_running_statistics_and_does_not_change_them():
     gate = shaken(build_gate(DigitsTrunk(), 9, whole=False, seed=0)).train()
     gate(rows(6, seed=1))
     before, one = buffers(gate), rows(1, seed=2)
@@ -117,7 +117,7 @@ def test_one_image_is_normed_by_running_statistics_and_moves_none():
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_trunks_norms_and_gradients_move_only_where_it_is_trained(whole):
+def test_a_trunks_statistics_and_gradients_change_only_if_it_is_trained(whole):
     gate = build_gate(SMALL, 8, whole=whole, seed=0)
     assert not any(module.training for module in gate.modules())
     before = buffers(gate)
@@ -137,8 +137,10 @@ def test_a_trunks_norms_and_gradients_move_only_where_it_is_trained(whole):
     assert len(trained) > 20 if whole else len(trained) == 8
 
 
-@pytest.mark.parametrize(("trunk", "size"), [(SMALL, 64), (DigitsTrunk(), 16)])  # of which upper maps are one pixel
-def test_one_image_trains_a_whole_gate_without_moving_its_statistics(trunk, size):
+@pytest.mark.parametrize(
+    ("trunk", "size"), [(SMALL, 64), (DigitsTrunk(), 16)]
+)  # sizes at which the last feature maps are one pixel
+def test_a_single_image_trains_a_whole_gate_without_changing_its_statistics(trunk, size):
     gate = build_gate(trunk, None, whole=True, seed=0).train()
     gate(gate.features(noise(5, size)))
     before, one = buffers(gate), noise(1, size, seed=1)
@@ -150,7 +152,7 @@ def test_one_image_trains_a_whole_gate_without_moving_its_statistics(trunk, size
     torch.testing.assert_close(mix, gate.eval()(gate.features(one)))
 
 
-def test_a_gate_starts_from_its_seed_and_leaves_the_global_generator():
+def test_a_gate_depends_on_its_seed_and_does_not_use_the_global_generator():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         first, after = build_gate(SMALL, None, whole=False, seed=0), torch.rand(4)
@@ -165,22 +167,22 @@ def test_a_gate_starts_from_its_seed_and_leaves_the_global_generator():
     assert first.identity == again.identity != other.identity
 
 
-def test_a_fresh_adapter_is_kaiming_uniform_without_biases_whatever_the_trunk():
+def test_an_untrained_adapter_is_kaiming_uniform_with_zero_biases_for_every_trunk():
     gates = [build_gate(trunk, 32, whole=False, seed=3) for trunk in (SMALL, DigitsTrunk())]
     for gate in gates:
         for layer in (gate.adapter[0], gate.adapter[2]):
-            bound = layer.in_features**-0.5  # of a = sqrt(5)
+            bound = layer.in_features**-0.5  # the bound for a = sqrt(5)
             assert 0.85 * bound < layer.weight.abs().max() <= bound
             assert not layer.bias.any()
         for norm in (gate.adapter[1], gate.adapter[3]):
             assert identical(
                 [norm.weight.data, norm.bias.data], [torch.ones_like(norm.weight), torch.zeros_like(norm.bias)]
             )
-    assert torch.equal(gates[0].adapter[2].weight, gates[1].adapter[2].weight)  # not shifted by what else is drawn
+    assert torch.equal(gates[0].adapter[2].weight, gates[1].adapter[2].weight)  # independent of other random draws
     assert gates[0].identity != gates[1].identity
 
 
-def test_shipped_weights_are_those_of_their_card_and_depend_on_no_seed():
+def test_included_weights_match_their_card_and_do_not_depend_on_the_seed():
     first, other = (build_gate(DigitsTrunk(), None, whole=False, seed=seed) for seed in (0, 1))
     assert identical(dict(first.trunk.state_dict()), dict(other.trunk.state_dict()))
     assert first.identity == other.identity
@@ -189,7 +191,7 @@ def test_shipped_weights_are_those_of_their_card_and_depend_on_no_seed():
         assert first.features(noise(4, 16)).std(dim=0).max() > 0.1
 
 
-def test_a_shipped_file_that_its_card_does_not_describe_is_refused(tmp_path, monkeypatch):
+def test_an_included_file_that_differs_from_its_card_is_an_error(tmp_path, monkeypatch):
     state = {name: one.contiguous() for name, one in DigitsTrunk().outlined().state_dict().items()}
     save_file(state, tmp_path / WEIGHTS.name)
     (tmp_path / WEIGHTS.with_suffix(".json").name).write_text(WEIGHTS.with_suffix(".json").read_text())
@@ -201,7 +203,7 @@ def test_a_shipped_file_that_its_card_does_not_describe_is_refused(tmp_path, mon
 
 @cache
 def network(model: str) -> nn.Module:
-    """A ResNet with a classifier, noise on every parameter and running statistics that matter."""
+    """Return a ResNet with a classifier, in which every parameter and running statistic is random."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         whole = stirred(timm.create_model(model, num_classes=1000))
@@ -211,7 +213,7 @@ def network(model: str) -> nn.Module:
 
 @pytest.fixture
 def written(tmp_path):
-    """Write a network's tensors, changed: `written("w.safetensors", lambda state: ..., "test_resnet")`."""
+    """Return a function that writes changed tensors: `written("w.safetensors", lambda state: ..., "test_resnet")`."""
 
     def write(name: str = "w.safetensors", change=lambda state: state, model: str = "test_resnet") -> Path:
         state = change(dict(network(model).state_dict()))
@@ -236,7 +238,7 @@ def without(state: dict[str, Tensor], *parts: str) -> dict[str, Tensor]:
     ],
     ids=["safetensors", "pth", "no classifier", "no counters"],
 )
-def test_a_trunk_from_a_file_is_timms_network_below_its_classifier(written, model, name, change):
+def test_a_trunk_from_a_file_is_timms_network_without_its_classifier(written, model, name, change):
     path, whole, images = written(name, change, model), network(model), noise(2)
     gate = build_gate(TimmTrunk(model=model, pretrained=str(path)), None, whole=False, seed=0)
     config = timm.get_pretrained_cfg(model)
@@ -248,19 +250,19 @@ def test_a_trunk_from_a_file_is_timms_network_below_its_classifier(written, mode
     assert expected.std() > 0.01
 
 
-def test_a_resnets_pixels_are_normed_as_imagenets(written):
+def test_a_resnets_pixels_are_normalised_with_imagenets_statistics(written):
     gate = build_gate(TimmTrunk(model="resnet18", pretrained=str(written(model="resnet18"))), 4, whole=False, seed=0)
     torch.testing.assert_close(gate.mean.flatten(), torch.tensor([0.485, 0.456, 0.406]))
     torch.testing.assert_close(gate.std.flatten(), torch.tensor([0.229, 0.224, 0.225]))
 
 
-def test_a_files_content_is_its_fingerprint(written):
+def test_the_fingerprint_of_a_file_depends_on_its_content(written):
     path = written()
     trunk = TimmTrunk(model="test_resnet", pretrained=str(path))
     first = trunk.fingerprint()
     assert first == f"sha256:{weights_file.digest(path)}"
     identities = [build_gate(trunk, 4, whole=False, seed=seed).identity for seed in (0, 1)]
-    assert identities[0] == identities[1]  # nothing of the trunk is drawn
+    assert identities[0] == identities[1]  # no tensor of the trunk is random
     written(change=lambda state: state | {"conv1.0.weight": 2 * state["conv1.0.weight"]})
     assert trunk.fingerprint() != first
     assert build_gate(trunk, 4, whole=False, seed=0).identity != identities[0]
@@ -272,14 +274,14 @@ def test_a_files_content_is_its_fingerprint(written):
     [
         (lambda state: without(state, "layer3.0.bn2.weight"), "the file lacks `layer3.0.bn2.weight`"),
         (lambda state: without(state, "running_mean"), "the file lacks `bn1.running_mean` and 14 more"),
-        (lambda state: state | {"extra": torch.zeros(1)}, "the file holds, unknown to it, `extra`"),
+        (lambda state: state | {"extra": torch.zeros(1)}, "the file has `extra`, but the model does not"),
         (
             lambda state: state | {"layer1.0.bn1.bias": torch.zeros(3)},
             "`layer1.0.bn1.bias` has shape (3,) in the file, but (32,) in the model",
         ),
     ],
 )
-def test_weights_of_another_shape_are_refused(written, change, problem):
+def test_weights_of_another_shape_are_an_error(written, change, problem):
     path = written(change=change)
     with pytest.raises(UserError) as refusal:
         build_gate(TimmTrunk(model="test_resnet", pretrained=str(path)), None, whole=False, seed=0)
@@ -300,18 +302,19 @@ def test_weights_of_another_shape_are_refused(written, change, problem):
         ),
         (
             {"model": "resnet18"},
-            "`method.gate.trunk.model` resnet18 must name its weights too where `method.gate.trunk.pretrained` is ",
+            "`method.gate.trunk.model` resnet18 must include the tag of its weights if "
+            "`method.gate.trunk.pretrained` is ",
         ),
         *(
             (
                 {"model": "resnet18.foo", "pretrained": pretrained},
-                "timm has no weights `foo` of resnet18; it has resnet18.",
+                "timm has no weights `foo` of resnet18; available are resnet18.",
             )
             for pretrained in ("timm", "none", "./w.pth")
         ),
     ],
 )
-def test_a_trunk_that_cannot_be_is_refused_in_one_sentence(changes, sentence):
+def test_an_invalid_trunk_is_one_error_message(changes, sentence):
     with pytest.raises(UserError) as refusal:
         TimmTrunk.of({"name": "timm", **changes}, "run")
     said = str(refusal.value)
@@ -320,16 +323,16 @@ def test_a_trunk_that_cannot_be_is_refused_in_one_sentence(changes, sentence):
     assert "\n" not in said
 
 
-def test_a_missing_file_is_refused_by_the_trunks_name(tmp_path):
+def test_the_error_for_a_missing_file_names_the_trunks_field(tmp_path):
     path = tmp_path / "w.pth"
     trunk = TimmTrunk(model="test_resnet", pretrained=str(path))
     for ask in (trunk.fingerprint, lambda: build_gate(trunk, None, whole=False, seed=0)):
         with pytest.raises(UserError) as refusal:
             ask()
-        assert str(refusal.value) == f"`method.gate.trunk.pretrained` {path} is not there (looked for {path})."
+        assert str(refusal.value) == f"`method.gate.trunk.pretrained` {path} does not exist (looked for {path})."
 
 
-def test_timms_weights_without_cache_and_network_are_one_sentence(tmp_path, monkeypatch):
+def test_missing_timm_weights_without_network_are_one_error_message(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError) as refusal:

@@ -1,4 +1,4 @@
-"""The walk block by block against timm's own forward."""
+"""The model run block by block, against timm's own forward pass."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.compare import copied, identical, memory
 
 @pytest.fixture
 def model(tiny):
-    """The tiny model with adapters that do something: B is zero at the start."""
+    """Return the tiny model with random adapters, because untrained adapters have a B of zeros and no effect."""
     built = build_model(tiny.backbone, tiny.lora, 10, seed=0)
     generator = torch.Generator().manual_seed(0)
     for name, parameter in built.trainable().items():
@@ -26,7 +26,7 @@ def images():
 
 
 @torch.no_grad()
-def test_the_walk_is_timms_forward_to_the_last_bit(model, images):
+def test_the_walk_is_bit_identical_to_timms_forward(model, images):
     pixels = (images.float() / 255 - 0.5) / 0.5
     assert torch.equal(model(images), model.backbone(pixels))
     assert torch.equal(model(images, range(12)), model(images))
@@ -34,7 +34,7 @@ def test_the_walk_is_timms_forward_to_the_last_bit(model, images):
 
 @torch.no_grad()
 @pytest.mark.parametrize("held", [(0,), (11,), (0, 3, 7), (1, 2, 4, 8, 9, 10), ()])
-def test_held_blocks_are_a_timm_model_of_these_blocks(model, images, held):
+def test_a_walk_of_held_blocks_equals_a_timm_model_of_these_blocks(model, images, held):
     pixels = model.normalize(images)
     walked, whole = model(images, held), model(images)
     model.backbone.blocks = nn.Sequential(*(model.backbone.blocks[layer] for layer in held))
@@ -43,7 +43,7 @@ def test_held_blocks_are_a_timm_model_of_these_blocks(model, images, held):
 
 
 @torch.no_grad()
-def test_normalisation_takes_the_cards_mean_and_deviation(model):
+def test_normalisation_uses_the_cards_mean_and_deviation(model):
     model.mean.copy_(torch.tensor([0.0, 0.5, 1.0]).view(3, 1, 1))
     model.std.copy_(torch.tensor([1.0, 0.5, 0.25]).view(3, 1, 1))
     white = model.normalize(torch.full((1, 3, 2, 2), 255, dtype=torch.uint8))
@@ -51,7 +51,7 @@ def test_normalisation_takes_the_cards_mean_and_deviation(model):
     assert white[0, :, 0, 0].tolist() == [1.0, 1.0, 0.0]
 
 
-def test_an_adapter_is_a_copy_and_comes_back(model):
+def test_an_adapter_is_a_copy_that_can_be_loaded_again(model):
     adapter = model.adapter()
     assert not memory(adapter) & memory(list(model.parameters()))
     changed = {name: tensor + 1 for name, tensor in adapter.items()}
@@ -61,7 +61,7 @@ def test_an_adapter_is_a_copy_and_comes_back(model):
     assert not memory(changed) & memory(list(model.parameters()))
 
 
-def test_a_part_of_an_adapter_changes_nothing_else(model):
+def test_loading_part_of_an_adapter_changes_nothing_else(model):
     before = model.adapter()
     model.load_adapter({"backbone.head.bias": torch.ones(10)})
     after = model.adapter()
@@ -75,14 +75,14 @@ def test_a_part_of_an_adapter_changes_nothing_else(model):
 @pytest.mark.parametrize(
     "name", ["blocks.0.attn.proj.lora_A.default.weight", "backbone.blocks.0.norm1.weight", "backbone.haed.weight"]
 )
-def test_an_unknown_or_frozen_tensor_is_refused(model, name):
+def test_loading_an_unknown_or_frozen_tensor_is_an_error(model, name):
     before = model.adapter()
     with pytest.raises(KeyError, match=f"not trainable tensors of this model: {name}"):
         model.load_adapter({"backbone.head.bias": torch.ones(10), name: torch.zeros(64)})
     assert identical(before, model.adapter())
 
 
-def test_names_know_their_block():
+def test_a_name_contains_its_block():
     names = ["backbone.head.bias", "backbone.blocks.1.a", "backbone.blocks.11.a", "backbone.patch_embed.blocks.1.a"]
     assert [layer_of(name) for name in names] == [None, 1, 11, None]
     assert names_within(names, [1]) == [names[0], names[1], names[3]]

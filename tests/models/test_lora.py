@@ -1,4 +1,4 @@
-"""Where adapters sit, how they start and what they compute (tests/references/lora.py)."""
+"""LoRA adapters: adapted layers, initial values and output (tests/references/lora.py)."""
 
 import numpy as np
 import pytest
@@ -24,13 +24,13 @@ def parts(module: str) -> set[str]:
 
 @pytest.fixture
 def build(tiny):
-    """Build the tiny model with adapters of the given kind."""
+    """Return the tiny model with adapters in the given configuration."""
     return lambda config, seed=0: build_model(tiny.backbone, config, 10, seed)
 
 
 @pytest.mark.parametrize("patch_embed", [False, True])
 @pytest.mark.parametrize("position", ["l0", "l1", "both"])
-def test_exactly_adapters_and_head_are_trainable(build, position, patch_embed):
+def test_only_adapters_and_head_are_trainable(build, position, patch_embed):
     model = build(lora(position=position, patch_embed=patch_embed))
     expected = set(HEAD)
     for target in TARGETS[position]:
@@ -55,7 +55,7 @@ def test_the_rank_is_the_number_of_rows_of_a(build, rank):
     assert adapter["backbone.blocks.3.mlp.fc2.lora_B.default.weight"].shape == (64, rank)
 
 
-def test_fresh_adapters_change_nothing(build, tiny):
+def test_untrained_adapters_do_not_change_the_output(build, tiny):
     images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     plain = tiny.backbone.build(10).eval()
     with torch.no_grad():
@@ -66,7 +66,7 @@ def test_fresh_adapters_change_nothing(build, tiny):
     ("config", "scaling"),
     [({"scaling": 0.5}, 0.5), ({"scaling": None, "alpha": 2.0}, 0.5), ({"scaling": None, "alpha": 12.0}, 3.0)],
 )
-def test_an_adapted_layer_is_w_x_plus_s_b_a_x(build, config, scaling):
+def test_an_adapted_layer_computes_w_x_plus_s_b_a_x(build, config, scaling):
     assert lora(**config).effective_scaling == scaling
     layer = build(lora(**config)).backbone.blocks[5].mlp.fc2
     generator = torch.Generator().manual_seed(0)
@@ -83,7 +83,7 @@ def test_an_adapted_layer_is_w_x_plus_s_b_a_x(build, config, scaling):
 
 @pytest.mark.parametrize("patch_embed", [False, True])
 @pytest.mark.parametrize("layers", [range(12), (0, 7)])
-def test_the_relative_norm_is_that_of_the_products_beside_their_weights(build, layers, patch_embed):
+def test_the_relative_norm_compares_the_products_with_the_frozen_weights(build, layers, patch_embed):
     model = build(lora(scaling=3.0, patch_embed=patch_embed))
     assert relative_norm(model, layers) == 0
     generator = torch.Generator().manual_seed(0)
@@ -99,12 +99,12 @@ def test_the_relative_norm_is_that_of_the_products_beside_their_weights(build, l
     assert relative_norm(model, layers) == pytest.approx((added / frozen) ** 0.5, rel=1e-5)
 
 
-def test_with_alpha_fixed_the_rank_sweeps_the_scaling_too():
+def test_with_fixed_alpha_the_rank_changes_the_scaling():
     assert [LoraConfig(rank=rank, alpha=8.0).effective_scaling for rank in (1, 4, 16)] == [8.0, 2.0, 0.5]
     assert [LoraConfig(rank=rank, scaling=2.0).effective_scaling for rank in (1, 4, 16)] == [2.0, 2.0, 2.0]
 
 
-def test_a_tensor_starts_alike_whatever_else_is_adapted(build):
+def test_initial_values_do_not_depend_on_the_other_adapted_layers(build):
     whole = build(lora(position="both", patch_embed=True)).adapter()
     for position in ("l0", "l1"):
         part = build(lora(position=position)).adapter()
@@ -112,7 +112,7 @@ def test_a_tensor_starts_alike_whatever_else_is_adapted(build):
         assert identical(part, {name: whole[name] for name in part})
 
 
-def test_a_starts_from_its_seed_and_name_and_b_at_zero(build):
+def test_a_depends_on_seed_and_name_and_b_is_zero_at_first(build):
     first, again, other = build(lora()).adapter(), build(lora()).adapter(), build(lora(), seed=1).adapter()
     assert identical(first, again)
     drawn = [name for name in first if "lora_A" in name]
@@ -126,7 +126,7 @@ def test_a_starts_from_its_seed_and_name_and_b_at_zero(build):
     assert not any(first[name].any() for name in first if "lora_B" in name)
 
 
-def test_dropout_acts_on_the_adapters_input_in_training_only(build):
+def test_dropout_applies_to_the_adapters_input_only_in_training(build):
     layer = build(lora(dropout=0.5)).backbone.blocks[0].attn.proj
     layer.lora_B["default"].weight.data.fill_(1.0)
     x = torch.ones(2, 64)

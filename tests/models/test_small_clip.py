@@ -1,4 +1,4 @@
-"""What scripts/train_tinyimagenet_clip.py calls its classes, and that what it writes is a backbone."""
+"""The class names and the checkpoint of scripts/train_tinyimagenet_clip.py."""
 
 import importlib
 from pathlib import Path
@@ -52,23 +52,23 @@ def shared(script: ModuleType) -> ModuleType:
     return importlib.import_module("small_clip")
 
 
-def test_broader_words_stand_for_classes_that_there_are(script):
+def test_broader_words_stand_for_existing_classes(script):
     goes = script.matches(CLASSES)
     assert goes.shape == (200, 200 + len(script.BROADER))
     assert goes[:, 200:].sum() == sum(map(len, script.BROADER.values()))
-    assert goes[:, 200:].any(1).sum() == 121  # the others have their own name only
+    assert goes[:, 200:].any(1).sum() == 121  # the other classes have only their own name
     names = script.names_of(CLASSES)
     assert [names[i] for i in goes[CLASSES.index("Chihuahua")].nonzero()] == ["Chihuahua", "dog"]
     assert len({name.lower() for name in names}) == len(names)
 
 
-def test_classes_of_other_names_are_refused(script):
+def test_other_class_names_are_an_error(script):
     with pytest.raises(UserError) as refusal:
         script.matches([name for name in CLASSES if name != "thatch"])
     assert str(refusal.value) == "the classes must have their WordNet names, but no class is named `thatch`."
 
 
-def test_what_is_written_is_a_backbone(script, shared, tmp_path):
+def test_the_written_checkpoint_is_a_backbone(script, shared, tmp_path):
     captions = script.captions(CLASSES)
     shared.write_vocabulary(tmp_path, captions, script.VOCABULARY)
     tokenizer = CLIPTokenizer.from_pretrained(tmp_path)
@@ -87,27 +87,27 @@ def test_what_is_written_is_a_backbone(script, shared, tmp_path):
     assert model(torch.rand(3, 3, 32, 32)).shape == (3, 2)
 
 
-def test_its_features_are_as_wide_as_fedag_s_tables_on_pacs_take_them_to_be(script):
+def test_the_width_of_its_features_is_the_one_in_fedags_tables_on_pacs(script):
     assert WIDTHS["pacs"] == script.PROJECTION
 
 
-def test_the_contrast_of_pairs_is_clips(shared):
+def test_the_contrastive_loss_of_pairs_equals_clips(shared):
     logits = torch.randn(5, 5, generator=torch.Generator().manual_seed(0))
     own = torch.arange(5)
     both = (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
     torch.testing.assert_close(shared.contrast(logits, torch.eye(5), 0.0), both)
 
 
-def test_captions_of_one_image_share_its_weight_and_absent_ones_do_not_count(shared):
+def test_captions_of_one_image_share_its_weight_and_unmatched_captions_do_not_count(shared):
     logits = torch.tensor([[1.0, 2.0, 3.0], [0.5, 0.0, -1.0]])
-    goes = torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0]])  # nothing goes with the second caption
+    goes = torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0]])  # no image matches the second caption
     rows, columns = logits.log_softmax(1), logits.log_softmax(0)
     images = -((rows[0, 0] + rows[0, 2]) / 2 + rows[1, 0]) / 2
     texts = -((columns[0, 0] + columns[1, 0]) / 2 + columns[0, 2]) / 2
     torch.testing.assert_close(shared.contrast(logits, goes, 0.0), (images + texts) / 2)
 
 
-def test_some_images_lose_their_colour_and_some_keep_outlines_only(script):
+def test_some_images_become_grey_and_some_keep_only_outlines(script):
     generator = torch.Generator().manual_seed(0)
     pixels = torch.rand(400, 3, 8, 8, generator=generator)
     drawn = script.drawn(pixels, generator)

@@ -1,4 +1,4 @@
-"""A timm backbone from its configuration: what is fresh depends on the seed alone, what is given is what is built."""
+"""timm backbones built from configurations: shapes, random initial values and normalisation."""
 
 import math
 
@@ -22,7 +22,7 @@ def weights_of(model: LayeredModel) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in model.state_dict().items() if name not in HEAD}
 
 
-def test_depth_and_width_need_no_memory_and_no_second_build():
+def test_depth_and_width_are_found_without_memory_and_cached():
     outline.cache_clear()
     config = TimmBackbone.of({"name": "timm", "model": "vit_base_patch14_dinov2", "pretrained": "none"}, "test")
     assert (config.depth, config.width, config.image_size) == (12, 768, 518)
@@ -41,13 +41,13 @@ def test_depth_and_width_need_no_memory_and_no_second_build():
         ({"model": "vit_small_patch16_dinov3"}, (12, 384, 256)),
     ],
 )
-def test_depth_width_and_size_are_the_models_or_the_given_ones(changes, expected):
+def test_depth_width_and_size_are_the_given_ones_or_the_models(changes, expected):
     data = {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": "none", **changes}
     config = TimmBackbone.of(data, "test")
     assert (config.depth, config.width, config.image_size) == expected
 
 
-def test_the_small_backbone_for_64_pixels_can_be_named():
+def test_a_small_backbone_for_64_pixels_can_be_configured():
     config = tiny_vit(img_size=64, patch_size=8, embed_dim=96, num_blocks=12, num_heads=3)
     model = config.build(7, seed=0)
     backbone = model.backbone
@@ -58,7 +58,7 @@ def test_the_small_backbone_for_64_pixels_can_be_named():
     assert not model.training
 
 
-def test_a_mixers_own_widths_keep_their_ratio():
+def test_a_mixers_widths_keep_their_ratio():
     data = {"name": "timm", "model": "mixer_b16_224", "pretrained": "none", "img_size": 64, "patch_size": 8}
     block = TimmBackbone.of({**data, "embed_dim": 96, "num_blocks": 1}, "test").build(3, seed=0).backbone.blocks[0]
     assert block.mlp_tokens.fc1.weight.shape == (48, 64)
@@ -66,14 +66,14 @@ def test_a_mixers_own_widths_keep_their_ratio():
 
 
 @pytest.mark.parametrize("model", ["vit_tiny_patch16_224", "mixer_b16_224"])
-def test_fresh_weights_depend_on_the_seed_alone(model):
+def test_random_weights_depend_only_on_the_seed(model):
     shape = {**TINY, "num_heads": None, "model": model, "patch_size": 16}
     config = tiny_vit(**shape)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         first, after = config.build(5, seed=0), torch.rand(4)
         torch.manual_seed(1)
-        assert torch.equal(after, torch.rand(4))  # the global generator was left as it stood
+        assert torch.equal(after, torch.rand(4))  # the global generator did not change
         again, other = config.build(5, seed=0), config.build(5, seed=1)
     assert identical(dict(first.state_dict()), dict(again.state_dict()))
     assert not memory(list(first.parameters())) & memory(list(again.parameters()))
@@ -84,9 +84,9 @@ def test_fresh_weights_depend_on_the_seed_alone(model):
     assert not any(torch.equal(first.state_dict()[name], other.state_dict()[name]) for name in drawn)
 
 
-def test_a_fresh_head_is_drawn_from_its_own_stream():
+def test_a_fresh_head_has_its_own_random_stream():
     three, five = tiny_vit().build(3, seed=0), tiny_vit().build(5, seed=0)
-    assert identical(weights_of(three), weights_of(five))  # classes do not shift the other draws
+    assert identical(weights_of(three), weights_of(five))  # the number of classes does not change other random values
     wide = tiny_vit(num_blocks=2).build(400, seed=0).backbone.head
     assert wide.bias.abs().max() == 0
     assert wide.weight.std().item() == pytest.approx(0.02, rel=0.05)
@@ -102,7 +102,7 @@ def test_both_heads_of_a_distilled_model_are_fresh_and_differ():
     assert backbone.head_dist.bias.abs().max() == 0
 
 
-def test_normalisation_is_the_tags_the_models_or_the_given_one():
+def test_normalisation_is_the_given_one_the_tags_or_the_models():
     tagged = {"name": "timm", "pretrained": "none", "img_size": 32, "num_blocks": 1, "embed_dim": 48, "num_heads": 3}
     half = TimmBackbone.of({**tagged, "model": "vit_tiny_patch16_224"}, "test").build(2, 0)
     clip = TimmBackbone.of({**tagged, "model": "vit_base_patch16_clip_224.openai"}, "test").build(2, 0)
@@ -116,7 +116,7 @@ def test_normalisation_is_the_tags_the_models_or_the_given_one():
     torch.testing.assert_close(given.std.flatten(), torch.tensor([0.4, 0.5, 0.6]))
 
 
-def test_a_backbone_of_one_channel_sees_the_mean_of_the_colours():
+def test_a_backbone_with_one_channel_gets_the_mean_of_the_colours():
     model = tiny_vit(in_chans=1, mean=[0.2, 0.3, 0.7], std=[0.1, 0.2, 0.3]).build(4, seed=0)
     assert model.backbone.patch_embed.proj.weight.shape == (48, 1, 8, 8)
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
@@ -126,7 +126,7 @@ def test_a_backbone_of_one_channel_sees_the_mean_of_the_colours():
     assert model(images).shape == (2, 4)
 
 
-def test_images_on_the_host_go_to_the_models_device():
+def test_images_on_the_host_are_copied_to_the_models_device():
     model = tiny_vit().build(4, seed=0)
     images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
     with torch.no_grad():
@@ -145,7 +145,7 @@ def test_images_on_the_host_go_to_the_models_device():
         ("beit_base_patch16_224", {"num_heads": 2}),
     ],
 )
-def test_a_federation_plays_on_it(federation, model, fields):
+def test_a_federation_runs_with_it(federation, model, fields):
     small = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "num_blocks": 3, **fields}
     backbone = {"name": "timm", "model": model, "pretrained": "none", **small}
     changes = {"federation.depths": [3, 2, 1], "federation.rounds": 1, "lora.rank": 2}
@@ -159,9 +159,9 @@ def test_a_federation_plays_on_it(federation, model, fields):
     assert len(moved) == len(start.state.adapter) == 3 * 4 + 2
 
 
-def test_a_build_proves_its_walk(monkeypatch):
+def test_a_build_compares_its_walk_with_timm(monkeypatch):
     monkeypatch.setattr(LayeredViT, "block", lambda model, layer, tokens: 2 * model.backbone.blocks[layer](tokens))
-    with pytest.raises(UserError, match=r"^`backbone\.model` vit_tiny_patch16_224 cannot be used: walked block by"):
+    with pytest.raises(UserError, match=r"^`backbone\.model` vit_tiny_patch16_224 cannot be used: run block by"):
         tiny_vit().build(5, seed=0)
 
 
@@ -183,7 +183,7 @@ def test_a_run_checks_depths_and_rank_against_the_model(experiment):
         assert str(refusal.value) == sentence
 
 
-def test_a_run_names_its_backbone_in_full(experiment):
+def test_a_run_lists_all_fields_of_its_backbone(experiment):
     backbone = {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": "none", "img_size": 16}
     config = experiment.override({"backbone": backbone}, "run")
     assert isinstance(config.backbone, TimmBackbone)
@@ -191,7 +191,7 @@ def test_a_run_names_its_backbone_in_full(experiment):
     assert isinstance(experiment.override({"backbone": "digits_vit"}, "run").backbone, DigitsViT)
 
 
-def test_adapters_of_the_resident_model_share_nothing_with_another_build():
+def test_two_builds_share_no_adapters():
     lora = LoraConfig(rank=2, alpha=2.0)
     first, second = (build_model(tiny_vit(), lora, 5, seed=0) for _ in range(2))
     assert identical(first.adapter(), second.adapter())

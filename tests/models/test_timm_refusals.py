@@ -1,4 +1,4 @@
-"""Backbones that timm does not have, or that cannot be walked: one sentence each, before anything is built."""
+"""The error messages for invalid timm backbones, which appear before a model is built."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from fedsweep.common.errors import UserError
 from fedsweep.models import TimmBackbone
 
 WORKS = (
-    "but only timm's VisionTransformer (ViT, DeiT, DINOv2), MlpMixer, Beit and Eva (EVA-02, DINOv3) with two sublayers "
-    "in every block can be walked block by block."
+    "but fedsweep can run only timm's VisionTransformer (ViT, DeiT, DINOv2), MlpMixer, Beit and Eva (EVA-02, DINOv3) "
+    "block by block, with two sublayers in every block."
 )
 VIT = "vit_base_patch16_224"
 FIRST = "`backbone.model` "
@@ -17,23 +17,26 @@ REFUSALS = [
     ({"model": "zzzzzzzz"}, f"{FIRST}zzzzzzzz is not a model of timm."),
     ({"model": "hf-hub:timm/test_vit"}, f"{FIRST}hf-hub:timm/test_vit is not a model of timm."),
     ({"model": "vit_base_patch16_224_in21k"}, f"{FIRST}vit_base_patch16_224_in21k is an old name: timm now calls it "),
-    ({"model": f"{VIT}.augreg2"}, f"timm has no weights `augreg2` of {VIT}; it has {VIT}.augreg2_in21k_ft_in1k, "),
-    ({"model": f"{VIT}."}, f"{FIRST}{VIT}. ends in a dot; it has {VIT}.augreg2_in21k_ft_in1k, "),
+    (
+        {"model": f"{VIT}.augreg2"},
+        f"timm has no weights `augreg2` of {VIT}; available are {VIT}.augreg2_in21k_ft_in1k, ",
+    ),
+    ({"model": f"{VIT}."}, f"{FIRST}{VIT}. ends in a dot; available are {VIT}.augreg2_in21k_ft_in1k, "),
     ({"model": ""}, '`model` string should have at least 1 character, but it is "".'),
-    # weights that are not pinned, or not there
+    # weights without a tag, or missing weights
     (
         {"pretrained": "timm"},
-        f"{FIRST}{VIT} must name its weights too where `backbone.pretrained` is timm: timm's default today is "
-        f"{VIT}.augreg2_in21k_ft_in1k, others are {VIT}.augreg_in1k, {VIT}.augreg_in21k, ",
+        f"{FIRST}{VIT} must include the tag of its weights if `backbone.pretrained` is timm; timm's current default is "
+        f"{VIT}.augreg2_in21k_ft_in1k, and others are {VIT}.augreg_in1k, {VIT}.augreg_in21k, ",
     ),
     (
         {"model": "vit_tiny_patch16_384", "pretrained": "timm"},
-        f"{FIRST}vit_tiny_patch16_384 must name its weights too where `backbone.pretrained` is timm: timm's default "
-        "today is vit_tiny_patch16_384.augreg_in21k_ft_in1k, the only ones.",
+        f"{FIRST}vit_tiny_patch16_384 must include the tag of its weights if `backbone.pretrained` is timm; timm's "
+        "current default is vit_tiny_patch16_384.augreg_in21k_ft_in1k, and there are no others.",
     ),
     (
         {"model": "vit_small_patch16_36x1_224", "pretrained": "timm"},
-        "timm has no weights of vit_small_patch16_36x1_224; `backbone.pretrained` can be none or a file.",
+        "timm has no weights of vit_small_patch16_36x1_224; set `backbone.pretrained` to none or to a file.",
     ),
     (
         {"pretrained": "tmm"},
@@ -78,7 +81,7 @@ REFUSALS = [
     (
         {"model": "gmixer_12_224", "num_blocks": 3},
         "timm cannot build `backbone.model` gmixer_12_224 in this shape: only the Mixers with plain MLPs (`mixer_*`) "
-        "can be given another shape.",
+        "can have another shape than timm's.",
     ),
     ({"mean": [0.5, 0.5]}, "`mean.2` is missing."),
     ({"std": [0.5, 0.0, 0.5]}, "`std.1` must be greater than or equal to 0.000001, but it is 0.0."),
@@ -102,7 +105,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("changes", "sentence"), REFUSALS)
-def test_a_backbone_that_cannot_be_is_refused_in_one_sentence(changes, sentence):
+def test_an_invalid_backbone_is_one_error_message(changes, sentence):
     with pytest.raises(UserError) as refusal:
         TimmBackbone.of({"name": "timm", "model": VIT, "pretrained": "none", **changes}, "run")
     said = str(refusal.value)
@@ -113,7 +116,7 @@ def test_a_backbone_that_cannot_be_is_refused_in_one_sentence(changes, sentence)
         assert said == f"run: {sentence}"
 
 
-def test_a_refusal_reaches_the_run_with_the_experiments_name(experiment):
+def test_the_error_message_of_a_run_starts_with_the_experiments_name(experiment):
     backbone = {"name": "timm", "model": "resnet50", "pretrained": "none"}
     with pytest.raises(UserError) as refusal:
         experiment.override({"backbone": backbone}, "experiment x")
@@ -127,6 +130,6 @@ def test_a_refusal_reaches_the_run_with_the_experiments_name(experiment):
     assert str(refusal.value) == "experiment x: `backbone.model` is missing."
 
 
-def test_a_list_of_tags_is_cut_short():
+def test_a_long_list_of_tags_is_shortened():
     with pytest.raises(UserError, match=r"(, [\w.]+){5} and \d+ more\.$"):
         TimmBackbone.of({"name": "timm", "model": f"{VIT}.x", "pretrained": "none"}, "run")

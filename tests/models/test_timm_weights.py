@@ -1,4 +1,4 @@
-"""timm's own weights: from a hub's cache as timm's code lays it out, and one sentence where there is none."""
+"""timm's own weights: from the Hugging Face cache, from the hub, and the error messages if they are missing."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ from fedsweep.models.timm.weights import locate
 from tests.compare import identical
 from tests.models.small import timm_network
 
-MODEL = "test_vit.r160_in1k"  # timm's own miniature: 6 blocks of width 64 at 160 px
+MODEL = "test_vit.r160_in1k"  # a miniature of timm: 6 blocks of width 64 at 160 px
 HEAD = ("head.weight", "head.bias")
 
 
@@ -27,7 +27,7 @@ def config(model: str = MODEL, **changes) -> TimmBackbone:
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch) -> Path:
-    """An empty cache, and no network."""
+    """Use an empty Hugging Face cache and no network."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return tmp_path / "hub"
@@ -35,7 +35,7 @@ def offline(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def cached(offline) -> Callable[..., dict[str, torch.Tensor]]:
-    """Put weights of a model into the cache, in its layout; returns them."""
+    """Write random weights of a model into the cache, in its layout, and return them."""
 
     def put(model: str = MODEL, classes: int = 1000, file: str = "model.safetensors") -> dict[str, torch.Tensor]:
         state = timm_network(config(model), classes).state_dict()
@@ -52,14 +52,16 @@ def cached(offline) -> Callable[..., dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
-def test_weights_in_the_cache_are_loaded_without_the_network(cached, file):
+def test_weights_in_the_cache_are_loaded_without_network(cached, file):
     expected = cached(file=file)
     model = config().build(1000, seed=0)
-    assert identical(dict(model.backbone.state_dict()), expected)  # the head of as many classes is kept
+    assert identical(
+        dict(model.backbone.state_dict()), expected
+    )  # the head has the right number of classes, so it is kept
     assert model.mean.flatten().tolist() == model.std.flatten().tolist() == [0.5] * 3
 
 
-def test_a_head_of_other_classes_is_fresh(cached):
+def test_a_head_for_another_number_of_classes_is_replaced(cached):
     expected = cached()
     got, again, other = (dict(config().build(7, seed).backbone.state_dict()) for seed in (0, 0, 1))
     assert identical(got, again)
@@ -72,7 +74,7 @@ def test_a_head_of_other_classes_is_fresh(cached):
     assert identical(got, other)
 
 
-def test_another_image_size_patch_and_channel_are_adapted_by_timm(cached):
+def test_timm_fits_weights_to_another_image_size_patch_size_and_channel(cached):
     from timm.models.vision_transformer import checkpoint_filter_fn
 
     state = cached()
@@ -83,7 +85,7 @@ def test_another_image_size_patch_and_channel_are_adapted_by_timm(cached):
     torch.testing.assert_close(grey, state["patch_embed.proj.weight"].sum(1, keepdim=True))
 
 
-def test_weights_that_are_not_timms_are_refused(cached, offline):
+def test_invalid_weights_in_the_cache_are_an_error(cached, offline):
     cached()
     file = next(offline.rglob("model.safetensors"))
     save_file({"a": torch.zeros(1)}, file)
@@ -95,7 +97,7 @@ def test_weights_that_are_not_timms_are_refused(cached, offline):
 
 
 @pytest.mark.usefixtures("offline")
-def test_without_cache_and_network_there_is_one_sentence_at_once(caplog):
+def test_without_cache_and_network_there_is_one_error_message_at_once(caplog):
     caplog.set_level(logging.WARNING)
     backbone = config()
     start = time.monotonic()
@@ -105,12 +107,14 @@ def test_without_cache_and_network_there_is_one_sentence_at_once(caplog):
     said = str(refusal.value)
     what = "are not in the cache and cannot be downloaded (OfflineModeIsEnabled: "
     assert said.startswith(f"timm's weights {MODEL} {what}")
-    assert said.endswith("); load them once where there is a network, or name a file of them as `backbone.pretrained`.")
+    assert said.endswith(
+        "); load them once with network access, or set `backbone.pretrained` to a file that contains them."
+    )
     assert "\n" not in said
     assert not caplog.records
 
 
-def test_an_unreachable_hub_is_asked_once(offline, monkeypatch):
+def test_an_unreachable_hub_gets_one_request(offline, monkeypatch):
     asked = []
 
     def unreachable(url, **_):
@@ -149,7 +153,7 @@ def test_weights_that_are_not_in_the_cache_are_downloaded_once(cached, offline, 
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_tag_that_is_not_on_the_hub_is_refused(monkeypatch):
+def test_a_tag_that_is_not_on_the_hub_is_an_error(monkeypatch):
     def missing(*_, **__):
         raise huggingface_hub.errors.EntryNotFoundError("404")
 
@@ -157,5 +161,6 @@ def test_a_tag_that_is_not_on_the_hub_is_refused(monkeypatch):
     with pytest.raises(UserError) as refusal:
         locate(MODEL)
     assert str(refusal.value) == (
-        f"timm's weights {MODEL} are not on the hub: timm/{MODEL} has no model.safetensors or pytorch_model.bin."
+        f"timm's weights {MODEL} are not on the Hugging Face Hub: timm/{MODEL} has no model.safetensors "
+        "or pytorch_model.bin."
     )

@@ -1,4 +1,4 @@
-"""The embedded backbone and its weights file."""
+"""The backbone digits_vit, which is included in fedsweep, and its weights file."""
 
 import json
 
@@ -13,7 +13,7 @@ from fedsweep.training.costs import count
 from tests.compare import identical
 
 
-def test_the_embedded_backbone_has_the_depth_and_width_that_its_config_says(random_weights, monkeypatch):
+def test_the_model_has_the_depth_and_width_of_its_config(random_weights, monkeypatch):
     monkeypatch.setattr(vit, "WEIGHTS", random_weights)
     model = DigitsViT().build(10)
     assert model.num_layers == DigitsViT().depth == 12
@@ -30,20 +30,20 @@ def test_the_weights_come_from_the_file(random_weights, monkeypatch):
     assert all(tensor.dtype == torch.float32 for tensor in first.values())
 
 
-def test_the_fingerprint_is_the_weights_digest(random_weights, monkeypatch):
+def test_the_fingerprint_is_the_digest_of_the_weights(random_weights, monkeypatch):
     monkeypatch.setattr(vit, "WEIGHTS", random_weights)
     card = json.loads(random_weights.with_suffix(".json").read_text())
     assert DigitsViT().fingerprint() == f"sha256:{card['sha256']}"
 
 
-def test_another_number_of_classes_is_refused():
+def test_another_number_of_classes_is_an_error():
     with pytest.raises(UserError) as refusal:
         DigitsViT().check_weights(7)
-    assert str(refusal.value) == "`backbone.name` digits_vit knows ten digits, but the data has 7 classes."
+    assert str(refusal.value) == "`backbone.name` digits_vit classifies ten digits, but the data has 7 classes."
     DigitsViT().check_weights(10)
 
 
-def test_a_changed_weights_file_is_refused(random_weights, tmp_path, monkeypatch):
+def test_a_changed_weights_file_is_an_error(random_weights, tmp_path, monkeypatch):
     path = tmp_path / "digits_vit.safetensors"
     content = bytearray(random_weights.read_bytes())
     content[-1] ^= 1
@@ -57,7 +57,7 @@ def test_a_changed_weights_file_is_refused(random_weights, tmp_path, monkeypatch
     )
 
 
-def test_the_shipped_weights_fit_their_card():
+def test_the_included_weights_match_their_card():
     card = json.loads(vit.WEIGHTS.with_suffix(".json").read_text())
     model = DigitsViT().build(10)
     assert count(dict(model.backbone.named_parameters())) == card["parameters"]

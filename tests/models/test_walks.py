@@ -1,4 +1,4 @@
-"""The walk of every family of timm models against timm's own forward, bit for bit, and its adapters."""
+"""Every supported family of timm models, run block by block: bit-identical to timm's forward pass, with adapters."""
 
 from functools import cache
 from importlib import import_module
@@ -34,14 +34,14 @@ CASES: dict[str, tuple[type[LayeredModel], dict[str, Any]]] = {
     "vit_giant_patch14_dinov2": (LayeredViT, TINY),  # SwiGLU
     "vit_base_patch16_clip_224": (LayeredViT, TINY),  # norm before the blocks
     "vit_base_patch16_siglip_224": (LayeredViT, TINY),  # attention pooling, no class token
-    "vit_medium_patch16_gap_240": (LayeredViT, TINY),  # average pooling with a norm of its own
+    "vit_medium_patch16_gap_240": (LayeredViT, TINY),  # average pooling with its own norm
     "vit_base_patch16_rpn_224": (LayeredViT, TINY),  # norms after the sublayers
     "beit_base_patch16_224": (LayeredBeit, TINY),
     "beitv2_base_patch16_224": (LayeredBeit, TINY),
     "eva_giant_patch14_224": (LayeredEva, TINY),  # absolute positions only
     "eva02_tiny_patch14_224": (LayeredEva, TINY),  # rotary positions, SwiGLU
-    "vit_small_patch16_dinov3": (LayeredEva, TINY),  # rotary positions that training would shift
-    "vit_small_patch16_rope_mixed_ape_224": (LayeredEva, TINY),  # rotary positions of each layer's own
+    "vit_small_patch16_dinov3": (LayeredEva, TINY),  # rotary positions, which training mode would shift
+    "vit_small_patch16_rope_mixed_ape_224": (LayeredEva, TINY),  # own rotary positions in each block
     "vit_pe_core_tiny_patch16_384": (LayeredEva, TINY),
     "mixer_b16_224": (LayeredMixer, NO_HEADS),
     "gmixer_12_224": (LayeredMixer, {"img_size": 32}),  # gated MLPs
@@ -61,7 +61,7 @@ def mould(name: str) -> Mould:
 
 
 def layered(name: str) -> LayeredModel:
-    """A copy of the small model for five classes, with noise on every weight, in evaluation mode."""
+    """Return a copy of the small model for five classes, with noise on every weight, in evaluation mode."""
     model: LayeredModel = mould(name).cast()
     return model
 
@@ -76,12 +76,12 @@ def images() -> torch.Tensor:
     return torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
 
-def test_every_family_is_seen():
+def test_every_family_is_tested():
     assert {family for family, _ in CASES.values()} == set(FAMILIES)
 
 
 @torch.no_grad()
-def test_the_walk_is_timms_forward_to_the_last_bit(name, images):
+def test_the_walk_is_bit_identical_to_timms_forward(name, images):
     model, config = layered(name), config_of(name)
     assert type(model) is CASES[name][0]
     assert model.num_layers == config.depth == len(model.backbone.blocks)
@@ -95,7 +95,7 @@ def test_the_walk_is_timms_forward_to_the_last_bit(name, images):
 
 
 @torch.no_grad()
-def test_features_are_what_timms_head_sees(name, images):
+def test_features_are_the_input_of_timms_head(name, images):
     model = layered(name)
     tokens = model.embed(model.normalize(images))
     for layer in range(model.num_layers):
@@ -103,7 +103,7 @@ def test_features_are_what_timms_head_sees(name, images):
     backbone, found = model.backbone, model.features(tokens)
     assert found.shape == (2, model.embed(model.normalize(images)).shape[-1])
     assert torch.equal(found, backbone.forward_head(backbone.forward_features(model.normalize(images)), True))
-    if "distilled" in name:  # the two heads see a token each; their mean is shown
+    if "distilled" in name:  # each head has its own token; the features are the mean of the tokens
         assert torch.equal(found, backbone.norm(tokens)[:, :2].mean(1))
     else:
         assert torch.equal(backbone.head(found), model.classify(tokens))
@@ -122,25 +122,27 @@ def test_features_are_the_pooled_output_of_the_last_block(name, pool, images):
 
 
 @torch.no_grad()
-def test_held_blocks_are_timms_blocks_in_their_order(name, images):
+def test_a_walk_of_held_blocks_equals_timms_blocks_in_order(name, images):
     model = layered(name)
     pixels, whole = model.normalize(images), model(images)
     walked = model(images, HELD)
     assert not torch.allclose(walked, whole, atol=1e-3)
-    if getattr(model.backbone, "rope_mixed", False):  # timm would count the rotary positions anew
+    if getattr(model.backbone, "rope_mixed", False):  # timm would renumber the rotary positions
         tokens, rope = model.backbone._pos_embed(model.backbone.patch_embed(pixels))
         for layer in HELD:
             tokens = model.backbone.blocks[layer](tokens, rope=rope[layer])
         expected = model.backbone.forward_head(model.backbone.norm(tokens))
     else:
         kept = [model.backbone.blocks[layer] for layer in HELD]
-        model.backbone.blocks = nn.Sequential(*kept)  # BEiT and EVA loop over theirs, the others call it
+        model.backbone.blocks = nn.Sequential(
+            *kept
+        )  # BEiT and EVA iterate over the blocks, the others call the sequence
         expected = model.backbone(pixels)
     assert torch.equal(walked, expected)
 
 
 @torch.no_grad()
-def test_training_mode_changes_no_frozen_feature(name, images):
+def test_training_mode_does_not_change_frozen_features(name, images):
     model = layered(name)
     expected = model(images)
     with torch.random.fork_rng(devices=[]):
@@ -149,7 +151,7 @@ def test_training_mode_changes_no_frozen_feature(name, images):
 
 
 @torch.no_grad()
-def test_a_table_of_relative_positions_that_all_blocks_share_is_walked(images):
+def test_relative_positions_that_all_blocks_share_are_supported(images):
     from timm.models.beit import Beit
 
     shape = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 5}
@@ -169,7 +171,7 @@ def test_a_table_of_relative_positions_that_all_blocks_share_is_walked(images):
         *((name, one) for name in ("beit_base_patch16_224", "mixer_b16_224") for one in ("l0", "l1")),
     ],
 )
-def test_adapters_sit_in_the_last_linear_of_each_sublayer(name, position):
+def test_the_last_linear_layer_of_each_sublayer_is_adapted(name, position):
     model = layered(name)
     add_lora(model, LoraConfig(rank=2, alpha=2.0, position=position), seed=0)
     mixer = isinstance(model, LayeredMixer)
@@ -185,7 +187,7 @@ def test_adapters_sit_in_the_last_linear_of_each_sublayer(name, position):
     assert set(model.trainable()) == expected
 
 
-def test_fresh_adapters_change_nothing_and_learn_in_the_held_blocks_alone(name, images):
+def test_untrained_adapters_have_no_effect_and_only_held_blocks_get_gradients(name, images):
     model = layered(name)
     with torch.no_grad():
         plain = model(images, HELD)
@@ -206,7 +208,7 @@ def test_fresh_adapters_change_nothing_and_learn_in_the_held_blocks_alone(name, 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["vit_base_patch16_224", "mixer_b16_224"])
 @torch.no_grad()
-def test_full_size_models_walk_as_timm_forwards(model):
+def test_full_size_models_are_bit_identical_to_timms_forward(model):
     config = TimmBackbone.of({"name": "timm", "model": model, "pretrained": "none"}, "test")
     assert (config.depth, config.width, config.image_size) == (12, 768, 224)
     built = config.build(100, seed=0)
@@ -236,36 +238,36 @@ def in_reverse(model, pixels):
         ("mixer_b16_224", LayeredMixer, "embed", in_reverse),
     ],
 )
-def test_a_walk_that_is_not_timms_forward_is_refused_by_name(name, family, part, wrong, monkeypatch):
+def test_a_walk_that_differs_from_timms_forward_is_an_error(name, family, part, wrong, monkeypatch):
     model = layered(name)
     check_walk(model, model.backbone, 32, name, "timm's forward")
     monkeypatch.setattr(family, part, wrong)
     with pytest.raises(UserError) as refusal:
         check_walk(model, model.backbone, 32, name, "timm's forward")
     assert str(refusal.value) == (
-        f"`backbone.model` {name} cannot be used: walked block by block it gives other logits than timm's forward."
+        f"`backbone.model` {name} cannot be used: run block by block, it returns other logits than timm's forward."
     )
 
 
-def test_a_walk_of_another_shape_is_refused(monkeypatch):
+def test_a_walk_whose_logits_have_another_shape_is_an_error(monkeypatch):
     model = layered("vit_tiny_patch16_224")
     monkeypatch.setattr(
         LayeredViT, "classify", lambda model, tokens: model.backbone.forward_head(model.backbone.norm(tokens))[0]
     )
-    with pytest.raises(UserError, match="it gives other logits than"):
+    with pytest.raises(UserError, match="it returns other logits than"):
         check_walk(model, model.backbone, 32, "x", "timm's forward")
 
 
-def test_every_class_that_a_family_names_is_timms():
+def test_every_class_in_the_table_of_families_exists_in_timm():
     names = [f"timm.models.{name}" for names in FAMILIES.values() for name in names]
     assert len(names) == 11
     for name in [*names, "timm.layers.patch_embed.PatchEmbed"]:
         module, _, found = name.rpartition(".")
         kind = getattr(import_module(module), found)
-        assert f"{kind.__module__}.{kind.__name__}" == name  # where it is defined, not only found
+        assert f"{kind.__module__}.{kind.__name__}" == name  # the module that defines it, not one that imports it
 
 
-def test_weights_that_give_no_numbers_are_refused():
+def test_logits_with_nan_are_an_error():
     model = layered("vit_tiny_patch16_224")
     model.backbone.norm.weight.data[0] = float("nan")
     with pytest.raises(UserError, match=r"the weights of `backbone\.model` x give logits that are not finite numbers"):

@@ -1,4 +1,4 @@
-"""Weights are read once per process, and no trial sees what another made of them."""
+"""The weight cache: a process reads weights once, and trials do not see each other's changes."""
 
 from pathlib import Path
 
@@ -23,14 +23,14 @@ LORA = LoraConfig(rank=2, alpha=4)
 
 @pytest.fixture(autouse=True)
 def keeping(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a worker that has just started."""
+    """Switch the cache on and empty it, as in a worker that has just started."""
     monkeypatch.setattr(kept, "_kept", None)
     kept.keep()
 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The weights files that are read from now on, in their order."""
+    """Return a list of the weights files that are read from now on, in order."""
     seen, plain = [], weights_file.read
 
     def read(path: Path) -> dict[str, torch.Tensor]:
@@ -42,19 +42,19 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Those of a plain backbone; adapters are left out."""
+    """Return the tensors of a model's backbone, without adapters."""
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name.replace(".base_layer", ""): one.detach() for name, one in named.items() if ".lora_" not in name}
 
 
 def ruin(model: nn.Module) -> None:
-    """What training all of it in place would do at worst."""
+    """Change every tensor of a model in place, as training could."""
     with torch.no_grad():
         for one in (*model.parameters(), *model.buffers()):
             one.fill_(7)
 
 
-def test_trials_of_other_seeds_and_ranks_read_a_file_once(weights, reads):
+def test_trials_with_different_seeds_and_ranks_read_a_file_once(weights, reads):
     backbone = tiny_vit(weights())
     for seed in (0, 1, 2):
         for rank in (1, 2):
@@ -62,7 +62,7 @@ def test_trials_of_other_seeds_and_ranks_read_a_file_once(weights, reads):
     assert len(reads) == 1
 
 
-def test_a_process_that_plays_one_run_keeps_nothing(weights, reads, monkeypatch):
+def test_nothing_is_cached_in_a_process_with_a_single_run(weights, reads, monkeypatch):
     monkeypatch.setattr(kept, "_kept", None)
     for _ in range(2):
         build_model(tiny_vit(weights()), LORA, 5, seed=0)
@@ -70,7 +70,7 @@ def test_a_process_that_plays_one_run_keeps_nothing(weights, reads, monkeypatch)
     assert kept._kept is None
 
 
-def test_one_network_of_a_role_is_kept_and_none_without_weights(weights, reads):
+def test_one_network_per_role_is_cached_and_none_without_weights(weights, reads):
     first, second = tiny_vit(weights("a.safetensors")), tiny_vit(weights("b.safetensors"))
     for backbone in (first, tiny_vit(), first, second, tiny_vit(), second, first):
         build_model(backbone, LORA, 5, seed=0)
@@ -78,7 +78,7 @@ def test_one_network_of_a_role_is_kept_and_none_without_weights(weights, reads):
     assert len(kept._kept) == 1
 
 
-def test_a_file_that_was_replaced_is_read_again(weights, reads):
+def test_a_replaced_file_is_read_again(weights, reads):
     path = weights()
     backbone = tiny_vit(path)
     build_model(backbone, LORA, 5, seed=0)
@@ -91,8 +91,8 @@ def test_a_file_that_was_replaced_is_read_again(weights, reads):
 
 @pytest.mark.parametrize("classes", [5, 7])
 @pytest.mark.parametrize("pretrained", [True, False])
-def test_each_seed_gets_what_a_build_of_its_own_gives(weights, classes, pretrained):
-    """Weights with a head of five classes, or none: what is fresh is the seed's, in whatever order seeds come."""
+def test_each_seed_gets_the_same_model_as_without_the_cache(weights, classes, pretrained):
+    """With or without weights, random tensors depend only on the seed, in any order of the seeds."""
     backbone = tiny_vit(weights(classes=5)) if pretrained else tiny_vit()
     for seed in (3, 0, 3, 1):
         model = build_model(backbone, None, classes, seed)
@@ -101,7 +101,7 @@ def test_each_seed_gets_what_a_build_of_its_own_gives(weights, classes, pretrain
         ruin(model)
 
 
-def test_names_of_classes_decide_whether_a_head_is_kept(weights):
+def test_class_names_decide_whether_a_head_is_kept(weights):
     backbone = tiny_vit(weights(card={"class_names": list("abcde")}))
     for names in ("abcde", "edcba", "abcde"):
         model = build_model(backbone, None, 5, 0, names)
@@ -110,7 +110,7 @@ def test_names_of_classes_decide_whether_a_head_is_kept(weights):
 
 
 @pytest.mark.parametrize("backbone", [DigitsViT(), DigitsClip()], ids=lambda one: one.name)
-def test_embedded_backbones_too_are_each_trials_own(backbone):
+def test_each_trial_has_its_own_copy_of_an_included_backbone(backbone):
     expected = tensors(backbone.build(10, 0))
     for _ in range(2):
         model = build_model(backbone, None, 10, 0)
@@ -119,30 +119,30 @@ def test_embedded_backbones_too_are_each_trials_own(backbone):
 
 
 @pytest.mark.parametrize("trunk", [DigitsTrunk(), TimmTrunk(model="test_resnet", pretrained="none")])
-def test_a_gates_trunk_is_each_trials_own(trunk):
+def test_each_trial_has_its_own_copy_of_a_gates_trunk(trunk):
     for seed in (0, 1, 0):
         gate = build_gate(trunk, None, whole=True, seed=seed)
         assert identical(tensors(gate.trunk), tensors(trunk.build(seed)[0]))
         ruin(gate)
 
 
-def test_a_trunk_that_looks_beside_a_backbone_leaves_that_one_kept(weights, reads):
+def test_caching_a_trunk_does_not_remove_the_backbone(weights, reads):
     backbone = tiny_vit(weights())
     for seed in (0, 1):
         build_model(backbone, LORA, 5, seed)
         build_gate(DigitsTrunk(), None, whole=False, seed=seed)
-    assert len(reads) == 2  # the backbone's file and the trunk's, each of them once
+    assert len(reads) == 2  # the files of the backbone and the trunk, each read once
 
 
-def test_broken_weights_are_refused_each_time(weights):
+def test_broken_weights_are_an_error_each_time(weights):
     backbone = tiny_vit(weights(change=lambda state: {**state, "more": torch.zeros(1)}))
     for _ in range(2):
-        with pytest.raises(UserError, match="unknown to it, `more`"):
+        with pytest.raises(UserError, match="the file has `more`, but the model does not"):
             build_model(backbone, LORA, 5, 0)
 
 
-def test_a_servers_clip_is_each_trials_own_and_read_once(monkeypatch):
-    """That of FedAG, whose clients train another backbone beside it."""
+def test_each_trial_has_its_own_copy_of_the_servers_clip_which_is_read_once(monkeypatch):
+    """The method is FedAG, whose clients train another backbone."""
     config, names = DigitsClip(), tuple("0123456789")
     expected, loads, load = tensors(config.build(10, class_names=names)), [], clip_backbone.load
     monkeypatch.setattr(clip_backbone, "load", lambda *given: loads.append(given) or load(*given))

@@ -1,4 +1,4 @@
-"""The card beside a weights file: what it says of training, classes and pixels is held against the experiment."""
+"""The card of a weights file: its recipe, classes and normalisation must fit the experiment."""
 
 import json
 
@@ -31,19 +31,19 @@ def card_of(**changes) -> dict:
         ({"patch_size": 4}, {}, "patch_size` is 8, but {} 4"),
     ],
 )
-def test_weights_trained_as_another_function_are_refused(weights, trained, asked, sentence):
+def test_weights_trained_with_another_architecture_are_an_error(weights, trained, asked, sentence):
     path = weights(card=card_of(**trained))
     said = sentence.format(f"the weights {path} were trained with")
     with pytest.raises(UserError) as refusal:
         tiny_vit(path, **asked).fingerprint()
-    assert str(refusal.value) == f"`backbone.{said}, as their card says."
+    assert str(refusal.value) == f"`backbone.{said}, according to their card."
 
 
 @pytest.mark.parametrize(
     ("trained", "asked"),
     [
         ({}, {}),
-        ({"num_heads": None}, {}),  # this model's are three
+        ({"num_heads": None}, {}),  # the model's own value is three
         ({}, {"num_heads": None}),
         ({}, {"model": "vit_tiny_patch16_224.augreg_in21k"}),
         ({"model": "vit_tiny_patch16_224.augreg_in21k"}, {}),
@@ -53,12 +53,12 @@ def test_weights_trained_as_another_function_are_refused(weights, trained, asked
         ({}, {"in_chans": 1}),
     ],
 )
-def test_weights_trained_as_asked_are_taken(weights, trained, asked):
+def test_weights_trained_with_this_architecture_are_loaded(weights, trained, asked):
     tiny_vit(weights(card=card_of(**trained)), **asked).check_weights(5)
 
 
 @pytest.mark.parametrize("card", [{"recipe": "mine"}, {"recipe": {"backbone": "mine"}}, {"recipe": {}}])
-def test_a_recipe_of_other_origin_has_no_say(weights, card):
+def test_recipes_of_other_origin_are_ignored(weights, card):
     tiny_vit(weights(card=card)).check_weights(5)
 
 
@@ -71,14 +71,14 @@ def test_a_recipe_of_other_origin_has_no_say(weights, card):
         ({"img_size": 33}, "`backbone.img_size` must be a multiple of the patch size 8, but it is 33"),
     ],
 )
-def test_a_recipe_that_cannot_be_is_one_sentence(weights, changes, problem):
+def test_an_invalid_recipe_is_one_error_message(weights, changes, problem):
     path = weights(card=card_of(**changes))
     with pytest.raises(UserError) as refusal:
         tiny_vit(path).fingerprint()
-    assert str(refusal.value) == f"`recipe.backbone` of the card {path.with_suffix('.json')} cannot be: {problem}."
+    assert str(refusal.value) == f"`recipe.backbone` of the card {path.with_suffix('.json')} is invalid: {problem}."
 
 
-def test_the_shipped_experiment_takes_what_the_shipped_pretraining_makes(tmp_path):
+def test_the_included_experiment_fits_the_weights_of_the_included_pretraining(tmp_path):
     trained = read_yaml(find("pretrain", "tinyimagenet_vit"))["backbone"]
     path = tmp_path / "w.safetensors"
     path.write_bytes(b"any")
@@ -89,7 +89,7 @@ def test_the_shipped_experiment_takes_what_the_shipped_pretraining_makes(tmp_pat
         TimmBackbone.of(asked | {"num_heads": 8}, "test").fingerprint()
 
 
-def test_one_number_stands_for_every_channel(weights):
+def test_a_single_number_applies_to_every_channel(weights):
     path = weights(card={"mean": [0.3], "std": [0.5]})
     model = tiny_vit(path).build(5, seed=0)
     torch.testing.assert_close(model.mean.flatten(), torch.full((3,), 0.3))
@@ -97,16 +97,16 @@ def test_one_number_stands_for_every_channel(weights):
     assert model(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).shape == (1, 5)
 
 
-def test_another_count_than_channels_is_refused(monkeypatch):
+def test_a_count_other_than_that_of_the_channels_is_an_error(monkeypatch):
     monkeypatch.setattr(timm_backbone, "timm_config", lambda model: PretrainedCfg(mean=(0.5, 0.25), std=(0.5,)))
     with pytest.raises(UserError) as refusal:
         tiny_vit().build(5, seed=0)
     assert str(refusal.value) == (
-        "`backbone.mean` must be 3 numbers, but the weights of vit_tiny_patch16_224 come with 2: 0.5, 0.25."
+        "`backbone.mean` must be 3 numbers, but the weights of vit_tiny_patch16_224 have 2: 0.5, 0.25."
     )
 
 
-def test_the_head_is_kept_for_the_same_classes_only(weights):
+def test_the_head_is_kept_only_for_the_same_classes(weights):
     with_names, without = weights("a.pth", card={"class_names": NAMES}), weights("b.pth")
     fresh = tiny_vit().build(5, seed=0).backbone.head.weight
 
@@ -122,7 +122,7 @@ def test_the_head_is_kept_for_the_same_classes_only(weights):
     assert torch.equal(built.backbone.head.weight, fresh)
 
 
-def test_the_fingerprint_holds_the_cards_classes(weights):
+def test_the_fingerprint_covers_the_classes_on_the_card(weights):
     prints = {
         tiny_vit(weights(card=card)).fingerprint()
         for card in ({}, {"class_names": NAMES}, {"class_names": NAMES[::-1]})
@@ -134,11 +134,17 @@ def test_the_fingerprint_holds_the_cards_classes(weights):
     ("changes", "largest"),
     [
         ({}, (48, 48)),
-        ({"model": "mixer_b16_224", "num_heads": None}, (16, 48)),  # patches: the rows of `mlp_tokens.fc2`
-        ({"model": "mixer_b16_224", "num_heads": None, "img_size": 128}, (24, 48)),  # its columns: half a token's width
+        (
+            {"model": "mixer_b16_224", "num_heads": None},
+            (16, 48),
+        ),  # the number of patches is the number of rows of `mlp_tokens.fc2`
+        (
+            {"model": "mixer_b16_224", "num_heads": None, "img_size": 128},
+            (24, 48),
+        ),  # the number of columns is half the width of a token
     ],
 )
-def test_the_largest_rank_is_the_narrowest_side_of_the_adapted_layers(changes, largest):
+def test_the_largest_rank_is_the_smallest_side_of_the_adapted_layers(changes, largest):
     config = tiny_vit(**changes)
     model = config.build(5, seed=0)
     for (position, name), most in zip(model.sublayers.items(), largest, strict=True):
@@ -148,7 +154,7 @@ def test_the_largest_rank_is_the_narrowest_side_of_the_adapted_layers(changes, l
     assert config.width == 48
 
 
-def test_the_largest_rank_of_the_embedded_backbone():
+def test_the_largest_rank_of_the_included_backbone():
     model = DigitsViT().build(10)
     places = [block.get_submodule(name) for block in model.backbone.blocks for name in model.sublayers.values()]
     narrowest = min(min(place.weight.shape) for place in places)

@@ -1,4 +1,4 @@
-"""Weights from a file in timm's naming: loaded as they are, pinned by digest, refused in one sentence."""
+"""Weights files in timm's naming: loading, fitting to the model, and fingerprints."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ HEAD = ("head.weight", "head.bias")
 
 
 def loaded(path: Path, classes: int = 5, **changes) -> dict[str, torch.Tensor]:
-    """The backbone's tensors after a build from the file."""
+    """Return the tensors of a backbone that is built from the file."""
     return dict(tiny_vit(path, **changes).build(classes, seed=0).backbone.state_dict())
 
 
@@ -28,14 +28,14 @@ def sha256(path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pth", "w.pt", "w.bin"])
-def test_a_file_is_loaded_tensor_by_tensor(weights, name):
+def test_all_tensors_of_a_file_are_loaded(weights, name):
     path = weights(name)
     expected = dict(timm_network(tiny_vit(), 5).state_dict())
     assert len(expected) == 3 * 12 + 8
     assert identical(loaded(path), expected)
 
 
-def test_a_folder_stands_for_its_model_safetensors(weights):
+def test_a_folder_is_read_from_its_model_safetensors(weights):
     path = weights("folder/model.safetensors", card=CARD)
     model = tiny_vit(path.parent).build(5, seed=0)
     assert identical(dict(model.backbone.state_dict()), dict(load_file(path)))
@@ -43,7 +43,7 @@ def test_a_folder_stands_for_its_model_safetensors(weights):
 
 
 @pytest.mark.parametrize("wrap", [lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s}])
-def test_a_training_checkpoint_gives_its_model(weights, wrap):
+def test_a_training_checkpoint_yields_its_model(weights, wrap):
     assert identical(loaded(weights("w.pth", change=wrap)), dict(timm_network(tiny_vit(), 5).state_dict()))
 
 
@@ -55,10 +55,12 @@ def test_half_precision_is_loaded_as_float32(weights, kind):
     assert identical(loaded(halved), single)
 
     resized = timm_network(tiny_vit(img_size=64), 5)
-    assert identical(loaded(halved, img_size=64), dict(checkpoint_filter_fn(single, resized)))  # resampled in float32
+    assert identical(
+        loaded(halved, img_size=64), dict(checkpoint_filter_fn(single, resized))
+    )  # resampling is done in float32
 
 
-def test_a_head_of_as_many_classes_is_kept_and_another_is_fresh(weights):
+def test_a_head_is_kept_only_if_it_has_the_right_number_of_classes(weights):
     path, fresh = weights(classes=5), tiny_vit().build(7, seed=0).backbone.state_dict()
     kept, replaced = loaded(path, classes=5), loaded(path, classes=7)
     assert not torch.equal(kept["head.weight"], tiny_vit().build(5, seed=0).backbone.head.weight)
@@ -74,7 +76,7 @@ def test_a_file_without_a_head_gets_a_fresh_one(weights):
     assert identical({name: loaded(path)[name] for name in HEAD}, {name: fresh[name] for name in HEAD})
 
 
-def test_positions_and_patches_are_resampled_as_timm_does(weights):
+def test_positions_and_patches_are_resampled_like_in_timm(weights):
     path = weights()
     for changes in ({"img_size": 64}, {"img_size": 64, "patch_size": 16}):
         target = timm_network(tiny_vit(**changes), 5)
@@ -89,7 +91,7 @@ def test_three_colours_are_summed_for_one_channel(weights):
     torch.testing.assert_close(loaded(path, in_chans=1)["patch_embed.proj.weight"], stem.sum(1, keepdim=True))
 
 
-def test_mean_and_deviation_are_the_given_ones_the_cards_or_the_models(weights):
+def test_mean_and_deviation_are_the_given_ones_or_the_cards_or_the_models(weights):
     def of(path: Path, **changes) -> tuple[list[float], list[float]]:
         model = tiny_vit(path, **changes).build(5, seed=0)
         return model.mean.flatten().tolist(), model.std.flatten().tolist()
@@ -102,13 +104,13 @@ def test_mean_and_deviation_are_the_given_ones_the_cards_or_the_models(weights):
     assert of(weights("c.safetensors", card={"mean": [0.3], "std": [1]}), in_chans=1) == ([pytest.approx(0.3)], [1.0])
 
 
-def test_the_fingerprint_follows_the_content(weights):
+def test_the_fingerprint_changes_with_the_content(weights):
     path = weights("w.safetensors")
     first = tiny_vit(path).fingerprint()
     assert first == f"sha256:{sha256(path)}"
     status = path.stat()
     weights("w.safetensors", seed=2)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))  # a clock too coarse must not hide the change
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))  # ensures a new time even if the clock is coarse
     assert tiny_vit(path).fingerprint() == f"sha256:{sha256(path)}" != first
 
     copy = path.with_name("copy.safetensors")
@@ -116,7 +118,7 @@ def test_the_fingerprint_follows_the_content(weights):
     assert tiny_vit(copy).fingerprint() == tiny_vit(path).fingerprint()
 
 
-def test_the_fingerprint_holds_what_a_card_says_of_pixels(weights):
+def test_the_fingerprint_covers_the_normalisation_on_the_card(weights):
     path = weights(card={"what": "x"})
     bare = tiny_vit(path).fingerprint()
     assert bare == f"sha256:{sha256(path)}"
@@ -126,7 +128,9 @@ def test_the_fingerprint_holds_what_a_card_says_of_pixels(weights):
         prints.add(tiny_vit(path).fingerprint())
     assert len(prints) == 4
     assert all(one.startswith(bare) for one in prints)
-    assert tiny_vit(path, mean=[0.1] * 3, std=[0.1] * 3).fingerprint() == bare  # the card has no say then
+    assert (
+        tiny_vit(path, mean=[0.1] * 3, std=[0.1] * 3).fingerprint() == bare
+    )  # the values on the card are not used then
 
 
 def test_fingerprints_without_a_file():

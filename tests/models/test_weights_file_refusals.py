@@ -1,4 +1,4 @@
-"""Weights files that are missing, broken, of another shape, or not the ones described: one sentence each."""
+"""The error messages for weights files that are missing, broken, of another shape, or different from their card."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ def refused(config, sentence: str, classes: int = 5) -> None:
     assert "\n" not in sentence
 
 
-def test_the_pinned_digest_and_the_cards_are_checked(weights):
+def test_the_digests_in_the_config_and_on_the_card_are_checked(weights):
     path = weights(card=CARD)
     tiny_vit(path, sha256=sha256(path)).check_weights(5)
     refused(
@@ -50,15 +50,15 @@ def test_names_are_looked_up_in_the_working_directory_and_the_data_folder(weight
     tiny_vit("backbones/w.safetensors").check_weights(5)
     refused(
         tiny_vit("backbones/v.safetensors"),
-        f"`backbone.pretrained` backbones/v.safetensors is not there (looked for {tmp_path}/backbones/v.safetensors "
-        f"and {tmp_path}/data/backbones/v.safetensors); `fedsweep pretrain v` makes it.",
+        f"`backbone.pretrained` backbones/v.safetensors does not exist (looked for {tmp_path}/backbones/v.safetensors "
+        f"and {tmp_path}/data/backbones/v.safetensors); run `fedsweep pretrain v` to create it.",
     )
     refused(
         tiny_vit("w.pth"),
-        f"`backbone.pretrained` w.pth is not there (looked for {tmp_path}/w.pth and {tmp_path}/data/w.pth).",
+        f"`backbone.pretrained` w.pth does not exist (looked for {tmp_path}/w.pth and {tmp_path}/data/w.pth).",
     )
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
-    refused(tiny_vit("~/w.pth"), f"`backbone.pretrained` ~/w.pth is not there (looked for {tmp_path}/me/w.pth).")
+    refused(tiny_vit("~/w.pth"), f"`backbone.pretrained` ~/w.pth does not exist (looked for {tmp_path}/me/w.pth).")
     refused(
         tiny_vit(tmp_path / "data"),
         f"`backbone.pretrained` {tmp_path}/data is a folder without a model.safetensors "
@@ -74,7 +74,7 @@ def test_names_are_looked_up_in_the_working_directory_and_the_data_folder(weight
     ("shape", "problem"),
     [
         ({"embed_dim": 96}, "`cls_token` has shape (1, 1, 96) in the file, but (1, 1, 48) in the model"),
-        ({"num_blocks": 4}, "the file holds, unknown to it, `blocks.3.attn.proj.bias` and 11 more"),
+        ({"num_blocks": 4}, "the file has `blocks.3.attn.proj.bias` and 11 more, but the model does not"),
         ({"num_blocks": 2}, "the file lacks `blocks.2.attn.proj.bias` and 11 more"),
         (
             {"model": "deit3_small_patch16_224"},
@@ -83,7 +83,7 @@ def test_names_are_looked_up_in_the_working_directory_and_the_data_folder(weight
         ({"model": "beit_base_patch16_224"}, "the file lacks `blocks.0.attn.qkv.bias` and 5 more"),
     ],
 )
-def test_weights_of_another_shape_are_refused(weights, shape, problem):
+def test_weights_of_another_shape_are_an_error(weights, shape, problem):
     path = weights(**shape)
     refused(tiny_vit(path), f"{path} does not fit the model: {problem}.")
 
@@ -96,13 +96,13 @@ def test_weights_of_another_shape_are_refused(weights, shape, problem):
             "`blocks.0.mlp.fc2.weight` has shape (48, 7) in the file, but (48, 192) in the model",
         ),
         (lambda s: {n: t for n, t in s.items() if n != "norm.bias"}, "the file lacks `norm.bias`"),
-        (lambda s: s | {"extra": torch.zeros(1)}, "the file holds, unknown to it, `extra`"),
+        (lambda s: s | {"extra": torch.zeros(1)}, "the file has `extra`, but the model does not"),
         (lambda s: {f"backbone.{n}": t for n, t in s.items()}, "the file lacks `blocks.0.attn.proj.bias` and 41 more"),
         (lambda s: {n: t for n, t in s.items() if n != "head.bias"}, "the file lacks `head.bias`"),
         (lambda s: s | {"head.weight": torch.tensor(1.0)}, "`head.weight` has shape () in the file, but (5, 48) {}"),
         (
             lambda s: s | {"norm.weight": torch.ones(48, dtype=torch.int8)},
-            "`norm.weight` holds int8 in the file, but float32 {}",
+            "`norm.weight` has dtype int8 in the file, but float32 {}",
         ),
         (
             lambda s: s | {"head.weight": s["head.weight"][:, :7].contiguous()},
@@ -110,18 +110,18 @@ def test_weights_of_another_shape_are_refused(weights, shape, problem):
         ),
     ],
 )
-def test_weights_with_a_wrong_tensor_are_refused(weights, change, problem):
+def test_weights_with_a_wrong_tensor_are_an_error(weights, change, problem):
     path = weights(change=change)
     refused(tiny_vit(path), f"{path} does not fit the model: {problem.format('in the model')}.")
 
 
-def test_complex_weights_are_refused(weights):
+def test_complex_weights_are_an_error(weights):
     path = weights("w.pth", change=lambda s: s | {"norm.weight": torch.ones(48, dtype=torch.complex64)})
-    problem = "`norm.weight` holds complex64 in the file, but float32 in the model"
+    problem = "`norm.weight` has dtype complex64 in the file, but float32 in the model"
     refused(tiny_vit(path), f"{path} does not fit the model: {problem}.")
 
 
-def test_a_mixers_weights_are_of_one_image_size(tmp_path):
+def test_a_mixers_weights_fit_only_one_image_size(tmp_path):
     shape = {"model": "mixer_b16_224", "num_heads": None}
     save_file(timm_network(tiny_vit(**shape), 5).state_dict(), path := tmp_path / "mixer.safetensors")
     tiny_vit(path, **shape).check_weights(5)
@@ -133,7 +133,7 @@ def test_a_mixers_weights_are_of_one_image_size(tmp_path):
 
 
 class Trap:
-    """What a pickle could do."""
+    """An object whose pickle runs code when it is loaded."""
 
     def __reduce__(self):
         return os.mkdir, ("sprung",)
@@ -149,7 +149,7 @@ class Trap:
         ("w.pth", pickle.dumps({"a": Trap()})),
     ],
 )
-def test_a_broken_file_is_refused_and_nothing_in_it_runs(tmp_path, monkeypatch, name, content):
+def test_a_broken_file_is_an_error_and_its_code_does_not_run(tmp_path, monkeypatch, name, content):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / name
     path.write_bytes(content)
@@ -159,24 +159,24 @@ def test_a_broken_file_is_refused_and_nothing_in_it_runs(tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("content", [{"a": Trap()}, torch.nn.Linear(2, 2)])
-def test_a_pickle_of_more_than_tensors_is_refused_without_advice_to_run_it(tmp_path, content):
+def test_the_error_for_a_pickle_of_other_objects_does_not_advise_to_run_it(tmp_path, content):
     torch.save(content, path := tmp_path / "w.pth")
-    why = "there is more in it than tensors, and nothing else is unpickled"
+    why = "it contains objects other than tensors, which fedsweep does not unpickle"
     refused(tiny_vit(path), f"{path} cannot be read as weights: {why}.")
 
 
 @pytest.mark.parametrize("content", [[torch.zeros(2)], torch.zeros(2)])
-def test_what_is_no_table_is_refused(tmp_path, content):
+def test_a_file_without_named_tensors_is_an_error(tmp_path, content):
     torch.save(content, path := tmp_path / "w.pth")
-    refused(tiny_vit(path), f"{path} cannot be read as weights: it is no table of tensors by name.")
+    refused(tiny_vit(path), f"{path} cannot be read as weights: it does not map names to tensors.")
 
 
-def test_a_name_that_no_file_can_have_is_refused():
+def test_an_impossible_file_name_is_an_error():
     name = f"./{'x' * 300}.pth"
     refused(tiny_vit(name), f"`backbone.pretrained` {name} cannot be opened: File name too long.")
 
 
-def test_a_model_that_does_not_fit_into_memory_is_refused(monkeypatch):
+def test_a_model_that_exceeds_the_memory_is_an_error(monkeypatch):
     config = tiny_vit()
 
     def too_large(architecture: Architecture) -> None:
@@ -187,7 +187,7 @@ def test_a_model_that_does_not_fit_into_memory_is_refused(monkeypatch):
         config.build(5, seed=0)
 
 
-def test_what_is_no_tensor_is_refused(weights):
+def test_a_value_that_is_not_a_tensor_is_an_error(weights):
     path = weights("w.pth", change=lambda state: {**state, "lr": 0.1})
     refused(tiny_vit(path), f"{path} cannot be read as weights: its `lr` is not a tensor.")
 
@@ -197,13 +197,13 @@ def test_what_is_no_tensor_is_refused(weights):
     [
         (
             "{",
-            "{card} is not a card that can be read: Expecting property name enclosed in double quotes: "
+            "{card} cannot be read as a card: Expecting property name enclosed in double quotes: "
             "line 1 column 2 (char 1).",
         ),
-        ("[]", "{card} must hold names and values, but it holds list."),
+        ("[]", "{card} must contain a JSON object, but it contains a value of type list."),
         (
             "[" * 100_000,
-            "{card} is not a card that can be read: maximum recursion depth exceeded while decoding a JSON array "
+            "{card} cannot be read as a card: maximum recursion depth exceeded while decoding a JSON array "
             "from a unicode string.",
         ),
         ('{"mean": 0.5}', "`mean` of the card {card} must be one or three finite numbers, but it is 0.5."),
@@ -233,7 +233,7 @@ def test_what_is_no_tensor_is_refused(weights):
         ('{"class_names": [1]}', "`class_names` of the card {card} must be a list of names, but it is [1]."),
     ],
 )
-def test_a_wrong_card_is_refused(weights, card, sentence):
+def test_an_invalid_card_is_an_error(weights, card, sentence):
     path = weights()
     beside = path.with_suffix(".json")
     beside.write_text(card)

@@ -9,12 +9,12 @@ from tests.preparation.helpers import write_tree
 
 @pytest.fixture(autouse=True)
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that stores go to."""
+    """Return the data folder."""
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """2 domains x 3 classes x 10 images of 20 x 16 pixels."""
+    """Return a tree of 2 domains x 3 classes x 10 images of 20 x 16 pixels."""
     return write_tree(tmp_path / "tree")

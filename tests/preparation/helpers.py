@@ -1,4 +1,4 @@
-"""Trees of images and sources that a test can watch, slow down and break."""
+"""Trees of images, and layouts that record or delay the reading of images."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ DOMAINS, CLASSES = ("photo", "sketch"), ("bus", "cat", "dog")
 
 
 class Tree(Layout):
-    """`<domain>/<class>/*`, without splits."""
+    """The layout `<domain>/<class>/*`, without splits."""
 
     name = "tree"
     looks_like = "<domain>/<class>/*"
@@ -24,7 +24,7 @@ class Tree(Layout):
 
 
 class Watched(Tree):
-    """The same, with a note of every image that is read."""
+    """The same layout, which records every image that is read."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -36,7 +36,7 @@ class Watched(Tree):
 
 
 class Slow(Watched):
-    """The same, at 50 images a second and process."""
+    """The same layout, which reads 50 images per second in each process."""
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
         for data in super().read(root, items):
@@ -45,7 +45,7 @@ class Slow(Watched):
 
 
 def write_tree(root: Path, images: int = 10, size: tuple[int, int] = (20, 16), seed: int = 0) -> Path:
-    """PNG files of noise, `images` of each class in each domain, of width and height `size`."""
+    """Write PNG files of noise with width and height `size`: `images` files per class and domain."""
     rng = np.random.default_rng(seed)
     for domain in DOMAINS:
         for name in CLASSES:
@@ -57,5 +57,5 @@ def write_tree(root: Path, images: int = 10, size: tuple[int, int] = (20, 16), s
 
 
 def plan_of(root: Path, layout: Layout | None = None, name: str = "set", size: int = 16, **options: object) -> Plan:
-    """A plan of a tree."""
+    """Return the plan of a tree of images."""
     return make_plan(Options(name, size, **options), root, layout or Tree())  # type: ignore[arg-type]

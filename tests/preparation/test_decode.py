@@ -1,4 +1,4 @@
-"""One image: the same pixels as timm's own transform gives, and a reason where there are none."""
+"""The decoding of an image: the same pixels as timm's transform, or a reason for the failure."""
 
 import io
 import subprocess
@@ -52,7 +52,7 @@ def test_pixels_are_those_of_timms_transform(width, height, size, crop_pct, crop
     assert np.array_equal(ours, transform(image).numpy())
 
 
-def test_a_backbone_brings_its_own_geometry():
+def test_the_geometry_of_a_backbone_is_timms():
     assert geometry_of("vit_base_patch16_224", 64) == Geometry(64, 0.9, "center", "bicubic")
     assert geometry_of("mixer_b16_224.goog_in21k_ft_in1k", 224) == Geometry(224, 0.875, "center", "bicubic")
     assert geometry_of("coat_lite_medium_384.in1k", 64).crop_mode == "squash"
@@ -117,17 +117,17 @@ PNG = encoded(noise(64, 64))
     ("data", "reason"),
     [
         (b"", "empty"),
-        (b"not an image", "no image, or of no format that is read"),
+        (b"not an image", "not an image, or in an unsupported format"),
         (JPEG[: len(JPEG) // 2], "truncated"),
         (JPEG[:20], ""),
         (PNG[: len(PNG) // 2], "truncated"),
-        (PNG[:40] + bytes(20) + PNG[60:], "no image"),
+        (PNG[:40] + bytes(20) + PNG[60:], "not an image"),
         (PNG[:2000] + bytes(20) + PNG[2020:], "broken"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n", "no image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n", "not an image"),
         (encoded(Image.fromarray(np.zeros((16, 16), np.float32)), "TIFF"), "floats"),
     ],
 )
-def test_what_cannot_be_decoded_has_a_reason(data, reason):
+def test_an_image_that_cannot_be_decoded_has_a_reason(data, reason):
     with pytest.raises(CorruptImageError) as found:
         decode(data, SQUARE)
     assert reason in str(found.value)
@@ -144,12 +144,12 @@ def test_a_decompression_bomb_is_corrupt(monkeypatch):
 def test_an_image_that_would_become_too_large_is_corrupt(monkeypatch):
     monkeypatch.setattr(module, "LARGEST", 16 * 1000)
     assert decode(encoded(noise(1, 60)), SQUARE).shape == (3, 16, 16)
-    with pytest.raises(CorruptImageError, match="too narrow: 1 x 70 would be enlarged to 16 x 1120"):
+    with pytest.raises(CorruptImageError, match="too narrow: 1 x 70 pixels would become 16 x 1120"):
         decode(encoded(noise(1, 70)), SQUARE)
 
 
 def test_a_worker_starts_without_heavy_libraries():
-    """With the card and the files of a store too, which are read without torch."""
+    """Reading a card and Arrow files does not need torch, either."""
     modules = "fedsweep.preparation.decode, fedsweep.data.prepared.card, fedsweep.data.prepared.arrow_files"
     code = f"import sys, {modules}; print(*{{'torch', 'timm', 'pandas'}} & set(sys.modules))"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Pictures: not blank, not cut off, the same bytes for the same numbers; the number that they show."""
+"""Figures are not blank or cut off, and equal numbers give equal files; the skew that they show."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def pixels_of(path: Path) -> np.ndarray:
 
 
 def assert_a_picture(path: Path) -> None:
-    """A PNG with much on it, and a white edge: nothing is cut off."""
+    """Check that a PNG file has content and a white margin, so that nothing is cut off."""
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     pixels = pixels_of(path)
     assert (pixels < 250).any(axis=2).mean() > 0.1
@@ -80,7 +80,7 @@ def test_the_same_clients_give_the_same_picture(tmp_path):
 
 
 @pytest.mark.parametrize("classes", [7, 100])
-def test_a_panel_holds_every_image_and_says_its_skew(monkeypatch, tmp_path, classes):
+def test_a_panel_counts_every_image_and_shows_its_skew(monkeypatch, tmp_path, classes):
     kept = []
     monkeypatch.setattr(pictures, "save", lambda figure, path: kept.append(figure))
     clients = some_clients(4, 3, classes)
@@ -115,7 +115,7 @@ def test_the_contact_sheet_shows_the_first_image_of_each_class(tree, tmp_path, m
             assert np.array_equal(tile, np.asarray(image)[:, 2:18])
 
 
-def test_of_many_classes_sixteen_are_shown(tree, tmp_path):
+def test_sixteen_of_many_classes_are_shown(tree, tmp_path):
     for name in ("photo", "sketch"):
         for number in range(15):
             (tree / name / f"class {number:02}").mkdir()
@@ -128,7 +128,7 @@ def test_of_many_classes_sixteen_are_shown(tree, tmp_path):
     assert_a_picture(tmp_path / "new" / "sheet.png")
 
 
-def test_a_picture_that_cannot_be_written_is_one_sentence(tree, tmp_path):
+def test_a_figure_that_cannot_be_written_is_an_error_in_one_sentence(tree, tmp_path):
     made = prepare(plan_of(tree))
     with pytest.raises(UserError, match=r"cannot be written: .*\.$"):
         contact_sheet(made.folder, made.card, tree / "photo" / "bus" / "0.png" / "sheet.png")
@@ -137,7 +137,7 @@ def test_a_picture_that_cannot_be_written_is_one_sentence(tree, tmp_path):
 AWKWARD = ("from $5 to $10_^{", "\u732b", "\U0001f431", "a\\$b$")
 
 
-def test_names_are_no_formulas_and_need_no_glyphs(tmp_path):
+def test_names_are_not_formulas_and_may_have_missing_glyphs(tmp_path):
     for classes in (len(AWKWARD), 12):  # bars and a heat map
         names = [*AWKWARD, *map(str, range(classes - len(AWKWARD)))]
         clients = [client(f"{name}/{number}", name, [0, 1]) for name in AWKWARD for number in range(2)]
@@ -146,7 +146,7 @@ def test_names_are_no_formulas_and_need_no_glyphs(tmp_path):
         assert (pixels_of(tmp_path / "partition.png") < 250).any()
 
 
-def test_a_contact_sheet_of_names_that_are_no_formulas(tree, tmp_path):
+def test_names_on_a_contact_sheet_are_not_formulas(tree, tmp_path):
     for new, old in zip(AWKWARD, ("bus", "cat", "dog"), strict=False):
         for domain in ("photo", "sketch"):
             (tree / domain / old).rename(tree / domain / new)
@@ -156,7 +156,7 @@ def test_a_contact_sheet_of_names_that_are_no_formulas(tree, tmp_path):
     assert_a_picture(tmp_path / "sheet.png")
 
 
-def test_names_are_drawn_as_they_are():
+def test_names_are_drawn_unchanged():
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 

@@ -1,4 +1,4 @@
-"""`fedsweep data generate` with a real pipeline as small as can be: what is made, what is kept, what is refused."""
+"""`fedsweep data generate` with a very small real pipeline: generated images, resumption and errors."""
 
 import hashlib
 import json
@@ -33,13 +33,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The data folder."""
+    """Return the data folder."""
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
 
 
 def config(model: Path | str, changes: dict[str, Any] | None = None, **synthetic: Any) -> RunConfig:
-    """An experiment with images of a pipeline: two styles of digits to train on, one held out."""
+    """Return an experiment with generated images, two training domains of digits and a domain that is held out."""
     given = {"name": "diffusers", "model": str(model), "share": SHARE, "num_inference_steps": 1}
     given |= {"template": "the digit {class}, {style}", "styles": STYLES} | synthetic
     experiment = RunConfig.of(read_yaml(EXPERIMENT), "test")
@@ -51,7 +51,7 @@ def planned(*arguments: Any, **synthetic: Any) -> Generation:
 
 
 def digests(generation: Generation) -> dict[str, str]:
-    """SHA-256 of every generated image, by its path in the folder."""
+    """Return the SHA-256 of every generated image by its path in the folder."""
     found = sorted(generation.folder.rglob("*.png"))
     return {
         one.relative_to(generation.folder).as_posix(): hashlib.sha256(one.read_bytes()).hexdigest() for one in found
@@ -60,7 +60,7 @@ def digests(generation: Generation) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The images of one undisturbed generation."""
+    """Return the images of an uninterrupted generation."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDSWEEP_DATA", str(tmp_path_factory.mktemp("data")))
         generation = planned(model)
@@ -74,7 +74,7 @@ def test_each_class_of_each_training_domain_gets_its_share(whole):
     assert set(whole) == expected | {f"{domain}/0/00001.png" for domain in STYLES}
 
 
-def test_what_was_stopped_goes_on_with_the_same_bits(model, home, whole, monkeypatch):
+def test_an_interrupted_generation_continues_with_identical_images(model, home, whole, monkeypatch):
     made, paint = [], TextToImage.png
 
     def stop(self: TextToImage, prompt: str, generator: torch.Generator) -> bytes:
@@ -115,7 +115,7 @@ def test_a_larger_share_only_adds(model, home, whole, monkeypatch):
 
 
 def small_png(generator: torch.Generator) -> bytes:
-    """In a pipeline's place: noise of the generator."""
+    """A substitute for a pipeline, which returns the generator's noise."""
     import io
 
     pixels = torch.randint(256, (20, 16, 3), dtype=torch.uint8, generator=generator).numpy()
@@ -123,7 +123,7 @@ def small_png(generator: torch.Generator) -> bytes:
     return file.getvalue()
 
 
-def test_nothing_is_loaded_where_all_is_there(model, home, monkeypatch):
+def test_the_model_is_not_loaded_if_all_images_exist(model, home, monkeypatch):
     monkeypatch.setattr(TextToImage, "png", lambda *_: small_png(generator=_[2]))
     generation = planned(model)
     generate(generation)
@@ -131,7 +131,7 @@ def test_nothing_is_loaded_where_all_is_there(model, home, monkeypatch):
     assert generate(generation) == 0
 
 
-def test_an_image_does_not_depend_on_what_was_made_before_it(model, home, whole):
+def test_an_image_does_not_depend_on_earlier_images(model, home, whole):
     synthetic = config(model).synthetic
     painter = TextToImage(synthetic)
     for path in reversed(list(whole)[::7]):
@@ -153,7 +153,7 @@ def test_another_recipe_has_another_folder_and_other_images(model, home, whole):
         assert hashlib.sha256(png).hexdigest() != whole["plain/0/00000.png"]
 
 
-def test_images_have_the_size_that_is_asked_for(model, home):
+def test_images_have_the_requested_size(model, home):
     synthetic = config(model, image_size=48).synthetic
     png = TextToImage(synthetic).png("a digit", synthetic.generator("plain", "0", 0))
     (home.parent / "one.png").write_bytes(png)
@@ -162,7 +162,7 @@ def test_images_have_the_size_that_is_asked_for(model, home):
         assert np.asarray(image).std() > 5
 
 
-def test_names_of_classes_stand_in_the_prompt_as_words(model):
+def test_class_names_are_separate_words_in_the_prompt(model):
     synthetic = config(model).synthetic
     assert synthetic.prompt("plain", "ApplyEyeMakeup") == "the digit Apply Eye Makeup, white on black"
     assert synthetic.prompt("inverted", "apple_pie") == "the digit apple pie, black on white"
@@ -171,7 +171,7 @@ def test_names_of_classes_stand_in_the_prompt_as_words(model):
 
 
 def test_a_learned_token_changes_the_images(model, home):
-    """Be it of one vector or of several; prompts without it stay as they were."""
+    """A token may have one or several vectors. Images of prompts without the token do not change."""
     styles = {"plain": "<art>", "inverted": "<art>"}
     plain = TextToImage(config(model, styles=styles).synthetic)
     prompt = plain.config.prompt("plain", "0")
@@ -193,7 +193,7 @@ def test_a_run_trains_on_the_images(model, home, monkeypatch):
     few = {"federation.rounds": 1, "local.steps": 1, "method.server.epochs": 1, "method.server.warmup_epochs": 1}
     asked = config(model, few, share=2 * SHARE)
     with pytest.raises(
-        UserError, match=r"^`synthetic` diffusers: the images are not generated yet; `fedsweep data gen"
+        UserError, match=r"^`synthetic` diffusers: the images are not generated yet; run `fedsweep data gen"
     ):
         split(asked)
     with pytest.raises(UserError, match=r"not generated yet"):
@@ -205,7 +205,7 @@ def test_a_run_trains_on_the_images(model, home, monkeypatch):
         split(asked)
     assert str(refused.value) == (
         "`synthetic` diffusers must have 3 images of `0` in plain for a `synthetic.share` of 0.125, but it has 2; "
-        "`fedsweep data generate EXPERIMENT` makes the others."
+        "run `fedsweep data generate EXPERIMENT` to generate the others."
     )
     asked = asked.override({"synthetic.share": SHARE}, "test")
     assert content_digests(asked)["data"].endswith(f" {prepared.card.digest}")
@@ -219,7 +219,7 @@ def test_a_run_trains_on_the_images(model, home, monkeypatch):
     assert all(np.isfinite(value) for value in results[-1].metrics.values())
 
 
-def test_a_domain_that_was_held_out_when_the_images_were_made_is_missing_by_name(model, home, monkeypatch):
+def test_a_domain_that_was_held_out_during_generation_is_reported_as_missing(model, home, monkeypatch):
     monkeypatch.setattr(TextToImage, "png", lambda *_: small_png(generator=_[2]))
     styles = {**STYLES, "noisy": "white noise"}
     generate(planned(model, styles=styles))
@@ -228,8 +228,8 @@ def test_a_domain_that_was_held_out_when_the_images_were_made_is_missing_by_name
     with pytest.raises(UserError) as refused:
         split(config(model, {"data.held_out_domains": ["plain"]}, styles=styles))
     assert str(refused.value) == (
-        "`synthetic` diffusers: the images of noisy are not generated yet; `fedsweep data generate EXPERIMENT` makes "
-        "them."
+        "`synthetic` diffusers: the images of noisy are not generated yet; run `fedsweep data generate EXPERIMENT` "
+        "to generate them."
     )
 
 
@@ -240,14 +240,14 @@ def refused(*arguments: Any, **synthetic: Any) -> str:
     return str(refusal.value)
 
 
-def test_without_the_extra_there_is_one_sentence(model, home, monkeypatch):
+def test_without_diffusers_there_is_an_error_in_one_sentence(model, home, monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers", None)
     assert refused(model) == (
         "`fedsweep data generate` needs diffusers; `pip install fedsweep[diffusers]` installs it."
     )
 
 
-def test_a_checkpoint_that_is_not_there_is_refused(home, monkeypatch):
+def test_a_missing_checkpoint_is_an_error(home, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     sentence = refused("nobody/no-such-model")
     assert sentence.startswith("`synthetic.model` nobody/no-such-model is neither a folder nor in the hub's cache and")
@@ -270,18 +270,18 @@ def test_another_kind_of_pipeline_is_refused(home, tmp_path):
         up_block_types=("UpBlock2D",) * 2,
     )
     DDPMPipeline(unet, DDPMScheduler()).save_pretrained(tmp_path / "ddpm")
-    assert "must be a text-to-image pipeline, but its DDPMPipeline takes no" in refused(tmp_path / "ddpm")
+    assert "must be a text-to-image pipeline, but its DDPMPipeline has no parameter" in refused(tmp_path / "ddpm")
 
 
 def test_an_embedding_that_is_missing_or_does_not_fit_is_refused(model, home, tmp_path):
     styles = {"plain": "<art>", "inverted": "bright"}
     nowhere = refused(model, styles=styles, embeddings={"plain": "nowhere.safetensors"})
-    assert nowhere.startswith("`synthetic.embeddings` nowhere.safetensors is not there (looked for ")
+    assert nowhere.startswith("`synthetic.embeddings` nowhere.safetensors does not exist (looked for ")
     wide = write_embedding(tmp_path / "wide.safetensors", width=17)
     assert f"{wide} cannot be loaded as `<art>` of" in refused(model, styles=styles, embeddings={"plain": str(wide)})
 
 
-def test_a_prompt_that_would_be_cut_is_refused(model, home):
+def test_a_prompt_that_is_too_long_is_an_error(model, home):
     sentence = refused(model, template="an abominable hieroglyph of xylophones that says {class}", styles={})
     assert sentence.startswith(
         "a prompt must have at most 32 tokens, but `an abominable hieroglyph of xylophones that says 0` has "
@@ -298,7 +298,7 @@ def test_another_model_under_the_same_name_is_noticed(home, tmp_path, monkeypatc
     assert noted["prompts"] == ["the digit 0, white on black", "the digit 0, black on white"]
     (generation.folder / "plain/3/00000.png").unlink()
     write_pipeline(own, seed=1)
-    with pytest.raises(UserError, match=r"holds images of another content of `synthetic.model`"):
+    with pytest.raises(UserError, match=r"were generated with other files of `synthetic.model`"):
         generate(generation)
 
 
@@ -306,7 +306,8 @@ def test_a_share_that_cannot_be_prepared_is_refused(model, home):
     with pytest.raises(UserError) as refusal:
         planned(model, share=0.05)
     assert str(refusal.value) == (
-        "`synthetic.share` 0.05 must give some class two images, but of plain it gives 9 for 10 classes."
+        "`synthetic.share` 0.05 must give at least one class two images, but in the domain plain it gives 9 "
+        "for 10 classes."
     )
 
 
@@ -318,10 +319,10 @@ def test_a_share_that_cannot_be_prepared_is_refused(model, home):
         ({"template": "{class} {style} {"}, "no other braces, but it is `{class} {style} {`"),
         ({"template": "{class} of {domain}"}, "no other braces"),
         ({"template": "{class}"}, "`synthetic.styles` needs {style} in `synthetic.template`, but that is `{class}`"),
-        ({"styles": {"plain": "grey"}}, "for every domain that clients have, but has none for inverted"),
-        ({"styles": STYLES | {"plane": "x"}}, "names `plane`, which is no domain of the data; did you mean `plain`?"),
-        ({"embeddings": {"noisy": "a.bin"}}, "the token of `synthetic.embeddings` for noisy, one word, but it is null"),
-        ({"embeddings": {"plain": "a.bin"}}, 'for plain, one word, but it is "white on black"'),
+        ({"styles": {"plain": "grey"}}, "for every domain of the clients, but has none for inverted"),
+        ({"styles": STYLES | {"plane": "x"}}, "`plane`, which is not a domain of the data; did you mean `plain`?"),
+        ({"embeddings": {"noisy": "a.bin"}}, "`synthetic.embeddings` for noisy, a single word, but it is null"),
+        ({"embeddings": {"plain": "a.bin"}}, 'for plain, a single word, but it is "white on black"'),
         (
             {"styles": {"plain": "<a>", "inverted": "<a>"}, "embeddings": {"plain": "a.bin", "inverted": "b.bin"}},
             "one file for each token, but `<a>` has a.bin and b.bin",
@@ -330,21 +331,20 @@ def test_a_share_that_cannot_be_prepared_is_refused(model, home):
         ({"num_inference_steps": 0}, "`synthetic.num_inference_steps`"),
     ],
 )
-def test_a_recipe_that_cannot_be_is_refused(changes, sentence):
+def test_an_invalid_recipe_is_an_error(changes, sentence):
     with pytest.raises(UserError) as refusal:
         config("any", **changes)
     assert sentence in str(refusal.value)
 
 
-def test_the_style_of_a_held_out_domain_may_be_there():
+def test_styles_may_include_a_held_out_domain():
     assert config("any", styles=STYLES | {"noisy": "grainy"}).synthetic.styles["noisy"] == "grainy"
 
 
-def test_other_sources_are_refused(home):
+def test_another_source_of_synthetic_images_is_an_error(home):
     surrogate = RunConfig.of(read_yaml(EXPERIMENT), "test")
     with pytest.raises(UserError) as refusal:
         plan_generation(surrogate, "experiment fedag_digits")
     assert str(refusal.value) == (
-        "experiment fedag_digits: `fedsweep data generate` makes the images of `synthetic` diffusers, but it is "
-        "surrogate."
+        "experiment fedag_digits: `synthetic` must be diffusers for `fedsweep data generate`, but it is surrogate."
     )

@@ -1,4 +1,4 @@
-"""What a plan refuses, and what makes two plans one and the same."""
+"""The errors of a plan, and the content on which its key depends."""
 
 import shutil
 
@@ -18,14 +18,14 @@ from tests.preparation.layouts.trees import domainnet, grow, parquet
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"size": 0}, "`--size` must lie between 8 and 1024 pixels, but it is 0."),
-        ({"size": -3}, "`--size` must lie between 8 and 1024 pixels, but it is -3."),
-        ({"size": 100_000}, "`--size` must lie between 8 and 1024 pixels, but it is 100000."),
-        ({"name": "a/b"}, "NAME must be a plain folder name of letters, digits and `_ . + -`, but it is `a/b`."),
-        ({"name": ".."}, "NAME must be a plain folder name of letters, digits and `_ . + -`, but it is `..`."),
-        ({"name": ""}, "NAME must be a plain folder name of letters, digits and `_ . + -`, but it is ``."),
-        ({"test_fraction": 1.0}, "`--test-fraction` must lie between 0 and 1, but it is 1.0."),
-        ({"test_fraction": float("nan")}, "`--test-fraction` must lie between 0 and 1, but it is nan."),
+        ({"size": 0}, "`--size` must be between 8 and 1024 pixels, but it is 0."),
+        ({"size": -3}, "`--size` must be between 8 and 1024 pixels, but it is -3."),
+        ({"size": 100_000}, "`--size` must be between 8 and 1024 pixels, but it is 100000."),
+        ({"name": "a/b"}, "NAME must be a folder name of letters, digits and `_ . + -`, but it is `a/b`."),
+        ({"name": ".."}, "NAME must be a folder name of letters, digits and `_ . + -`, but it is `..`."),
+        ({"name": ""}, "NAME must be a folder name of letters, digits and `_ . + -`, but it is ``."),
+        ({"test_fraction": 1.0}, "`--test-fraction` must be between 0 and 1, but it is 1.0."),
+        ({"test_fraction": float("nan")}, "`--test-fraction` must be between 0 and 1, but it is nan."),
         ({"classes": 0}, "`--classes` must be at least 1, but it is 0."),
     ],
 )
@@ -35,7 +35,7 @@ def test_impossible_options_are_refused(tree, options, words):
     assert str(refusal.value) == words
 
 
-def test_a_lone_train_split_is_drawn_from(tmp_path):
+def test_a_data_set_with_only_training_images_gets_a_random_split(tmp_path):
     grow(tmp_path / "set", [f"train/{name}/{number}.jpg" for name in ("cod", "eel") for number in range(5)])
     plan = make_plan(Options("fish", 16), tmp_path / "set")
     assert plan.drawn
@@ -47,17 +47,19 @@ def test_a_lone_train_split_is_drawn_from(tmp_path):
 @pytest.mark.parametrize(
     ("files", "domain"), [(["set/cod/1.jpg", "set/cod/2.jpg"], "set"), (["cod/1.jpg"] * 2, "fish")]
 )
-def test_only_a_data_set_without_domains_gives_its_name_to_one(files, domain, tmp_path):
+def test_only_a_data_set_without_domains_names_its_domain(files, domain, tmp_path):
     grow(tmp_path / "set", [path.replace("1", str(number)) for number, path in enumerate(files)])
     assert make_plan(Options("fish", 16), tmp_path / "set").listing.domains == (domain,)
 
 
 def test_more_classes_than_there_are_are_refused(tree):
-    with pytest.raises(UserError, match=r"^`--classes` must be within 1\.\.3, the classes of .*, but it is 4\.$"):
+    with pytest.raises(
+        UserError, match=r"^`--classes` must be between 1 and 3, the number of classes in .*, but it is 4\.$"
+    ):
         plan_of(tree, Domains(), classes=4)
 
 
-def test_a_domainnet_of_fewer_classes_than_are_taken_by_default(tmp_path):
+def test_a_domainnet_with_fewer_classes_than_the_default(tmp_path):
     expected = domainnet(tmp_path / "set")
     plan = make_plan(Options("domainnet"), tmp_path / "set")
     assert len(plan.listing.items) == sum(expected.values())
@@ -65,28 +67,28 @@ def test_a_domainnet_of_fewer_classes_than_are_taken_by_default(tmp_path):
 
 
 def test_a_root_that_is_no_folder_is_refused(tree):
-    with pytest.raises(UserError, match=r"must be a folder with images, but .*nowhere is not there\.$"):
+    with pytest.raises(UserError, match=r"must be a folder with images, but .*nowhere does not exist\.$"):
         plan_of(tree / "nowhere")
     with pytest.raises(UserError, match=r"0\.png is a file\.$"):
         plan_of(tree / "photo" / "bus" / "0.png")
 
 
-def test_file_times_and_the_roots_own_name_do_not_make_another_set(tree, tmp_path):
+def test_file_times_and_the_roots_name_do_not_change_the_key(tree, tmp_path):
     copy = shutil.copytree(tree, tmp_path / "elsewhere", copy_function=shutil.copyfile)
     assert plan_of(copy).key() == plan_of(tree).key()
     assert plan_of(write_tree(tmp_path / "third", images=9)).key() != plan_of(tree).key()
 
 
-OTHER_TIMES = "have other times of change than those that .* `--force` prepares it anew"
+OTHER_TIMES = "the modification times of files in .* use `--force` to prepare them again"
 
 
 @pytest.mark.parametrize("noted", [True, False])
-def test_an_image_of_the_same_length_is_not_taken_for_prepared(tree, noted):
+def test_a_changed_image_of_the_same_size_is_noticed(tree, noted):
     pixels = np.zeros((16, 20, 3), np.uint8)
     for path in (tree / "photo" / "cat" / "a.bmp", tree / "photo" / "cat" / "b.bmp"):
         Image.fromarray(pixels).save(path)
     made = prepare(plan_of(tree))
-    if not noted:  # a card from before times were noted
+    if not noted:  # an old card without times
         (made.folder / "card.json").write_text(made.card.model_copy(update={"times": ""}).model_dump_json())
     assert prepare(plan_of(tree)).already
     Image.fromarray(pixels + 9).save(tree / "photo" / "cat" / "b.bmp")
@@ -102,7 +104,7 @@ def test_a_copy_that_keeps_its_times_is_prepared_already(tree, tmp_path):
     assert prepare(plan_of(tmp_path / "elsewhere")).already
 
 
-def test_only_parquet_files_that_are_read_count(tmp_path):
+def test_only_parquet_files_affect_the_key(tmp_path):
     parquet(root := tmp_path / "rows")
     plans = [plan_of(root, Parquet())]
     assert sorted(plans[0].stamps) == ["photo.parquet", "sketch.parquet"]

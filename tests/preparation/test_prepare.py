@@ -1,4 +1,4 @@
-"""From a tree of files to a store: what is in it equals an independent count and digest; what goes wrong is told."""
+"""The preparation of a data set: its content equals an independent computation, and failures are reported."""
 
 import errno
 import hashlib
@@ -24,7 +24,7 @@ from tests.preparation.helpers import CLASSES, DOMAINS, Tree, Watched, plan_of
 
 
 def by_hand(tree: Path, fraction: float = 0.2) -> tuple[str, dict[str, list[list[str]]]]:
-    """Digest and paths by domain and split, by numpy and PIL alone; images are 20 x 16, hence cut, not resized."""
+    """Compute digest and paths with numpy and PIL alone; images of 20 x 16 pixels are cropped but not resized."""
     digest = hashlib.sha256("".join(f"{name}\0" for name in CLASSES).encode())
     paths: dict[str, list[list[str]]] = {}
     for domain in DOMAINS:
@@ -82,21 +82,21 @@ def test_progress_counts_every_image_up_to_the_last(tree):
     assert (seen[0][0], seen[-1][0]) == (0, 60)
 
 
-def test_a_prepared_set_is_found_and_nothing_is_read(tree):
+def test_an_existing_prepared_data_set_is_found_without_reading_images(tree):
     first, source = prepare(plan_of(tree)), Watched()
     again = prepare(plan_of(tree))
     assert (again.already, again.card) == (True, first.card)
     prepare(plan_of(tree, source, name="other"))
-    assert len(source.seen) == 60  # what is watched is seen
+    assert len(source.seen) == 60  # the layout records all reads
 
 
 @pytest.mark.parametrize("change", ["file", "fraction", "classes"])
-def test_another_source_or_option_is_refused_and_forced(tree, change):
+def test_another_source_or_option_is_an_error_unless_forced(tree, change):
     first = prepare(plan_of(tree)).card
     options = {"fraction": {"test_fraction": 0.5}, "classes": {"classes": 2}}.get(change, {})
     if change == "file":
         (tree / "photo" / "bus" / "0.png").unlink()
-    with pytest.raises(UserError, match="from another source or with other options; `--force` would replace it"):
+    with pytest.raises(UserError, match="from other images or with other options; use `--force` to replace it"):
         prepare(plan_of(tree, **options))
     assert read_card(store_folder("set", 16)) == first
     forced = prepare(plan_of(tree, **options), force=True)
@@ -106,22 +106,22 @@ def test_another_source_or_option_is_refused_and_forced(tree, change):
     assert sorted(path.name for path in forced.folder.parent.iterdir()) == [".set-16.lock", "set-16"]
 
 
-def test_a_folder_that_is_no_store_is_never_replaced(tree):
+def test_a_folder_that_is_not_a_prepared_data_set_is_never_replaced(tree):
     mine = store_folder("set", 16) / "mine.txt"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
-    with pytest.raises(UserError, match="is there, but is no prepared data set; move it away"):
+    with pytest.raises(UserError, match="exists, but it is not a prepared data set; move it away"):
         prepare(plan_of(tree), force=True)
     assert mine.read_text() == "mine"
 
 
-def test_an_exchange_that_was_killed_in_between_is_undone(tree):
+def test_a_replacement_that_was_killed_halfway_is_undone(tree):
     made = prepare(plan_of(tree))
     made.folder.rename(made.folder.with_name(".set-16.replaced"))
     assert prepare(plan_of(tree)).already
 
 
-def test_two_preparations_at_once_are_refused(tree):
+def test_two_simultaneous_preparations_are_an_error(tree):
     folder = store_folder("set", 16)
     folder.parent.mkdir(parents=True)
     with FileLock(folder.with_name(".set-16.lock")), pytest.raises(UserError, match="another `fedsweep data prepare`"):
@@ -129,17 +129,17 @@ def test_two_preparations_at_once_are_refused(tree):
     assert not prepare(plan_of(tree)).already
 
 
-def test_a_disk_that_is_too_small_is_told_before_work_starts(tree, monkeypatch):
+def test_a_disk_that_is_too_small_is_an_error_before_work_starts(tree, monkeypatch):
     usage = shutil._ntuple_diskusage(10**9, 10**9, 60_000)  # type: ignore[attr-defined]
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage)
     source = Watched()
-    with pytest.raises(UserError, match=r"needs 0\.1 MB while it is being made, but only 0\.1 MB are free"):
+    with pytest.raises(UserError, match=r"needs 0\.1 MB, but only 0\.1 MB are free"):
         prepare(plan_of(tree, source))
     assert source.seen == []
 
 
 @pytest.mark.parametrize("where", ["pixels", "arrow"])
-def test_a_disk_that_fills_up_leaves_what_is_decoded(tree, monkeypatch, where):
+def test_on_a_full_disk_decoded_images_are_kept(tree, monkeypatch, where):
     written = 0
 
     def full(file, data, *rest):
@@ -155,7 +155,7 @@ def test_a_disk_that_fills_up_leaves_what_is_decoded(tree, monkeypatch, where):
             patch.setattr(decode.os, "pwrite", full)
         else:
             patch.setattr(module, "write_domain", lambda path, *rest: full(path, rest))
-        with pytest.raises(UserError, match=r"cannot be written: No space left on device; what is decoded so far"):
+        with pytest.raises(UserError, match=r"cannot be written: No space left on device; the images decoded so far"):
             prepare(plan_of(tree, source), chunk=5)
     assert not store_folder("set", 16).exists()
     read = len(source.seen)
@@ -164,7 +164,7 @@ def test_a_disk_that_fills_up_leaves_what_is_decoded(tree, monkeypatch, where):
     assert len(source.seen) == read + {"pixels": 60 - 25, "arrow": 30}[where]
 
 
-def test_a_corrupt_image_ends_it_with_a_list_and_is_skipped_only_on_demand(tree):
+def test_a_corrupt_image_is_an_error_with_a_list_and_is_skipped_only_on_request(tree):
     truncated, empty = tree / "photo" / "cat" / "3.png", tree / "sketch" / "dog" / "7.png"
     truncated.write_bytes(truncated.read_bytes()[:200])
     empty.write_bytes(b"")
@@ -186,7 +186,7 @@ def test_a_corrupt_image_ends_it_with_a_list_and_is_skipped_only_on_demand(tree)
     assert read_card(store_folder("set", 16)) == card
 
 
-def test_what_is_skipped_leaves_the_others_as_they_were(tree, tmp_path):
+def test_skipped_images_do_not_change_the_others(tree, tmp_path):
     whole = prepare(plan_of(tree, name="whole")).folder
     (tree / "photo" / "cat" / "3.png").write_bytes(b"")
     less = prepare(plan_of(tree, name="less"), skip_corrupt=True).folder
@@ -219,24 +219,24 @@ def test_more_than_ten_corrupt_images_are_counted(tree):
     assert str(refusal.value).count("photo/") == 10
 
 
-def test_a_class_that_skipping_would_empty_is_refused(tree):
+def test_skipping_must_not_empty_a_class(tree):
     for path in (tree / "photo" / "cat").iterdir():
         path.write_bytes(b"x")
     with pytest.raises(
-        UserError, match="the class `cat` of the domain `photo` has no image that can be decoded, of 10"
+        UserError, match="the class `cat` of the domain `photo` has no image that can be decoded \\(of 10 in total\\)"
     ):
         prepare(plan_of(tree), skip_corrupt=True)
     assert not is_store(store_folder("set", 16))
 
 
-def test_a_file_that_cannot_be_read_is_not_taken_for_corrupt(tree):
+def test_an_unreadable_file_is_not_a_corrupt_image(tree):
     plan = plan_of(tree)
     (tree / "photo" / "cat" / "3.png").unlink()
     with pytest.raises(UserError, match=r"photo/cat/3\.png cannot be read: No such file or directory\.$"):
         prepare(plan, skip_corrupt=True)
 
 
-def test_a_data_folder_that_cannot_be_made_keeps_nothing(tree, monkeypatch):
+def test_a_data_folder_that_cannot_be_created_is_an_error(tree, monkeypatch):
     monkeypatch.setenv("FEDSWEEP_DATA", "/dev/null/x")
-    with pytest.raises(UserError, match=r"^/dev/null/x cannot be written: Not a directory; FEDSWEEP_DATA can name"):
+    with pytest.raises(UserError, match=r"^/dev/null/x cannot be written: Not a directory; set FEDSWEEP_DATA"):
         prepare(plan_of(tree))

@@ -1,4 +1,4 @@
-"""A preparation that was killed goes on where it stopped, and nothing half-written is taken for whole."""
+"""A killed preparation can be continued, and incomplete files are not mistaken for complete ones."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def children(pid: int) -> list[int]:
     return [int(one) for task in Path(f"/proc/{pid}/task").iterdir() for one in (task / "children").read_text().split()]
 
 
-def test_a_killed_preparation_goes_on_where_it_stopped(tree, data):
+def test_a_killed_preparation_continues(tree, data):
     undisturbed = prepare(plan_of(tree, Watched(), name="whole"), chunk=CHUNK)
     process = subprocess.Popen([sys.executable, "-c", START, str(tree)], cwd=ROOT, env={**os.environ})
     log = data / "set-16.part" / "done.jsonl"
@@ -66,7 +66,7 @@ def test_a_killed_preparation_goes_on_where_it_stopped(tree, data):
 
     source = Watched()
     made = prepare(plan_of(tree, source), chunk=CHUNK)
-    assert len(chunks_in(log.parents[1] / "set-16.part" / "done.jsonl")) == 0  # the folder has become the store
+    assert len(chunks_in(log.parents[1] / "set-16.part" / "done.jsonl")) == 0  # the folder was renamed
     assert len(source.seen) == len(set(source.seen)) <= 60 - CHUNK * (done - 2)  # the last chunk of a domain is short
     assert len(source.seen) > 0
     assert made.card.digest == undisturbed.card.digest
@@ -76,7 +76,7 @@ def test_a_killed_preparation_goes_on_where_it_stopped(tree, data):
 
 @pytest.fixture
 def stopped(tree, data, monkeypatch) -> Path:
-    """The folder of a preparation that was stopped when all of the second domain but its file was there."""
+    """Return the folder of a preparation that stopped just before it wrote the file of the second domain."""
 
     def stop(*_):
         raise KeyboardInterrupt
@@ -103,19 +103,19 @@ def test_nothing_is_decoded_again(tree, stopped):
     assert decoded_again(tree) == 0
 
 
-def test_pixels_that_the_log_does_not_agree_with_are_decoded_again(tree, stopped):
+def test_pixels_with_another_checksum_are_decoded_again(tree, stopped):
     with (stopped / "sketch.pixels").open("r+b") as file:
         file.write(bytes(3 * 16 * 16))
     assert decoded_again(tree) == 5
 
 
-def test_a_finished_file_of_another_length_is_made_again(tree, stopped):
+def test_a_finished_file_of_another_size_is_written_again(tree, stopped):
     os.truncate(stopped / "photo.arrow", 1000)
     assert decoded_again(tree) == 30
 
 
 @pytest.mark.parametrize("torn", [-1, -2])
-def test_a_torn_line_of_the_log_costs_its_chunk(tree, stopped, torn):
+def test_the_chunk_of_an_incomplete_log_line_is_decoded_again(tree, stopped, torn):
     log = stopped / "done.jsonl"
     lines = log.read_bytes().split(b"\n")
     assert all(line.startswith(b'{"chunk"') for line in lines[-2:])
@@ -125,7 +125,7 @@ def test_a_torn_line_of_the_log_costs_its_chunk(tree, stopped, torn):
 
 
 class Interrupted(Watched):
-    """The same, stopped where the second domain begins."""
+    """Return the folder of a preparation that stopped at the beginning of the second domain."""
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
         if items[0].domain == "sketch":
@@ -145,18 +145,18 @@ def test_a_domain_is_finished_before_the_next_is_decoded(tree, data, monkeypatch
 
 
 @pytest.mark.parametrize("options", [{"test_fraction": 0.5}, {"classes": 2}])
-def test_other_options_make_what_is_there_worthless(tree, stopped, options):
+def test_with_other_options_everything_is_decoded_again(tree, stopped, options):
     images = 40 if "classes" in options else 60
     assert decoded_again(tree, **options) == images
 
 
-def test_a_changed_image_costs_its_own_chunk(tree, stopped):
+def test_the_chunk_of_a_changed_image_is_decoded_again(tree, stopped):
     path = tree / "sketch" / "cat" / "2.png"
     path.write_bytes((tree / "sketch" / "cat" / "3.png").read_bytes())
     assert decoded_again(tree) == 5
 
 
-def test_a_changed_file_of_many_images_costs_all_of_them(tmp_path):
+def test_all_images_in_a_changed_file_are_decoded_again(tmp_path):
     table = pa.table({"image": [b"x", b"y"] * 2, "label": [0, 0, 1, 1]})
     (tmp_path / "many").mkdir()
     pq.write_table(table, path := tmp_path / "many" / "photo.parquet")
@@ -165,11 +165,11 @@ def test_a_changed_file_of_many_images_costs_all_of_them(tmp_path):
     plans.append(plan_of(tmp_path / "many", Parquet()))
     keys = [[chunk.key for chunk in plan.chunks(plan.domains[0], 2, tmp_path / "pixels")] for plan in plans]
     assert len({*keys[0], *keys[1]}) == 4
-    assert plans[0].key() == plans[1].key()  # but the content is taken for the same
+    assert plans[0].key() == plans[1].key()  # the content counts as the same
 
 
 def labels_by_path(folder: Path) -> dict[str, tuple[str, int, int]]:
-    """Domain, split and label of each image."""
+    """Return the domain, split and label of each image."""
     found = {}
     for name in ("A", "B"):
         reader = pa.ipc.open_file(str(folder / f"{name}.arrow"))
@@ -179,7 +179,7 @@ def labels_by_path(folder: Path) -> dict[str, tuple[str, int, int]]:
     return found
 
 
-def test_a_class_that_is_removed_before_going_on_moves_the_labels_of_what_is_finished(tree, tmp_path):
+def test_a_class_removed_before_resuming_changes_labels_in_finished_domains(tree, tmp_path):
     root = tmp_path / "letters"
     for place in ("A/cat", "A/zebra", "B/cat", "B/zebra"):
         shutil.copytree(tree / "photo" / "cat", root / place)
@@ -197,7 +197,7 @@ def test_a_class_that_is_removed_before_going_on_moves_the_labels_of_what_is_fin
 
 
 class Listed(Watched):
-    """The same, with the first `train` images of each class for training."""
+    """The same layout, in which the first `train` images of each class are for training."""
 
     def __init__(self, train: int) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class Listed(Watched):
         return Listing(listing.class_names, listing.domains, tuple(items))
 
 
-def test_lists_that_change_before_going_on_move_the_boundary_of_what_is_finished(tree, tmp_path):
+def test_lists_changed_before_resuming_change_the_split_of_finished_domains(tree, tmp_path):
     root = tmp_path / "letters"
     for place in ("A/cat", "B/cat"):
         shutil.copytree(tree / "photo" / "cat", root / place)
@@ -221,9 +221,9 @@ def test_lists_that_change_before_going_on_move_the_boundary_of_what_is_finished
     assert (made.card.domains["B"].train, made.card.domains["B"].test) == (4, 5)
 
 
-def test_a_file_of_other_labels_gets_no_card(tree, monkeypatch):
+def test_a_file_with_other_labels_is_an_error(tree, monkeypatch):
     record_batch = module.record_batch
     monkeypatch.setattr(module, "record_batch", lambda images, labels, paths: record_batch(images, labels[::-1], paths))
-    with pytest.raises(UserError, match=r"photo\.arrow holds other labels or images than were planned; remove "):
+    with pytest.raises(UserError, match=r"photo\.arrow contains other labels or images than planned; delete "):
         prepare(plan_of(tree))
     assert not store_folder("set", 16).exists()

@@ -1,4 +1,4 @@
-"""Train and test: by names alone, of each class its share, in an order that anyone can compute."""
+"""The split into training and test images, which depends on names only and is drawn for each class."""
 
 from collections import Counter
 
@@ -30,7 +30,7 @@ def places(domain) -> dict[str, int]:
 
 
 @given(st.lists(st.integers(1, 40), min_size=3, max_size=3).filter(lambda many: max(many) > 1), st.floats(0.01, 0.99))
-def test_every_class_gives_its_share(counts, fraction):
+def test_the_share_of_test_images_holds_for_every_class(counts, fraction):
     (domain,) = plan_domains(listing({"photo": counts}), fraction)
     assert sorted(domain.slots) == list(range(sum(counts)))
     tests = Counter(item.label for item, slot in zip(domain.items, domain.slots, strict=True) if slot >= domain.train)
@@ -60,7 +60,7 @@ def test_the_order_of_files_does_not_matter():
         assert (one.name, one.train, places(one)) == (other.name, other.train, places(other))
 
 
-def test_a_class_is_split_the_same_whatever_the_others_hold():
+def test_the_split_of_a_class_does_not_depend_on_other_classes():
     (few,) = plan_domains(listing({"photo": [10, 2, 2]}), 0.3)
     (many,) = plan_domains(listing({"photo": [10, 40, 30]}), 0.3)
 
@@ -77,7 +77,7 @@ def test_domains_are_split_differently():
     assert not np.array_equal(*inside)
 
 
-def test_listed_splits_are_taken():
+def test_listed_splits_are_used():
     (domain,) = plan_domains(listing({"photo": [10, 10, 10]}, ["train", "test"]), 0.2)
     expected = {path for path in places(domain) if int(path.split("/")[-1][0]) % 2}
     assert {path for path, slot in places(domain).items() if slot >= domain.train} == expected
@@ -85,6 +85,6 @@ def test_listed_splits_are_taken():
 
 @pytest.mark.parametrize(("only", "lacks"), [("train", "testing"), ("test", "training")])
 def test_a_split_without_images_is_refused(only, lacks):
-    rule = f"^the domain `photo` must have images to train on and to test on, but of its 6 none is for {lacks}.$"
-    with pytest.raises(UserError, match=rule):
+    rule = "the domain `photo` must have images for training and for testing"
+    with pytest.raises(UserError, match=rf"^{rule}, but it has none for {lacks} \(of 6 in total\)\.$"):
         plan_domains(listing({"photo": [2, 2, 2]}, [only]), 0.2)

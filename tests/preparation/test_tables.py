@@ -1,4 +1,4 @@
-"""What is printed: the bar, and the line for an experiment."""
+"""The progress bar, and the line for an experiment file."""
 
 import io
 
@@ -12,7 +12,7 @@ from fedsweep.preparation.tables import ImageBar, counts_table, experiment_lines
 
 
 def shown(terminal: bool, seconds: list[float]) -> str:
-    """What a bar prints that is told of 10 more of 100 images at each of these times."""
+    """Return the output of a bar for 100 images that is updated after every 10 images, at the given times."""
     stream = io.StringIO()
     with ImageBar(Console(file=stream, force_terminal=terminal, width=100)) as bar:
         for step, second in enumerate(seconds):
@@ -26,18 +26,18 @@ def test_long_work_on_a_terminal_gets_a_bar_with_speed_and_time_left():
     text = shown(True, [0, 1, 2, 3, 4])
     assert "40/100" in text
     assert "10 images/s" in text
-    assert "left about" in text
+    assert "time left" in text
 
 
 @pytest.mark.parametrize(("terminal", "seconds"), [(True, [0, 0.5, 1.9]), (False, [0, 1, 2, 3, 4])])
-def test_short_work_and_pipes_get_none(terminal, seconds):
+def test_short_work_and_pipes_get_no_bar(terminal, seconds):
     assert "images/s" not in shown(terminal, seconds)
 
 
 @pytest.mark.parametrize(
     "names", [("photo", "art_painting"), ("real world", "no"), ("1", "true", "a,b"), ("a: b", "ä")]
 )
-def test_the_line_for_an_experiment_is_read_as_it_is_meant(names):
+def test_the_line_for_an_experiment_is_valid_yaml_with_the_same_names(names):
     card = StoreCard(
         name="set", size=64, layout="domains", class_names=("a",), digest="", crop_pct=1.0,
         domains={name: DomainCard(train=1, test=1, bytes=1) for name in names},
@@ -46,7 +46,7 @@ def test_the_line_for_an_experiment_is_read_as_it_is_meant(names):
     assert given == {"data": {"name": "prepared", "set": "set", "size": 64, "domains": list(names)}}
 
 
-def test_names_are_no_markup():
+def test_names_are_not_interpreted_as_markup():
     card = StoreCard(
         name="set[b]", size=64, layout="domains", class_names=("[red]a", "[/b]"), digest="", crop_pct=1.0,
         domains={name: DomainCard(train=1, test=1, bytes=1) for name in ("[bold]photo", "[/x]")},
@@ -60,7 +60,7 @@ def test_names_are_no_markup():
     assert all(name in stream.getvalue() for name in (card.name, *card.class_names))
 
 
-def test_the_bar_says_that_all_is_checked_after_the_last_image():
+def test_the_bar_shows_the_check_after_the_last_image():
     assert "decoding" in shown(True, [0, 1, 2, 3, 4])
     assert "checking" not in shown(True, [0, 1, 2, 3, 4])
     assert "checking" in shown(True, list(range(11)))

@@ -1,4 +1,4 @@
-"""A small prepared data set of digits and a pre-training of seconds on it."""
+"""A small prepared data set of digits, and a pre-training on it that takes seconds."""
 
 import shutil
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Run = Callable[..., tuple[Session, list[EpochRecord]]]
 
 
 def quiet(images: int, loss: torch.Tensor) -> None:
-    """An `on_step` that does nothing."""
+    """Do nothing, as an `on_step`."""
 
 
 def write_store(domains: list[str], name: str = "toy", size: int = 16, images: int = 400) -> None:
@@ -59,7 +59,7 @@ def write_store(domains: list[str], name: str = "toy", size: int = 16, images: i
 
 @pytest.fixture(scope="session")
 def written_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data folder that each test gets a copy of."""
+    """Return the data folder of which each test gets a copy."""
     folder = tmp_path_factory.mktemp("pretraining") / "data"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDSWEEP_DATA", str(folder))
@@ -69,14 +69,14 @@ def written_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(written_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data folder with the set `toy` of one domain, `plain`."""
+    """Provide a data folder with the set `toy`, which has one domain, `plain`."""
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(written_store, tmp_path / "data"))
 
 
 def toy_data() -> dict[str, Any]:
-    """The shipped pre-training for photographs, on `toy`, with two blocks of width 16."""
+    """Return the included pre-training for photographs, on `toy`, with two blocks of width 16."""
     data: dict[str, Any] = read_yaml(SHIPPED / "tinyimagenet_vit.yaml")
     data["backbone"] |= {"img_size": 16, "patch_size": 4, "embed_dim": 16, "num_blocks": 2, "num_heads": 2}
     data["data"] |= {"set": "toy", "size": 16, "domains": ["plain"]}
@@ -88,13 +88,13 @@ def toy_data() -> dict[str, Any]:
 
 @pytest.fixture
 def toy(store: Path) -> PretrainConfig:
-    """Every part that is random or remembers is on: mixing, stochastic depth, averaged weights."""
+    """Return options with all random or stateful parts: mixing, stochastic depth and averaged weights."""
     return PretrainConfig.of(toy_data(), "toy")
 
 
 @pytest.fixture
 def play(toy: PretrainConfig) -> Run:
-    """Train `toy` with changes: `play({"epochs": 1})`; the session, and what its epochs came to."""
+    """Return a function that trains `toy` with changed options and returns the session and the epochs' records."""
 
     def run(changes: dict[str, Any] | None = None, name: str = "toy", **options: Any):
         session, saved = start(toy.override(changes or {}, "toy"), default_out(name), **options)
@@ -104,10 +104,10 @@ def play(toy: PretrainConfig) -> Run:
 
 
 def without_seconds(records: list[EpochRecord]) -> list[tuple[float, ...]]:
-    """What must be the same on every repetition."""
+    """Return the values of a record that must be equal in every repetition."""
     return [(one.epoch, one.train_loss, one.accuracy, one.loss, one.lr) for one in records]
 
 
 def uniform_images(count: int, size: int, seed: int = 0) -> torch.Tensor:
-    """Random pixels (count, 3, size, size) in [0, 1]."""
+    """Return random pixels (count, 3, size, size) in [0, 1]."""
     return torch.from_numpy(np.random.default_rng(seed).random((count, 3, size, size), dtype=np.float32))

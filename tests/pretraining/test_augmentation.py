@@ -1,4 +1,4 @@
-"""What an augmentation may do to an image, and that it does it to each image by itself."""
+"""The properties of augmented images, which are drawn separately for each image."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 @pytest.mark.parametrize("augmentation", EVERYTHING, ids=lambda one: one.name)
-def test_images_keep_shape_type_and_range_and_the_source_is_not_touched(augmentation):
+def test_images_keep_shape_type_and_range_and_the_input_is_unchanged(augmentation):
     pixels = uniform_images(64, 16)
     before = pixels.clone()
     varied = augmentation(pixels, generator())
@@ -35,7 +35,7 @@ def test_images_keep_shape_type_and_range_and_the_source_is_not_touched(augmenta
 
 
 @pytest.mark.parametrize("augmentation", EVERYTHING, ids=lambda one: one.name)
-def test_the_generator_decides_everything(augmentation):
+def test_all_randomness_comes_from_the_generator(augmentation):
     pixels = uniform_images(32, 16)
     global_before = torch.random.get_rng_state()
     one, same, other = (augmentation(pixels, generator(seed)) for seed in (0, 0, 1))
@@ -52,7 +52,7 @@ def test_equal_images_of_a_batch_become_different_ones(augmentation):
     assert distances.min() > 0.01
 
 
-def test_with_all_at_zero_images_stay_as_they_are():
+def test_with_all_options_at_zero_images_are_unchanged():
     pixels = uniform_images(16, 16)
     torch.testing.assert_close(STILL_IMAGES(pixels, generator()), pixels, atol=1e-5, rtol=0)
     grey = pixels.mean(1, keepdim=True).expand(-1, 3, -1, -1)
@@ -134,13 +134,13 @@ def test_glyph_probabilities_are_shares_of_the_images():
     ("augmentation", "field", "value", "sentence"),
     [
         (GlyphAugmentation, "scale", [1.2, 1.0], "`augmentation.scale` must be a range above 0, but it is [1.2, 1.0]"),
-        (ImageAugmentation, "crop_area", [0.0, 1.0], "`augmentation.crop_area` must be a range within 0 and 1, "
-         "but is [0.0, 1.0]"),
+        (ImageAugmentation, "crop_area", [0.0, 1.0], "`augmentation.crop_area` must be a range between 0 and 1, "
+         "but it is [0.0, 1.0]"),
         (ImageAugmentation, "crop_ratio", [2.0, 1.0], "`augmentation.crop_ratio` must be a range above 0, "
-         "but is [2.0, 1.0]"),
+         "but it is [2.0, 1.0]"),
     ],
 )  # fmt: skip
-def test_a_range_is_a_range(augmentation, field, value, sentence):
+def test_an_invalid_range_is_an_error(augmentation, field, value, sentence):
     with pytest.raises(UserError) as refusal:
         augmentation.of({field: value}, "here")
     assert str(refusal.value) == f"here: {sentence}."

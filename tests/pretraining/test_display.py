@@ -1,4 +1,4 @@
-"""The bar is for the terminal; the rows are for whoever reads stdout."""
+"""The display of a pre-training: the bar on the terminal, and the rows on stdout."""
 
 import io
 
@@ -10,7 +10,7 @@ from fedsweep.pretraining.loop import EpochTable, default_out, start
 from fedsweep.pretraining.network import EpochRecord
 
 
-def test_rows_stay_in_a_pipe_while_the_bar_is_on_the_terminal(toy, capsys, monkeypatch):
+def test_rows_go_to_a_pipe_and_the_bar_to_the_terminal(toy, capsys, monkeypatch):
     monkeypatch.setattr(module, "REFRESH", 0.0)
     session, _ = start(toy, default_out("toy"))
     terminal = io.StringIO()
@@ -23,7 +23,7 @@ def test_rows_stay_in_a_pipe_while_the_bar_is_on_the_terminal(toy, capsys, monke
     assert len(rows) == 2
     bar = terminal.getvalue()
     assert "epoch 2/3" in bar
-    assert "images/s, loss 1.250, left about" in bar
+    assert "images/s, loss 1.250, time left" in bar
     assert "50.00%" not in bar
 
 

@@ -1,4 +1,4 @@
-"""Pre-trainings of seconds: they learn, repeat, and go on after any end as if there had been none."""
+"""Short pre-trainings: learning, reproducibility and resumption."""
 
 import multiprocessing
 import os
@@ -30,7 +30,7 @@ LEARNING = {
 }
 
 
-def test_it_learns(play: Run):
+def test_training_improves_the_accuracy(play: Run):
     session, records = play(LEARNING)
     losses = [record.train_loss for record in records]
     assert losses[-1] < 0.7 * losses[0]
@@ -40,12 +40,12 @@ def test_it_learns(play: Run):
     assert records[-1].lr < records[2].lr < 5e-3
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_seed_others(play: Run):
+def test_results_are_bit_identical_for_the_same_seed_only(play: Run):
     torch.manual_seed(1)
     first, records = play({"epochs": 2})
     state = torch.random.get_rng_state()
     second, again = play({"epochs": 2}, name="second")
-    assert torch.equal(torch.random.get_rng_state(), state)  # nothing is taken from the global stream
+    assert torch.equal(torch.random.get_rng_state(), state)  # the global generator is unchanged
     assert without_seconds(records) == without_seconds(again)
     one, two = load_file(first.checkpoint), load_file(second.checkpoint)
     assert one.keys() == two.keys()
@@ -54,7 +54,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(play: Run):
 
 
 @pytest.mark.parametrize("changes", [{}, {"precision": "bf16", "ema_decay": None, "augmentation": "glyphs"}])
-def test_going_on_equals_never_having_stopped(toy, play: Run, changes):
+def test_a_resumed_training_equals_an_uninterrupted_one(toy, play: Run, changes):
     changes = {"epochs": 2, **changes}
     straight, records = play(changes)
     session, _ = start(toy.override(changes, "toy"), default_out("stopped"))
@@ -69,8 +69,8 @@ def test_going_on_equals_never_having_stopped(toy, play: Run, changes):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_killed_process_goes_on_where_it_was(toy, play: Run):
-    """Killed without warning in the middle of an epoch."""
+def test_a_killed_process_can_be_resumed(toy, play: Run):
+    """The process is killed in the middle of an epoch."""
     _, records = play({"epochs": 2})
     out = default_out("killed")
 
@@ -94,7 +94,7 @@ def test_a_killed_process_goes_on_where_it_was(toy, play: Run):
     assert not checkpoint_path(out).exists()
 
 
-def test_checkpoints_hold_plain_tensors_and_every_epoch_is_on_disk_before_it_is_told(toy):
+def test_every_epoch_is_saved_as_plain_tensors_before_it_is_reported(toy):
     session, saved = start(toy, default_out("toy"))
     for record in train(session, saved, quiet):
         found = Saved.read(session.checkpoint)
@@ -130,12 +130,12 @@ def test_several_domains_become_one_set(toy, play: Run):
     assert len(records) == 1
 
 
-def test_a_loss_that_is_no_number_ends_it_in_a_sentence(play: Run):
+def test_a_loss_that_is_not_finite_is_an_error_in_one_sentence(play: Run):
     with pytest.raises(UserError, match=r"the loss became (nan|inf) in epoch 1; try a smaller `optimizer.lr` or"):
         play({"optimizer.lr": 1e30, "optimizer.clip_norm": None, "schedule.warmup": 0.0, "optimizer.betas": [0.0, 0.0]})
 
 
-def test_another_number_of_threads_is_kept_on_resume(toy, play: Run):
+def test_the_number_of_threads_is_kept_on_resume(toy, play: Run):
     session, _ = start(toy, default_out("toy"), threads=2)
     next(train(session, None, quiet))
     resumed, _ = start(toy, default_out("toy"), resume=True)
@@ -144,7 +144,7 @@ def test_another_number_of_threads_is_kept_on_resume(toy, play: Run):
 
 
 @pytest.mark.gpu
-def test_it_learns_and_goes_on_on_a_gpu(toy, play: Run):
+def test_training_and_resuming_on_a_gpu(toy, play: Run):
     changes = {**LEARNING, "precision": "bf16", "ema_decay": 0.9}
     _, records = play(changes, device="cuda")
     assert records[-1].accuracy > 0.6

@@ -1,4 +1,4 @@
-"""Schedule, groups of parameters, average and mixing against formulas written out here."""
+"""Comparison of schedule, parameter groups, moving average and mixing with formulas."""
 
 import math
 
@@ -23,7 +23,7 @@ def rates(config: ScheduleConfig, lr: float, steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize(("warmup", "floor", "steps"), [(0.1, 0.0, 100), (0.25, 1e-4, 37), (0.0, 0.0, 5), (0.5, 0, 1)])
-def test_the_rate_rises_linearly_and_falls_as_a_cosine(warmup, floor, steps):
+def test_the_learning_rate_rises_linearly_and_decays_as_a_cosine(warmup, floor, steps):
     found = rates(ScheduleConfig(warmup=warmup, floor=float(floor)), 0.01, steps)
     w = math.floor(warmup * steps)
     for step, rate in enumerate(found):
@@ -49,7 +49,7 @@ def test_only_weight_matrices_decay(toy):
     assert sorted(set(decay.values())) == [0.0, 0.3]
 
 
-def test_the_average_is_that_of_its_formula():
+def test_the_moving_average_equals_its_formula():
     torch.manual_seed(0)
     layer = nn.Linear(3, 2)
     average = ModelEmaV3(layer, decay=0.9, use_warmup=True)
@@ -63,8 +63,8 @@ def test_the_average_is_that_of_its_formula():
     np.testing.assert_allclose(average.module.weight.detach().numpy(), expected, rtol=1e-5)
 
 
-def test_mixing_keeps_the_shares_of_pixels_and_classes_in_step():
-    # Image i is a flat picture of brightness i, so that its mean tells how much of which image it holds.
+def test_mixing_gives_equal_shares_of_pixels_and_classes():
+    # Image i has brightness i everywhere, so the mean of a mixed image gives the shares of its two images.
     images = torch.arange(5.0).view(5, 1, 1, 1).expand(5, 3, 8, 8).contiguous()
     labels = torch.arange(5)
     torch.manual_seed(0)

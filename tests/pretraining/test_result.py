@@ -1,4 +1,4 @@
-"""Weights and card: they load back through the models room into an equal network."""
+"""The weights file and its card, from which `fedsweep.models` builds an equal network."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from fedsweep.pretraining.network import build_network
 from tests.pretraining.conftest import CLASSES, Run
 
 
-def test_weights_load_back_into_an_equal_forward(toy, play: Run):
+def test_loaded_weights_give_the_same_logits(toy, play: Run):
     changes = {"weights": "float32", "ema_decay": None, "epochs": 1, "backbone.mean": [0.1, 0.2, 0.3]}
     session, records = play(changes)
     trained = build_network(session.config, CLASSES)
@@ -32,7 +32,7 @@ def test_weights_load_back_into_an_equal_forward(toy, play: Run):
     torch.testing.assert_close(model.mean.flatten(), torch.tensor([0.1, 0.2, 0.3]))
 
 
-def test_the_averaged_weights_are_written_where_there_are_some(play: Run):
+def test_the_averaged_weights_are_written(play: Run):
     session, _ = play({"epochs": 1})
     tensors = load_file(session.checkpoint)
     write_result(session, "toy", default_out("toy"))
@@ -46,7 +46,7 @@ def test_the_averaged_weights_are_written_where_there_are_some(play: Run):
     )
 
 
-def test_the_card_says_what_made_the_weights(toy, play: Run):
+def test_the_card_describes_the_training(toy, play: Run):
     session, records = play()
     returned = write_result(session, "toy", default_out("toy"))
     path = default_out("toy")

@@ -4,7 +4,7 @@
     x <- x - lr m^ / (sqrt(v^) + eps)
 
 Weight decay is an L2 penalty, g <- g + wd x, or decoupled, x <- x - lr wd x before the step (Loshchilov and Hutter,
-ICLR 2019, Algorithm 2). The whole gradient's norm is clipped before anything else (Pascanu et al. 2013, Algorithm 1).
+ICLR 2019, Algorithm 2). The norm of the whole gradient is clipped first (Pascanu et al. 2013, Algorithm 1).
 """
 
 import math
@@ -22,7 +22,7 @@ def descend(
     decoupled: bool,
     clip_norm: float | None,
 ) -> list[np.ndarray]:
-    """Parameters after as many steps as there are gradients, `gradients[step][parameter]`."""
+    """Return the parameters after one step for each of `gradients[step][parameter]`."""
     shapes, sizes = [one.shape for one in start], [one.size for one in start]
     x = [float(value) for one in start for value in one.flat]
     m, v = [0.0] * len(x), [0.0] * len(x)

@@ -9,7 +9,7 @@ import numpy as np
 def layerwise_mean(
     previous: list[np.ndarray], matrix: np.ndarray, clients: list[list[np.ndarray]], sizes: list[float]
 ) -> list[np.ndarray]:
-    """`previous[j]` is r_j(t), `clients[i][j]` is r_j^i, `sizes[i]` is |D_i|, `matrix[i, j]` is M_ij."""
+    """Return r(t+1); `previous[j]` is r_j(t), `clients[i][j]` r_j^i, `sizes[i]` |D_i|, and `matrix[i, j]` M_ij."""
     result = []
     for j in range(len(previous)):
         numerator = np.zeros(previous[j].shape, dtype=np.float64)

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def loss(logits: list[np.ndarray], labels: np.ndarray, weight: float) -> float:
-    """`logits` are K arrays (n, classes)."""
+    """Return the loss L of K arrays of logits (n, classes)."""
     count, heads = len(labels), len(logits)
     total = 0.0
     logs = []

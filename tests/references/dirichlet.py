@@ -1,8 +1,8 @@
-"""Dirichlet label skew by loops over examples, in plain Python, of the shares that are handed in."""
+"""Dirichlet label skew for given shares, by loops over examples in plain Python."""
 
 
 def cut(positions: list[int], shares: list[float]) -> list[list[int]]:
-    """One class's examples, cut where the running sum of the shares says (Hsu, Qi and Brown, 2019)."""
+    """Divide the examples of one class at the cumulative sums of the shares (Hsu, Qi and Brown, 2019)."""
     parts: list[list[int]] = []
     begin, total = 0, 0.0
     for number, share in enumerate(shares):

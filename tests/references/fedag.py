@@ -4,18 +4,17 @@ import numpy as np
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
-    """Of a vector."""
     e = np.exp(x - x.max())
     return e / e.sum()
 
 
 def adapted(image: np.ndarray, w2, b2, w1, b1) -> np.ndarray:
-    """Eq. 4: softmax(MLP1(tanh(MLP2(I)))) * I."""
+    """Return the adapted features of an image, softmax(MLP1(tanh(MLP2(I)))) * I (Eq. 4)."""
     return softmax(w1 @ np.tanh(w2 @ image + b2) + b1) * image
 
 
 def logits(image: np.ndarray, texts: np.ndarray, scale: float | None) -> np.ndarray:
-    """Eq. 5; with a scale as scaled cosines."""
+    """Return the logits of Eq. 5, or scaled cosines if `scale` is given."""
     found = []
     for text in texts:
         product = float((image * text).sum())
@@ -26,7 +25,7 @@ def logits(image: np.ndarray, texts: np.ndarray, scale: float | None) -> np.ndar
 
 
 def scores(features: np.ndarray, labels: list[int], synthetic: np.ndarray, wanted: list[int]) -> list[float]:
-    """Section 3.3: cosine of each synthetic image's feature with the mean feature of its class; none below 0."""
+    """Return each synthetic image's cosine with the mean feature of its class, at least 0 (Section 3.3)."""
     found = []
     for one, label in zip(synthetic, wanted, strict=True):
         own = [feature for feature, its in zip(features, labels, strict=True) if its == label]
@@ -40,12 +39,12 @@ def scores(features: np.ndarray, labels: list[int], synthetic: np.ndarray, wante
 
 
 def kl(p: np.ndarray, q: np.ndarray) -> float:
-    """KL(p || q)."""
+    """Return KL(p || q)."""
     return float(sum(a * (np.log(a) - np.log(b)) for a, b in zip(p, q, strict=True)))
 
 
 def divergence(client: np.ndarray, server: np.ndarray, alpha: list[float]) -> float:
-    """Eq. 6 over a whole set, from logits (n, classes)."""
+    """Return J of Eq. 6 over a whole set, from logits (n, classes)."""
     total = 0.0
     for theta, phi, score in zip(map(softmax, client), map(softmax, server), alpha, strict=True):
         total += score * (kl(theta, phi) + kl(phi, theta))
@@ -53,18 +52,18 @@ def divergence(client: np.ndarray, server: np.ndarray, alpha: list[float]) -> fl
 
 
 def attention(phi: np.ndarray, w1, b1, w2, b2) -> tuple[np.ndarray, np.ndarray]:
-    """Eq. 8 for one image: phi (domains, classes) to eta (classes,) and beta (domains,)."""
+    """Return eta (classes,) and beta (domains,) for one image, from phi (domains, classes) (Eq. 8)."""
     raw = np.array([float((w2 @ np.maximum(w1 @ one + b1, 0) + b2)[0]) for one in phi])
     beta = softmax(raw)
     return sum(share * one for share, one in zip(beta, phi, strict=True)), beta
 
 
 def regulariser(beta: np.ndarray, own: int, delta: float) -> float:
-    """Eq. 9 for one image."""
+    """Return R of Eq. 9 for one image."""
     others = [one for place, one in enumerate(beta) if place != own]
     return max(0.0, delta + max(others) - beta[own]) if others else 0.0
 
 
 def cross_entropy(scores: np.ndarray, label: int) -> float:
-    """Of one image."""
+    """Return the cross-entropy of one image."""
     return float(-np.log(softmax(scores)[label]))

@@ -4,7 +4,7 @@ import numpy as np
 
 
 def brick(x: np.ndarray, a1, b1, a2, b2, gate: str) -> np.ndarray:
-    """Eqs. 17 to 19 for one token x (d,): E(x) = x * sigma(B1 A1 x) + B2 A2 x + x."""
+    """Return E(x) = x * sigma(B1 A1 x) + B2 A2 x + x for one token x (d,) (Eqs. 17 to 19)."""
     x1, x2 = b1 @ (a1 @ x), b2 @ (a2 @ x)
     if gate == "softmax":
         powers = [np.exp(value - max(x1)) for value in x1]
@@ -15,7 +15,7 @@ def brick(x: np.ndarray, a1, b1, a2, b2, gate: str) -> np.ndarray:
 
 
 def alpha(step: int, steps: int) -> float:
-    """Eq. 22, e = 0, 1, ..., E_2 - 1."""
+    """Return alpha of Eq. 22 for step e = 0, 1, ..., E_2 - 1."""
     return 1 - step / steps
 
 
@@ -27,14 +27,14 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def stage_one_walk(tokens, blocks, bricks, held):
-    """Blocks that the client holds, and BRICKs in the places of the others."""
+    """Run the blocks that the client holds, and BRICKs in place of the other blocks."""
     for layer in range(len(blocks)):
         tokens = blocks[layer](tokens) if layer in held else bricks[layer](tokens)
     return tokens
 
 
 def stage_one_loss(logits, labels, weights, old_weights, theta, old_theta, lambda_w, lambda_theta) -> float:
-    """Eq. 21. `weights` of retained blocks and `theta` of missing ones, by name, beside what the server sent."""
+    """Return the loss of Eq. 21; `weights` belong to the held blocks, `theta` to the BRICKs of missing blocks."""
     loss = cross_entropy(logits, labels)
     for name in weights:
         loss += lambda_w * float(((weights[name] - old_weights[name]) ** 2).sum())
@@ -44,7 +44,7 @@ def stage_one_loss(logits, labels, weights, old_weights, theta, old_theta, lambd
 
 
 def stage_two_walk(tokens, blocks, bricks, held, share):
-    """Eq. 23, and for each retained block the mean over elements of (E(x) - f(x))^2."""
+    """Run Eq. 23; also return the mean over elements of (E(x) - f(x))^2 for each held block."""
     gaps = []
     for layer in range(len(blocks)):
         own = bricks[layer](tokens)
@@ -58,5 +58,5 @@ def stage_two_walk(tokens, blocks, bricks, held, share):
 
 
 def stage_two_loss(logits, labels, gaps, lambda_d) -> float:
-    """Eq. 24."""
+    """Return the loss of Eq. 24."""
     return cross_entropy(logits, labels) + lambda_d / len(gaps) * sum(gaps)

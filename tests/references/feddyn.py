@@ -3,7 +3,7 @@
 L_k(x) = 1/2 (x - c_k)^T diag(q_k) (x - c_k). Each client takes plain gradient steps on
 L_k(x) - <g_k, x> + alpha/2 |x - x^t|^2; then g_k <- g_k - alpha (x_k - x^t). The server keeps
 h <- h - alpha sum_{k in P} p_k (x_k - x^t) and sets x^{t+1} = sum_{k in P} p_k x_k / sum_{k in P} p_k - h / alpha.
-With p_k = 1/m this is the paper's.
+With p_k = 1/m, this is the algorithm of the paper.
 """
 
 import numpy as np
@@ -19,7 +19,10 @@ def feddyn(
     lr: float,
     steps: int,
 ) -> list[np.ndarray]:
-    """The global x after every round; `centres`, `curvatures` (clients, d), `cohorts` the clients of each round."""
+    """Return the global x after every round.
+
+    `centres` and `curvatures` have the shape (clients, d); `cohorts` lists the clients of each round.
+    """
     x = start.astype(np.float64)
     g = np.zeros_like(centres, dtype=np.float64)
     h = np.zeros_like(x)
@@ -43,7 +46,7 @@ def feddyn(
 def fedprox(
     start: np.ndarray, centre: np.ndarray, curvature: np.ndarray, mu: float, lr: float, steps: int
 ) -> np.ndarray:
-    """One client's session on L(x) + mu/2 |x - x^t|^2 (Li et al., MLSys 2020, Eq. 2)."""
+    """Return x after one client's session on L(x) + mu/2 |x - x^t|^2 (Li et al., MLSys 2020, Eq. 2)."""
     x = start.astype(np.float64)
     for _ in range(steps):
         x = x - lr * (curvature * (x - centre) + mu * (x - start))

@@ -4,9 +4,9 @@ import numpy as np
 
 
 def active_blocks(accuracies: list[float], length: int, threshold: float, blocks: int, initial: int = 1) -> list[int]:
-    """How many of the topmost blocks are active in each round, and after the last one (Eq. 5, Section 3.2).
+    """Return the number of active blocks in each round and after the last round (Eq. 5, Section 3.2).
 
-    The accuracy of round i is compared with the mean of rounds i - Q to i - 1, once there are as many.
+    The accuracy of round i is compared with the mean of rounds i - Q to i - 1 if there are Q earlier rounds.
     """
     active = [initial]
     for i, accuracy in enumerate(accuracies):
@@ -24,7 +24,10 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def mixture(mix: float, images: tuple, texts: tuple, scale: float) -> np.ndarray:
-    """Eq. 6 for one image: `images` are its features by global and local expert, `texts` (classes, d) the prompts'."""
+    """Return the logits of Eq. 6 for one image.
+
+    `images` are the image features and `texts` (classes, d) the text features, by the global and the local expert.
+    """
     return scale * np.array(
         [
             mix * cosine(images[0], texts[0][c]) + (1 - mix) * cosine(images[1], texts[1][c])
@@ -34,7 +37,7 @@ def mixture(mix: float, images: tuple, texts: tuple, scale: float) -> np.ndarray
 
 
 def gate_mean(gates: list[dict[str, np.ndarray]], losses: list[float]) -> dict[str, np.ndarray]:
-    """Eq. 7: Z_g = sum_i (L_i / sum_j L_j) Z_i."""
+    """Return Z_g = sum_i (L_i / sum_j L_j) Z_i (Eq. 7)."""
     total = sum(losses)
     mean = {name: np.zeros_like(one, dtype=np.float64) for name, one in gates[0].items()}
     for gate, loss in zip(gates, losses, strict=True):
@@ -44,7 +47,10 @@ def gate_mean(gates: list[dict[str, np.ndarray]], losses: list[float]) -> dict[s
 
 
 def gate(x: np.ndarray, w1, b1, norm1, w2, b2, norm2, eps: float = 1e-5) -> float:
-    """Section 3.3 in evaluation: MLP, batch norm, MLP, batch norm; `norm` is (mean, variance, weight, bias)."""
+    """Return lambda in evaluation mode: MLP, batch norm, MLP, batch norm, sigmoid (Section 3.3).
+
+    `norm1` and `norm2` are (mean, variance, weight, bias).
+    """
     hidden = w1 @ x + b1
     hidden = (hidden - norm1[0]) / np.sqrt(norm1[1] + eps) * norm1[2] + norm1[3]
     out = (w2 @ hidden + b2 - norm2[0]) / np.sqrt(norm2[1] + eps) * norm2[2] + norm2[3]

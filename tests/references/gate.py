@@ -2,7 +2,7 @@
 
 Batch normalisation is Ioffe and Szegedy (ICML 2015): Algorithm 1 on a batch, with the biased variance; Algorithm 2 in
 evaluation, with running means of the batches' means and of their unbiased variances, n / (n - 1) times the biased ones.
-Of a batch of one image there is no variance: it is normed as in evaluation and moves nothing.
+A batch of one image has no variance. It is normalised as in evaluation, and the running values do not change.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ class Norm:
         self.moments = np.zeros(len(scale)), np.ones(len(scale))
 
     def __call__(self, x: np.ndarray, training: bool) -> np.ndarray:
-        """Rows (n, width), normed."""
+        """Return the rows (n, width), normalised."""
         mean, variance = self.moments
         if training and len(x) > 1:
             mean, variance = x.mean(axis=0), x.var(axis=0)
@@ -28,14 +28,14 @@ class Norm:
 
 
 class Gate:
-    """The adapter with its tensors by their names in torch.nn.Sequential(Linear, BatchNorm1d, Linear, BatchNorm1d)."""
+    """The adapter; its tensors have the names of torch.nn.Sequential(Linear, BatchNorm1d, Linear, BatchNorm1d)."""
 
     def __init__(self, tensors: dict[str, np.ndarray]) -> None:
         self.tensors = {name: one.astype(np.float64) for name, one in tensors.items()}
         self.norms = [Norm(self.tensors[f"{place}.weight"], self.tensors[f"{place}.bias"]) for place in (1, 3)]
 
     def __call__(self, x: np.ndarray, training: bool) -> np.ndarray:
-        """Lambda (n,) of features (n, width)."""
+        """Return lambda (n,) of features (n, width)."""
         x = x.astype(np.float64)
         for place, norm in zip((0, 2), self.norms, strict=True):
             x = norm(x @ self.tensors[f"{place}.weight"].T + self.tensors[f"{place}.bias"], training)

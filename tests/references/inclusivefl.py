@@ -1,6 +1,6 @@
 """InclusiveFL's momentum distillation (Liu et al., KDD 2022, Section 4.3) for clients that hold prefixes, in loops.
 
-d_k is what client k changed; a size class is all clients of one depth, and D_c the class's mean change, weighted by the
+d_k is the update of client k. A size class is all clients of one depth, and D_c is its mean update, weighted by the
 clients' sizes. From the second round on, the last block l of a class of depth d becomes
 r_l + (1 - beta) d_k,l + beta mean_{j = d .. d'-1} D_{d'},j, with D of the round before and d' its next larger depth.
 The server then averages block by block over those that hold it.
@@ -12,7 +12,7 @@ import numpy as np
 def play(
     start: np.ndarray, depths: list[int], sizes: list[float], changes: list[list[np.ndarray]], beta: float
 ) -> list[np.ndarray]:
-    """The blocks (L, d) after every round; `changes[t][k]` (depth of k, d) is what client k adds in round t."""
+    """Return the blocks (L, d) after every round; `changes[t][k]` (depth of k, d) is client k's update in round t."""
     r = start.astype(np.float64)
     memory: dict[int, np.ndarray] = {}
     seen = []

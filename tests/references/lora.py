@@ -6,7 +6,7 @@ import numpy as np
 def forward(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray, a: np.ndarray, b: np.ndarray, scaling: float
 ) -> np.ndarray:
-    """`x` (n, d_in), `weight` (d_out, d_in), `a` (r, d_in), `b` (d_out, r): (n, d_out)."""
+    """Return h (n, d_out), given `x` (n, d_in), `weight` (d_out, d_in), `a` (r, d_in) and `b` (d_out, r)."""
     out = np.zeros((len(x), len(weight)), dtype=np.float64)
     for n in range(len(x)):
         low = [sum(float(a[k, i]) * float(x[n, i]) for i in range(x.shape[1])) for k in range(len(a))]

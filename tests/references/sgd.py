@@ -16,7 +16,7 @@ def descend(
     weight_decay: float,
     clip_norm: float | None,
 ) -> list[np.ndarray]:
-    """Parameters after as many steps as there are gradients, `gradients[step][parameter]`."""
+    """Return the parameters after one step for each of `gradients[step][parameter]`."""
     x = [one.astype(np.float64) for one in start]
     v = [np.zeros_like(one) for one in x]
     for step in gradients:

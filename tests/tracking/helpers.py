@@ -1,4 +1,4 @@
-"""A small sweep's manifest and trials, made up."""
+"""The made-up manifest and trials of a small sweep."""
 
 import datetime
 from pathlib import Path
@@ -45,12 +45,12 @@ def trial(rounds: int, outcome: Outcome | None = None, plan: TrialPlan = PLAN) -
 
 
 def finished(rounds: int, plan: TrialPlan = PLAN) -> TrialRecord:
-    """A trial with all its rounds."""
+    """Return a finished trial with all its rounds."""
     return trial(rounds + 1, Outcome(outcome="finished", round=rounds), plan)
 
 
 def sweep_folder(folder: Path) -> Path:
-    """A folder with the files that a sweep has."""
+    """Return a folder with the files of a sweep."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("search_space.yaml", "experiment.yaml", "sweep.json"):
         (folder / name).write_text("seed: 0\n")

@@ -1,4 +1,4 @@
-"""Servers on loopback: MLflow, PostgreSQL, and a proxy that loses answers."""
+"""Servers on loopback: MLflow, PostgreSQL, and a proxy that loses responses."""
 
 import contextlib
 import http.client
@@ -26,7 +26,7 @@ POSTGRES = next(
     ),
     None,
 )
-"""The folder of PostgreSQL's programs, where it is installed."""
+"""The folder of PostgreSQL's programs, or None if it is not installed."""
 
 
 def free_port() -> int:
@@ -45,7 +45,7 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, patience: float = 240) -> None:
-        """Until it answers."""
+        """Start the server, and wait until it answers."""
         command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", self.backend, "--host", "127.0.0.1"]
         command += ["--port", str(self.port), "--workers", "1", *self.options]
         if "--default-artifact-root" not in self.options:
@@ -67,7 +67,7 @@ class Server:
         raise RuntimeError("MLflow's server did not start:\n" + (self.folder / "server.log").read_text()[-3000:])
 
     def stop(self) -> None:
-        """At once, with what it was about to write."""
+        """Kill the server, so that unfinished writes are lost."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -76,7 +76,7 @@ class Server:
 
 @contextlib.contextmanager
 def mlflow_server(folder: Path, backend: str | None = None, *options: str) -> Iterator[Server]:
-    """A server over a database of its own, or the given one."""
+    """Serve a new database, or the given one."""
     folder.mkdir(parents=True, exist_ok=True)
     server = Server(folder, backend or f"sqlite:///{folder / 'server.db'}", *options)
     server.start()
@@ -88,10 +88,10 @@ def mlflow_server(folder: Path, backend: str | None = None, *options: str) -> It
 
 @contextlib.contextmanager
 def postgres() -> Iterator[str]:
-    """The address of a new PostgreSQL database, for SQLAlchemy. Its server refuses to run as root: then as `nobody`."""
+    """Yield SQLAlchemy's address of a new PostgreSQL database, whose server cannot run as root but as `nobody`."""
     if POSTGRES is None:
         raise RuntimeError("PostgreSQL is not installed")
-    folder = Path(tempfile.mkdtemp(prefix="postgres-"))  # pytest's own folders are root's alone where it is root
+    folder = Path(tempfile.mkdtemp(prefix="postgres-"))  # pytest's folders would be accessible to root only
     data, port = folder / "data", free_port()
     other: dict[str, Any] = {}
     if os.getuid() == 0:
@@ -100,7 +100,7 @@ def postgres() -> Iterator[str]:
         other = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
     def run(program: str, *words: str) -> None:
-        with (folder / "programs.log").open("a+") as log:  # no pipe: the server would keep it open
+        with (folder / "programs.log").open("a+") as log:  # not a pipe, because the server would keep it open
             done = subprocess.run(
                 [str(POSTGRES / program), *words], cwd=folder, stdout=log, stderr=log, timeout=120, **other
             )
@@ -121,7 +121,7 @@ Lose = Callable[[str], bool]
 
 
 class Proxy:
-    """Hands requests on to a server, and loses those answers that `lose` tells it to by their path."""
+    """A proxy that forwards requests to a server, and loses the responses to paths for which `lose` is true."""
 
     def __init__(self, url: str, lose: Lose) -> None:
         upstream = url.removeprefix("http://")

@@ -1,4 +1,4 @@
-"""Which server a sweep is shown on, and what is said of one that cannot be used."""
+"""The choice of an MLflow server or a local database, and the error messages of unusable servers."""
 
 import json
 import threading
@@ -27,17 +27,17 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("address", [None, "", "store"])
-def test_without_an_address_it_is_the_stores_own_database(tmp_path: Path, address: str | None) -> None:
+def test_without_an_address_the_local_database_is_used(tmp_path: Path, address: str | None) -> None:
     own = Destination.of(tmp_path, address)
     assert (own.uri, own.server, own.artifacts) == (f"sqlite:///{tmp_path / 'mlflow.db'}", None, tmp_path / "artifacts")
 
 
-def test_a_variable_of_mlflow_itself_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflows_own_environment_variable_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere:5000")
     assert Destination.of(tmp_path).server is None
 
 
-def test_a_password_goes_to_mlflows_client_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_is_passed_only_to_mlflows_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
     given = Destination.of(tmp_path, "https://ada:s%40cret@host:81/mlflow/")
@@ -73,18 +73,18 @@ def test_a_password_goes_to_mlflows_client_and_nowhere_else(tmp_path: Path, monk
         ("file:///tmp/x", "file:///tmp/x"),
     ],
 )
-def test_what_is_no_address_is_refused_and_its_password_not_shown(tmp_path: Path, address: str, shown: str) -> None:
+def test_an_invalid_address_is_an_error_that_hides_the_password(tmp_path: Path, address: str, shown: str) -> None:
     with pytest.raises(UserError) as refused:
         Destination.of(tmp_path, address)
     assert str(refused.value) == (
-        "`--mlflow` must be http://HOST[:PORT] or https://... of an MLflow server, or `store` for the store's own "
+        "`--mlflow` must be the URL of an MLflow server (http://HOST[:PORT] or https://...) or `store` for a local "
         f"database, but it is `{shown}`."
     )
 
 
 @contextmanager
 def answering(answer: Callable[[str], tuple[int, str]]) -> Iterator[str]:
-    """A server on loopback that answers each path with a status and a body."""
+    """Serve, on loopback, the status and body that `answer` returns for each path."""
 
     class Handler(BaseHTTPRequestHandler):
         def handle_any(self) -> None:
@@ -111,8 +111,7 @@ def answering(answer: Callable[[str], tuple[int, str]]) -> Iterator[str]:
 
 
 ACCESS = (
-    "refuses access (HTTP {}{}); MLflow's client takes a name and password from MLFLOW_TRACKING_USERNAME and "
-    "MLFLOW_TRACKING_PASSWORD, or a MLFLOW_TRACKING_TOKEN."
+    "denies access (HTTP {}{}); set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN."
 )
 HOST = "Invalid Host header - possible DNS rebinding attack detected"
 
@@ -124,12 +123,12 @@ HOST = "Invalid Host header - possible DNS rebinding attack detected"
         (401, "<html>Sign in</html>", ACCESS.format(401, "")),
         (403, HOST, ACCESS.format(403, f": {HOST}")),
         (403, json.dumps({"error_code": "PERMISSION_DENIED", "message": "no"}), ACCESS.format(403, "")),
-        (404, "not here", "does not answer: what is there is no MLflow server, or one in trouble (HTTP 404)."),
-        (500, "oh", "does not answer: what is there is no MLflow server, or one in trouble (HTTP 500)."),
-        (200, "<html>a page</html>", "does not answer: what is there is no MLflow server."),
+        (404, "not here", "cannot be used: it returned HTTP 404, so it has failed or is not an MLflow server."),
+        (500, "oh", "cannot be used: it returned HTTP 500, so it has failed or is not an MLflow server."),
+        (200, "<html>a page</html>", "cannot be used: its answer is not that of an MLflow server."),
     ],
 )
-def test_a_server_that_refuses_is_told_in_one_sentence(tmp_path: Path, status: int, body: str, sentence: str) -> None:
+def test_a_servers_error_is_reported_in_one_sentence(tmp_path: Path, status: int, body: str, sentence: str) -> None:
     with answering(lambda path: (status, body)) as url, pytest.raises(UserError) as refused:
         check_server(Destination.of(tmp_path, url))
     assert str(refused.value) == f"the MLflow server {url} {sentence}"
@@ -143,10 +142,11 @@ def test_a_server_that_keeps_artifacts_on_its_disk_is_refused(tmp_path: Path) ->
 
     with answering(answer) as url, pytest.raises(UserError) as refused:
         check_server(Destination.of(tmp_path, url), "x")
-    assert str(refused.value).startswith(f"the MLflow server {url} keeps the artifacts of `x` in /srv/mlruns/7, which")
+    sentence = f"the MLflow server {url} keeps the artifacts of `x` in /srv/mlruns/7, a folder on its own machine;"
+    assert str(refused.value).startswith(sentence)
 
 
-def test_who_may_only_read_is_told_before_a_sweep_starts(tmp_path: Path) -> None:
+def test_missing_write_access_is_an_error_before_a_sweep_starts(tmp_path: Path) -> None:
     experiment = {"experiment_id": "7", "name": "x", "artifact_location": "mlflow-artifacts:/7"}
 
     def answer(path: str) -> tuple[int, str]:
@@ -159,19 +159,19 @@ def test_who_may_only_read_is_told_before_a_sweep_starts(tmp_path: Path) -> None
     assert str(refused.value) == f"the MLflow server {url} {ACCESS.format(403, ': Permission denied')}"
 
 
-def test_a_new_sweep_is_refused_before_anything_is_made(refused: Refused) -> None:
+def test_an_unusable_server_is_an_error_before_anything_is_written(refused: Refused) -> None:
     write("search_spaces", "x", GRID)
     sentence = refused("tune", "x", "--mlflow", "http://ada:cret@127.0.0.1:9")
-    assert sentence == "the MLflow server http://127.0.0.1:9 does not answer: Connection refused."
+    assert sentence == "the MLflow server http://127.0.0.1:9 cannot be used: Connection refused."
     assert not list(Path("mlruns").glob("sweeps/**/*"))
     assert refused("run", "fedra_digits", "--mlflow", "http://127.0.0.1:9") == sentence
     assert not list(Path("mlruns").glob("runs/**/*"))
     assert refused("ui", "--mlflow", "http://127.0.0.1:9") == sentence
     assert refused("tune", "x", "--dry-run", "--mlflow", "http://127.0.0.1:9") == sentence
-    assert refused("tune", "x", "--mlflow", "mlflow").startswith("`--mlflow` must be http://")
+    assert refused("tune", "x", "--mlflow", "mlflow").startswith("`--mlflow` must be the URL of an MLflow server")
 
 
 @pytest.mark.parametrize(("error", "told"), [("no.", "no."), ("long " * 40, f"{'long ' * 32}[...].")])
-def test_a_reason_that_is_cut_says_so(tmp_path: Path, error: str, told: str) -> None:
+def test_a_long_reason_is_cut_with_an_ellipsis(tmp_path: Path, error: str, told: str) -> None:
     sentence = error_sentence(Destination.of(tmp_path), OSError(error))
     assert sentence == f"MLflow's database {tmp_path / 'mlflow.db'} cannot be used: {told}"

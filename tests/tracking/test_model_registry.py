@@ -1,4 +1,4 @@
-"""Versions in MLflow's registry: in a store's own database, and on a server that keeps artifacts."""
+"""Model versions in MLflow's registry, in a local database and on a server."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def place(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Store, Destination]]:
-    """A store, and where it is shown, with one trial in two sweeps and a single run."""
+    """Yield a results folder and its MLflow destination, with one trial in two sweeps and a single run."""
     store = Store(tmp_path_factory.mktemp("store"))
     if request.param == "database":
         yield record(store, Destination.of(store.root))
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("experiment", "key", "sweep"), [("tiny", "k1", "s1"), ("tiny", "k1", "s2"), ("alone", "r1", None)]
 )
-def test_a_folder_becomes_a_version_of_its_trial_s_run(place, folder, tmp_path, experiment, key, sweep):
+def test_a_folder_is_registered_as_a_model_version_of_its_trials_run(place, folder, tmp_path, experiment, key, sweep):
     _, destination = place
     name = f"digits of {sweep}"
     registration = Registration(destination, name, experiment, key, sweep)
@@ -69,15 +69,15 @@ def test_a_folder_becomes_a_version_of_its_trial_s_run(place, folder, tmp_path, 
 @pytest.mark.parametrize(
     ("experiment", "key", "sweep"), [("tiny", "k2", "s1"), ("tiny", "k1", "s3"), ("other", "k1", None)]
 )
-def test_a_trial_without_a_run_is_told_before_anything_is_written(place, experiment, key, sweep):
+def test_a_trial_without_a_run_is_an_error_before_anything_is_written(place, experiment, key, sweep):
     with pytest.raises(UserError) as refusal:
         Registration(place[1], "digits", experiment, key, sweep)
-    assert str(refusal.value) == f"MLflow has no run of trial {key}; `fedsweep ui --deliver` brings it there."
+    assert str(refusal.value) == f"MLflow has no run of trial {key}; `fedsweep ui --deliver` creates it."
 
 
-def test_what_mlflow_does_not_take_leaves_the_folder(place, folder):
+def test_a_failed_registration_keeps_the_folder(place, folder):
     registration = Registration(place[1], "digits", "tiny", "k1", "s1")
     registration.run_id = "0" * 32
-    with pytest.raises(UserError, match="is written, but MLflow did not register it: "):
+    with pytest.raises(UserError, match="was written, but MLflow did not register it: "):
         registration.add(folder, "export-3", {})
     assert (folder / "export.json").exists()

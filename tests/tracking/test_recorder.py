@@ -1,4 +1,4 @@
-"""The one thread that writes: the driver never waits, nothing is lost, and what MLflow lacks is said."""
+"""The thread that writes to MLflow: the driver never waits, nothing is lost, and missing runs are listed."""
 
 import threading
 import time
@@ -47,7 +47,7 @@ def parent(runs: Runs) -> Any:
 
 
 class Held:
-    """A write that does not come back until it is let go."""
+    """A write that does not return until it is released."""
 
     def __init__(self, real: Callable[..., Any]) -> None:
         self.real, self.calls = real, 0
@@ -60,7 +60,7 @@ class Held:
         return self.real(*args, **kwargs)
 
 
-def test_the_driver_does_not_wait_and_rounds_that_came_meanwhile_are_one_write(
+def test_the_driver_does_not_wait_and_later_rounds_are_one_write(
     opened: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(opened.runs.client.log_batch)
@@ -79,7 +79,7 @@ def test_the_driver_does_not_wait_and_rounds_that_came_meanwhile_are_one_write(
     assert held.calls == 2
 
 
-def test_one_thread_writes_and_ends_when_nothing_is_due(opened: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_writes_and_ends_when_the_queue_is_empty(opened: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     writers: set[str] = set()
     lock = threading.Lock()
     real = opened.runs.client.log_batch
@@ -102,9 +102,7 @@ def test_one_thread_writes_and_ends_when_nothing_is_due(opened: Recorder, monkey
     assert steps(opened.runs) == steps(opened.runs, "k2") == [(i, i / 7) for i in range(4)]
 
 
-def test_what_came_during_an_outage_is_there_when_mlflow_answers_again(
-    opened: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_of_an_outage_are_written_after_it(opened: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
 
     def down(*_: Any, **__: Any) -> Any:
@@ -132,7 +130,7 @@ def test_what_came_during_an_outage_is_there_when_mlflow_answers_again(
     assert parent(opened.runs).info.status == "FINISHED"
 
 
-def test_a_write_that_mlflow_refuses_stops_no_other_and_is_tried_again_at_the_end(
+def test_a_rejected_write_blocks_no_others_and_is_repeated_at_the_end(
     opened: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, tries = opened.runs.client.log_batch, 0
@@ -174,7 +172,7 @@ def test_the_end_of_a_sweep_is_written_after_its_trials(opened: Recorder, tmp_pa
     assert [one.path for one in opened.runs.client.list_artifacts(run.info.run_id, "report")] == ["report/table.md"]
 
 
-def test_a_sweep_whose_parent_could_not_be_opened_hangs_below_it_all_the_same(
+def test_trials_are_below_their_parent_even_if_its_creation_failed_at_first(
     store: Store, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Recorder(store, request.node.name)
@@ -195,9 +193,7 @@ def test_a_sweep_whose_parent_could_not_be_opened_hangs_below_it_all_the_same(
     assert run.data.tags["mlflow.parentRunId"] == parent(made.runs).info.run_id
 
 
-def test_a_server_that_is_not_there_holds_nobody_up(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_server_delays_nothing(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "PATIENCE", 2)
     nowhere = Destination.of(store.root, "http://127.0.0.1:9")
     made = Recorder(store, "nobody", nowhere)
@@ -205,13 +201,13 @@ def test_a_server_that_is_not_there_holds_nobody_up(
     for rounds in range(30):
         made.sync(trial(rounds))
     assert not made.deliver()
-    assert made.outage == "the MLflow server http://127.0.0.1:9 does not answer: Connection refused."
+    assert made.outage == "the MLflow server http://127.0.0.1:9 cannot be used: Connection refused."
     assert set(made.unsynced) == {"k1", "the parent run"}
-    made._due.clear()  # or the thread goes on asking
+    made._due.clear()  # otherwise, the thread continues its attempts
 
 
-def test_a_sweep_is_brought_as_finished_only_when_all_its_trials_have_ended(store: Store, tmp_path: Path) -> None:
-    """Of a sampled search the folder holds only those that were proposed before it was stopped."""
+def test_a_sweep_is_delivered_as_finished_only_if_all_its_trials_have_ended(store: Store, tmp_path: Path) -> None:
+    """The folder of an interrupted search contains only the samples that had been proposed."""
     other, destination = Store(tmp_path / "mlruns"), Destination.of(store.root, None)
     manifest = MANIFEST.model_copy(update={"name": "sampled", "trials": 2})
     sweep = other.sweep(manifest.name, manifest.id)

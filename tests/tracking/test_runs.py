@@ -1,4 +1,4 @@
-"""MLflow as a view of the store: written once, rebuilt at will."""
+"""MLflow's runs as a copy of the results folder, which is written once and can be rebuilt."""
 
 import json
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, new_store: NewStore) -> Stor
 
 
 def opened(store: Store, experiment: str, folder: Path, manifest: SweepManifest = MANIFEST) -> Runs:
-    """As a session does it when it begins."""
+    """Return the runs of an experiment with an open sweep."""
     runs = Runs(Destination.of(store.root), experiment)
     runs.open_sweep(manifest, folder)
     return runs
@@ -36,7 +36,7 @@ def opened(store: Store, experiment: str, folder: Path, manifest: SweepManifest 
 
 @pytest.fixture
 def runs(store: Store, request: pytest.FixtureRequest, tmp_path: Path) -> Runs:
-    """An MLflow experiment of its own per test, in one database."""
+    """Return the runs of a separate MLflow experiment for each test, in one database."""
     return opened(store, request.node.name, sweep_folder(tmp_path))
 
 
@@ -56,7 +56,7 @@ def test_each_round_is_written_once_however_often_it_is_synced(runs: Runs) -> No
     assert steps(runs, "seconds/round") == [(i, 0.5) for i in range(4)]
 
 
-def test_a_new_process_finds_the_run_and_goes_on(runs: Runs, store: Store, tmp_path: Path) -> None:
+def test_a_new_process_continues_the_same_run(runs: Runs, store: Store, tmp_path: Path) -> None:
     runs.sync(trial(2))
     again = opened(store, runs.experiment.name, tmp_path)
     assert again.parent == runs.parent
@@ -80,7 +80,7 @@ def test_all_resolved_values_are_parameters_under_their_dotted_names(runs: Runs)
 
 
 @pytest.mark.parametrize(("outcome", "status"), [("finished", "FINISHED"), ("pruned", "KILLED"), ("failed", "FAILED")])
-def test_outcomes_are_told_by_status_and_tags(runs: Runs, outcome: Any, status: str) -> None:
+def test_outcomes_are_recorded_as_status_and_tags(runs: Runs, outcome: Any, status: str) -> None:
     error = "Traceback\nValueError: no" if outcome == "failed" else None
     runs.sync(trial(3, Outcome(outcome=outcome, round=2, error=error)))
     run = child(runs)
@@ -91,7 +91,7 @@ def test_outcomes_are_told_by_status_and_tags(runs: Runs, outcome: Any, status: 
     assert run.data.metrics["accuracy/mean_of_last_4"] == pytest.approx((1 + 2) / 7 / 2)
 
 
-def test_what_a_trial_says_of_itself_is_a_tag_from_its_start(runs: Runs) -> None:
+def test_the_provenance_of_a_trial_is_a_tag_from_its_start(runs: Runs) -> None:
     runs.sync(trial(1, plan=PLAN.model_copy(update={"marks": {"synthetic": "surrogate"}})))
     runs.sync(trial(1, plan=PLAN.model_copy(update={"key": "k2"})))
     found = runs.client.search_runs([runs.experiment.id], "tags.`fedsweep.kind` = 'trial'")
@@ -101,7 +101,7 @@ def test_what_a_trial_says_of_itself_is_a_tag_from_its_start(runs: Runs) -> None
     assert run.data.tags["fedsweep.outcome"] == "running"
 
 
-def test_what_shows_only_on_the_way_becomes_a_tag_too(runs: Runs, store: Store, tmp_path: Path) -> None:
+def test_provenance_that_becomes_known_later_is_a_tag(runs: Runs, store: Store, tmp_path: Path) -> None:
     def at(marks: dict[str, str], session: Runs) -> tuple[str | None, str | None]:
         session.sync(trial(1, plan=PLAN.model_copy(update={"marks": marks})))
         tags = child(runs).data.tags
@@ -123,13 +123,13 @@ def test_an_interrupted_trial_is_not_left_running_and_runs_again_when_resumed(ru
     assert (child(runs).info.status, child(runs).data.tags["fedsweep.outcome"]) == ("RUNNING", "running")
 
 
-def test_a_long_history_is_cut_into_requests_that_mlflow_takes(runs: Runs) -> None:
+def test_a_long_history_is_divided_into_requests_that_mlflow_accepts(runs: Runs) -> None:
     rounds = METRICS // 4 + 60
     runs.sync(trial(rounds))
     assert len(steps(runs)) == rounds
 
 
-def test_children_hang_below_their_parent_and_have_names_for_people(runs: Runs) -> None:
+def test_children_are_below_their_parent_and_have_readable_names(runs: Runs) -> None:
     runs.sync(trial(1))
     run = child(runs)
     assert run.data.tags["mlflow.parentRunId"] == runs.parent
@@ -140,7 +140,7 @@ def test_children_hang_below_their_parent_and_have_names_for_people(runs: Runs) 
     assert plan.label == "method=all_small (depth 3), federation.depths=[4, 4], lora.patch_embed=true"
 
 
-def test_a_long_table_of_a_paper_is_no_parameter_but_its_source_is(store: Store, tmp_path: Path) -> None:
+def test_a_papers_values_are_no_parameter_but_their_source_is(store: Store, tmp_path: Path) -> None:
     values = {"accuracy/mean": 77.17, "accuracy/domain/clipart": 85.01}
     arms = tuple(ReferenceArm(arm={"lora.rank": rank}, values=values) for rank in range(200))
     paper = Reference(source="A Paper, Table 1", arms=arms)
@@ -169,9 +169,7 @@ def test_trials_of_two_sweeps_with_the_same_content_are_two_runs(
     assert first != second.parent
 
 
-def test_a_search_goes_on_after_its_first_page(
-    runs: Runs, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_returns_all_pages(runs: Runs, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiment, "PAGE", 2)
     for again in (False, True):
         session = opened(store, runs.experiment.name, tmp_path) if again else runs
@@ -225,7 +223,7 @@ def test_the_commit_is_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> 
     assert git_commit() is None
 
 
-def test_a_store_is_a_database_and_a_folder(store: Store, runs: Runs) -> None:
+def test_the_local_database_is_in_the_results_folder(store: Store, runs: Runs) -> None:
     assert (store.root / "mlflow.db").exists()
     assert MlflowClient(tracking_uri=tracking_uri(store.root)).get_experiment(runs.experiment.id) is not None
     command, environment = server_command(store.root, 5001)
@@ -239,18 +237,18 @@ WRITES += ("log_inputs",)
 
 
 class Death(BaseException):
-    """Of the process, or of the connection."""
+    """The end of the process or of the connection."""
 
 
 def play(runs: Runs) -> None:
-    """A trial as a session hands it over."""
+    """Sync a trial at its start, after two rounds and at its end."""
     for rounds in (0, 2):
         runs.sync(trial(rounds))
     runs.sync(trial(4, FINISHED))
 
 
 def dying(runs: Runs, monkeypatch: pytest.MonkeyPatch, fatal: int, committed: bool) -> list[str]:
-    """Die at the n-th write to MLflow, before it or after it. Returns the writes, as they are made."""
+    """Raise Death at write number `fatal`, after it if `committed`; return the growing list of writes."""
     made: list[str] = []
 
     def of(name: str, real: Any) -> Any:
@@ -271,7 +269,7 @@ def dying(runs: Runs, monkeypatch: pytest.MonkeyPatch, fatal: int, committed: bo
 
 
 def assert_whole(runs: Runs) -> None:
-    """All of the trial is there once."""
+    """Check that each part of the trial was written exactly once."""
     assert steps(runs) == [(i, i / 7) for i in range(4)]
     assert steps(runs, "seconds/round") == [(i, 0.5) for i in range(4)]
     for summary in ("megabytes/sent", "accuracy/mean_of_last_4"):
@@ -283,10 +281,10 @@ def assert_whole(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(("fatal", "committed"), [(0, False), *((fatal, True) for fatal in range(6))])
-def test_a_death_at_any_write_leaves_nothing_doubled_or_missing(
+def test_after_a_crash_at_any_write_nothing_is_duplicated_or_missing(
     runs: Runs, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fatal: int, committed: bool
 ) -> None:
-    """The process dies before its first or after its n-th write; another one syncs the same trial to its end."""
+    """A process ends before its first or after any later write; a second process syncs the same trial."""
     with monkeypatch.context() as patch:
         dying(runs, patch, fatal, committed)
         with pytest.raises(Death):
@@ -296,7 +294,7 @@ def test_a_death_at_any_write_leaves_nothing_doubled_or_missing(
     assert_whole(runs)
 
 
-def test_a_trial_takes_six_writes_and_no_question(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_needs_six_writes_and_no_reads(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     made = dying(runs, monkeypatch, 1000, committed=True)
     for name in ("search_runs", "get_run", "get_metric_history", "get_experiment_by_name"):
@@ -308,7 +306,7 @@ def test_a_trial_takes_six_writes_and_no_question(runs: Runs, monkeypatch: pytes
     assert_whole(runs)
 
 
-def test_a_resumed_sweep_asks_once_for_all_trials_that_have_ended(
+def test_a_resumed_sweep_needs_no_request_for_trials_that_have_ended(
     runs: Runs, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trials = [trial(4, FINISHED, PLAN.model_copy(update={"key": f"k{number}"})) for number in range(5)]
@@ -322,7 +320,7 @@ def test_a_resumed_sweep_asks_once_for_all_trials_that_have_ended(
 
 
 @pytest.mark.parametrize("fatal", [0, 1, 2, 4, 5])
-def test_a_lost_answer_within_a_session_doubles_nothing(
+def test_a_lost_response_within_a_session_duplicates_nothing(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, fatal: int
 ) -> None:
     with monkeypatch.context() as patch:
@@ -334,14 +332,14 @@ def test_a_lost_answer_within_a_session_doubles_nothing(
 
 
 def test_a_round_written_twice_is_one_point(runs: Runs) -> None:
-    """A server may take a write after we have asked it what it has, and sent the same again."""
+    """A slow server may apply a write only after the same write has been sent again."""
     runs.sync(trial(3))
     runs._written["k1"] = replace(runs._written["k1"], step=-1)
     runs.sync(trial(4, FINISHED))
     assert_whole(runs)
 
 
-def test_a_run_that_a_slow_server_makes_too_late_does_not_stay(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_a_slow_server_creates_too_late_is_deleted(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     late: list[Any] = []
 
     def slow(*args: Any, **kwargs: Any) -> Any:
@@ -359,7 +357,7 @@ def test_a_run_that_a_slow_server_makes_too_late_does_not_stay(runs: Runs, monke
     assert_whole(runs)
 
 
-def test_a_failed_trial_that_goes_on_is_running_again(runs: Runs) -> None:
+def test_a_failed_trial_that_continues_is_running_again(runs: Runs) -> None:
     runs.sync(trial(2, Outcome(outcome="failed", round=1, error="MemoryError")))
     runs.sync(trial(3))
     assert (child(runs).info.status, child(runs).data.tags["fedsweep.outcome"]) == ("RUNNING", "running")
@@ -367,7 +365,7 @@ def test_a_failed_trial_that_goes_on_is_running_again(runs: Runs) -> None:
     assert child(runs).info.status == "FINISHED"
 
 
-def test_an_experiment_deleted_on_the_page_comes_back(runs: Runs, store: Store, tmp_path: Path) -> None:
+def test_an_experiment_deleted_on_the_page_is_restored(runs: Runs, store: Store, tmp_path: Path) -> None:
     runs.client.delete_experiment(runs.experiment.id)
     again = opened(store, runs.experiment.name, tmp_path)
     again.sync(trial(1))

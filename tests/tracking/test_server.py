@@ -1,4 +1,4 @@
-"""Real MLflow servers: answers that are lost, artifacts over HTTP, a server that is away, PostgreSQL below."""
+"""Real MLflow servers: lost responses, artifacts over HTTP, outages, and PostgreSQL as the database."""
 
 import random
 import threading
@@ -49,7 +49,7 @@ def sweep(tmp_path: Path) -> tuple[Store, SweepStore]:
 
 
 def assert_whole(made: Recorder, rounds: int = 3) -> None:
-    """One parent, one run per trial, each round once, and nothing that is left running."""
+    """Check that there is one parent, one run per trial, each round once, and no run that is still running."""
     runs = made.runs
     found = runs.client.search_runs([runs.experiment.id])
     parents = [run for run in found if run.data.tags["fedsweep.kind"] == "sweep"]
@@ -78,10 +78,10 @@ def play(made: Recorder, folder: Path, pause: float = 0.0) -> None:
         made.sync(finished(3, plan))
 
 
-def test_lost_answers_double_nothing(
+def test_lost_responses_duplicate_nothing(
     server: Server, sweep: tuple[Store, SweepStore], request: pytest.FixtureRequest
 ) -> None:
-    """The first answer to each kind of write, and a quarter of all, are lost after the server has done its work."""
+    """The first response to each type of write and a quarter of all responses are lost after the write."""
     asked: Counter[str] = Counter()
     chance = random.Random(0)
 
@@ -101,7 +101,7 @@ def test_lost_answers_double_nothing(
     assert_whole(made)
 
 
-def test_artifacts_go_through_the_server(
+def test_artifacts_are_sent_through_the_server(
     server: Server, sweep: tuple[Store, SweepStore], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     store, stored = sweep
@@ -128,7 +128,7 @@ def test_artifacts_go_through_the_server(
     assert links == {} or all(link.startswith(f"{server.url}/#/") for link in links.values())
 
 
-def test_a_server_that_is_away_for_a_while_misses_nothing(
+def test_a_server_misses_nothing_after_an_outage(
     server: Server, sweep: tuple[Store, SweepStore], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, stored = sweep
@@ -142,13 +142,13 @@ def test_a_server_that_is_away_for_a_while_misses_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(recorder, "PATIENCE", 0.5)
         assert not made.deliver()
-    assert made.outage == f"the MLflow server {server.url} does not answer: Connection refused."
+    assert made.outage == f"the MLflow server {server.url} cannot be used: Connection refused."
     server.start()
     assert made.deliver()
     assert_whole(made)
 
 
-def test_what_a_store_holds_is_brought_to_another_server(server: Server, sweep: tuple[Store, SweepStore]) -> None:
+def test_a_results_folder_is_delivered_to_another_server(server: Server, sweep: tuple[Store, SweepStore]) -> None:
     store, stored = sweep
     for plan in PLANS:
         kept = stored.trial(plan.key)
@@ -164,6 +164,6 @@ def test_what_a_store_holds_is_brought_to_another_server(server: Server, sweep: 
 
 def test_a_server_with_artifacts_on_its_own_disk_is_refused(tmp_path: Path) -> None:
     own_disk = mlflow_server(tmp_path, None, "--default-artifact-root", str(tmp_path / "there"))
-    reason = r"keeps the artifacts of `x` in .*there/1, which is a path of its own"
+    reason = r"keeps the artifacts of `x` in .*there/1, a folder on its own machine"
     with own_disk as started, pytest.raises(UserError, match=reason):
         check_server(Destination.of(tmp_path, started.url), "x")

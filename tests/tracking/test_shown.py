@@ -1,4 +1,4 @@
-"""What a person meets on MLflow's page beside curves: tags to group by, datasets, notes, the saved view."""
+"""The content of MLflow's page besides curves: tags for grouping, data sets, notes and the saved view."""
 
 import base64
 import json
@@ -32,7 +32,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, new_store: NewStore) -> Store
 
 
 def opened(store: Store, experiment: str, folder: Path, manifest: SweepManifest = SWEEP) -> Runs:
-    """A session on an experiment of its own, whose search space asks something."""
+    """Return the runs of an experiment with an open sweep, whose search space begins with a question."""
     runs = Runs(Destination.of(store.root), experiment)
     (sweep_folder(folder) / "search_space.yaml").write_text("# Does it matter?\n#\n# More.\nseeds: [0, 1]\n")
     runs.open_sweep(manifest, folder)
@@ -54,12 +54,12 @@ def children(runs: Runs) -> Sequence[Any]:
 
 
 def datasets(run: Any) -> set[tuple[str, str, str]]:
-    """Name, digest and context of each."""
+    """Return the name, digest and context of each data set of a run."""
     return {(one.dataset.name, one.dataset.digest, one.tags[0].value) for one in run.inputs.dataset_inputs}
 
 
 def shown(runs: Runs) -> dict[str, Any]:
-    """The saved view."""
+    """Return the decoded saved view of the sweep."""
     value = runs.client.get_experiment(runs.experiment.id).tags[view.TAG + SWEEP.id]
     found: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(value.removeprefix("deflate;"))))
     return found
@@ -102,7 +102,7 @@ def test_tags_to_group_by(runs: Runs, arm: Arm, varied: tuple[str, ...], expecte
     assert {name: tags[name] for name in tags if not name.startswith(("fedsweep.", "mlflow."))} == expected
 
 
-def test_a_parent_says_what_its_sweep_is(runs: Runs) -> None:
+def test_tags_of_a_parent_describe_its_sweep(runs: Runs) -> None:
     expected = {
         "kind": "sweep", "objective": "accuracy/mean max", "baseline": "lora.rank=8", "scheduler": "arms",
         "search": "grid", "experiment": "fedra_digits", "seeds": "0, 1", "varied": "lora.rank",
@@ -110,7 +110,7 @@ def test_a_parent_says_what_its_sweep_is(runs: Runs) -> None:
     assert {f"fedsweep.{name}": value for name, value in expected.items()}.items() <= parent(runs).data.tags.items()
 
 
-def test_what_stood_in_for_a_generator_is_told_at_the_parent_too(runs: Runs) -> None:
+def test_the_sources_of_synthetic_images_are_a_tag_of_the_parent(runs: Runs) -> None:
     for plan, marks in zip(PLANS, ({}, {"synthetic": "surrogate"}, {"synthetic": "folder"}, {}), strict=True):
         runs.sync(finished(3, plan.model_copy(update={"marks": {**marks, "taken_from": "s0"}})))
     runs.close_sweep("FINISHED", {})
@@ -136,10 +136,10 @@ def test_datasets_are_inputs_once_however_often_they_are_synced(runs: Runs, root
     assert one is not None
 
 
-def test_the_note_has_the_table_once_there_is_one(runs: Runs, tmp_path: Path) -> None:
+def test_the_note_has_the_table_once_a_report_exists(runs: Runs, tmp_path: Path) -> None:
     experiment = runs.client.get_experiment(runs.experiment.id)
     assert experiment.tags["mlflow.note.content"] == "Does it matter?"
-    assert "No report yet" in parent(runs).data.tags["mlflow.note.content"]
+    assert "There is no report yet." in parent(runs).data.tags["mlflow.note.content"]
     report = tmp_path / "report"
     (report / "figures").mkdir(parents=True)
     (report / "table.md").write_text("# tiny\n\n| a | table |\n")
@@ -153,15 +153,15 @@ def test_the_note_has_the_table_once_there_is_one(runs: Runs, tmp_path: Path) ->
     ]
 
 
-def test_a_sweep_that_has_lost_its_search_space_asks_nothing(runs: Runs, root: Store, tmp_path: Path) -> None:
+def test_a_sweep_without_its_search_space_file_has_no_question(runs: Runs, root: Store, tmp_path: Path) -> None:
     (tmp_path / "sweep" / "search_space.yaml").unlink()
     again = Runs(Destination.of(root.root), runs.experiment.name)
     again.open_sweep(SWEEP, tmp_path / "sweep")
     again.close_sweep("FINISHED", {})
-    assert parent(again).data.tags["mlflow.note.content"].startswith("No report yet.")
+    assert parent(again).data.tags["mlflow.note.content"].startswith("There is no report yet.")
 
 
-def test_the_view_is_there_from_the_start_and_knows_the_values_at_the_end(runs: Runs) -> None:
+def test_the_view_exists_from_the_start_and_gets_the_range_of_values_at_the_end(runs: Runs) -> None:
     first = shown(runs)
     assert first["searchFilter"] == f"tags.`mlflow.parentRunId` = '{runs.parent}'"
     assert first["compareRunCharts"][0]["range"] == {}
@@ -171,7 +171,7 @@ def test_the_view_is_there_from_the_start_and_knows_the_values_at_the_end(runs: 
     assert held["yMin"] < 0 < 3 / 7 < held["yMax"]
 
 
-def test_a_view_that_cannot_be_made_or_saved_fails_nothing(
+def test_a_failure_to_save_the_view_is_no_error(
     root: Store, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -200,7 +200,7 @@ def test_a_rebuilt_database_has_the_same_content(tmp_path: Path, new_store: NewS
     assert one == other
 
 
-def test_system_metrics_are_metrics_of_their_round(runs: Runs) -> None:
+def test_system_metrics_are_recorded_by_round(runs: Runs) -> None:
     measured = trial(3, plan=PLANS[0])
     history = [replace(one, system={"system/cpu_utilization_percentage": 10.0 * one.round}) for one in measured.history]
     runs.sync(replace(measured, history=history))
@@ -218,7 +218,7 @@ def stored(store: Store, plans: Sequence[TrialPlan], manifest: SweepManifest) ->
     runs.close_sweep("FINISHED", {})
 
 
-def test_the_first_address_is_the_view_of_the_newest_sweep_or_of_the_one_asked_for(
+def test_the_first_address_is_the_view_of_the_newest_or_the_requested_sweep(
     tmp_path: Path, new_store: NewStore
 ) -> None:
     store = new_store(tmp_path)
@@ -236,7 +236,7 @@ def test_the_first_address_is_the_view_of_the_newest_sweep_or_of_the_one_asked_f
     assert not set(asked.values()) & set(links.values()) - {links["sweeps and their trials"], links["curves"]}
 
 
-def test_a_sweep_recorded_without_a_view_gets_one_where_that_can_be_written(
+def test_a_missing_view_is_saved_if_possible(
     tmp_path: Path, new_store: NewStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = new_store(tmp_path)

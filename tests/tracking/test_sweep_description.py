@@ -1,4 +1,4 @@
-"""What MLflow's page says of a sweep in words."""
+"""The description of a sweep on MLflow's page."""
 
 from pathlib import Path
 
@@ -26,17 +26,18 @@ def test_a_note_has_the_question_the_table_the_findings_and_the_commands(report:
         assert f"\nfedsweep {command}\n" in note
 
 
-def test_a_note_from_the_start_says_that_there_is_no_report(tmp_path: Path) -> None:
+def test_a_note_without_a_report_states_this(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
-        assert sweep_note(MANIFEST, "", folder).startswith("No report yet. 1 seeds, 3 rounds, around `fedra_digits`.")
+        note = sweep_note(MANIFEST, "", folder)
+        assert note.startswith("There is no report yet. Experiment: `fedra_digits`. Seeds: 1. Rounds per trial: 3.")
 
 
-def test_a_long_table_is_cut_at_a_row_and_says_so(report: Path) -> None:
+def test_a_long_table_is_cut_after_a_row_with_a_note(report: Path) -> None:
     rows = [f"| {number} | a long name of an arm |" for number in range(1000)]
     (report / "table.md").write_text("\n".join(["# title", *rows]))
     note = sweep_note(MANIFEST, "Why?", report)
     assert LONGEST_NOTE - 100 < len(note) <= LONGEST_NOTE
-    assert "the whole table is `report/table.md` among the artifacts" in note
+    assert "The whole table is in the artifact `report/table.md`." in note
     kept = [line for line in note.splitlines() if line.startswith("| ")]
     assert 100 < len(kept) < 1000
     assert kept == rows[: len(kept)]

@@ -1,4 +1,4 @@
-"""What a trial read, as MLflow's dataset inputs: the same digest where clients hold the same images, and only there."""
+"""A trial's data sets in MLflow: two digests are equal if and only if the clients have the same images."""
 
 import hashlib
 import json
@@ -23,13 +23,13 @@ def plan_of(config: RunConfig, marks: dict[str, str] | None = None) -> TrialPlan
 
 
 def of(plan: TrialPlan, context: str) -> Dataset:
-    """The data set of that context, without synthetic images."""
+    """Return the data set with this context that does not consist of synthetic images."""
     found = {one.tags[0].value: one.dataset for one in dataset_inputs(plan) if "synthetic/" not in one.dataset.name}
     return found[context]
 
 
 def divided(config: RunConfig) -> str:
-    """What each client holds, by the images themselves."""
+    """Return a digest of the training images of each client."""
     whole = hashlib.sha256()
     for client in split(config)[1].clients:
         images, labels = client.train.take(torch.arange(len(client.train)))
@@ -52,7 +52,7 @@ LABELS = {"partition": {"name": "label_skew", "clients": 3}}
         ({}, {"data.held_out_domains": ["noisy"], "federation.depths": [12, 6]}, False),
     ],
 )
-def test_the_digest_for_training_is_of_what_clients_hold(
+def test_the_training_digest_depends_on_the_clients_images(
     tiny: RunConfig, one: dict[str, Any], other: dict[str, Any], same: bool
 ) -> None:
     first, second = tiny.override(one, "test"), tiny.override(other, "test")
@@ -60,7 +60,7 @@ def test_the_digest_for_training_is_of_what_clients_hold(
     assert (of(plan_of(first), "train").digest == of(plan_of(second), "train").digest) is same
 
 
-def test_the_digest_for_tests_is_that_of_all_images(tiny: RunConfig) -> None:
+def test_the_test_digest_covers_all_images(tiny: RunConfig) -> None:
     first, second = of(plan_of(tiny), "eval"), of(plan_of(tiny.override({**IID, "seed": 1}, "test")), "eval")
     assert dict(first) == dict(second)
     assert content_digests(tiny)["data"].startswith(first.digest)
@@ -95,7 +95,7 @@ def test_synthetic_images_are_an_input_of_their_own(tiny: RunConfig) -> None:
     assert [dict(one) for one in from_files[:2]] == [dict(one) for one in made[:2]]
 
 
-def test_mlflow_takes_them_and_a_plan_without_images_has_none(tiny: RunConfig) -> None:
+def test_mlflow_accepts_the_data_sets_and_a_plan_without_images_has_none(tiny: RunConfig) -> None:
     made = dataset_inputs(plan_of(tiny))
     assert [one.tags[0].value for one in made] == ["eval", "train"]
     assert all(len(one.dataset.digest) <= 36 and json.loads(one.dataset.source) for one in made)

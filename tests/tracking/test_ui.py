@@ -1,4 +1,4 @@
-"""MLflow's page in a real browser: what a person sees of a sweep, and that the page understands the saved view."""
+"""MLflow's page in a real browser: the display of a sweep, with the saved view."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ NAMES = [f"rank {arm['lora.rank']} · lr {arm['optimizer.lr']}" for arm in ARMS]
 
 
 def played(number: int, seed: int) -> TrialRecord:
-    """A trial of three rounds, made up."""
+    """Return a made-up trial of three rounds."""
     arm = ARMS[number]
     config = {**PLAN.config, "seed": seed, "lora": {"rank": arm["lora.rank"]}, "optimizer": {"lr": arm["optimizer.lr"]}}
     plan = TrialPlan(
@@ -50,7 +50,7 @@ def played(number: int, seed: int) -> TrialRecord:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A recorded sweep of four arms with two seeds and its report behind `fedsweep ui`; the addresses it prints."""
+    """Serve a sweep of four arms with two seeds and a report with `fedsweep ui`; yield the printed addresses."""
     folder = tmp_path_factory.mktemp("ui")
     store = Store(folder / "mlruns")
     store.root.mkdir()
@@ -101,16 +101,16 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(autouse=True)
 def _shot(browser: Browser, tmp_path: Path) -> Iterator[None]:
-    """For the eye, whatever comes out."""
+    """Take a screenshot of the page at the end of each test, for inspection."""
     yield
     browser.shot(tmp_path / "page.png")
 
 
-def test_the_list_of_experiments_says_what_each_asks(served: dict[str, str], browser: Browser) -> None:
+def test_the_list_of_experiments_shows_the_question_of_each(served: dict[str, str], browser: Browser) -> None:
     browser.open(served["experiments"], "tiny", "Does it matter?")
 
 
-def test_the_runs_table_shows_the_parent_with_its_data_and_unfolds_its_trials(
+def test_the_runs_table_shows_the_parent_with_its_data_sets_and_its_trials(
     served: dict[str, str], browser: Browser
 ) -> None:
     text = browser.open(served["sweeps and their trials"], "tiny s1", "9 matching runs")
@@ -147,11 +147,13 @@ def test_the_saved_view_has_parallel_coordinates_of_several_hyperparameters(
     browser.wait("optimizer.lr", "lora.rank")
 
 
-def test_the_charts_show_the_children_beside_their_parent(served: dict[str, str], browser: Browser) -> None:
+def test_the_charts_show_the_parent_and_its_children(served: dict[str, str], browser: Browser) -> None:
     browser.open(served["curves"], "tiny s1", *(f"{name} · seed 0" for name in NAMES))
 
 
-def test_the_compare_view_has_parallel_coordinates_of_what_varies(served: dict[str, str], browser: Browser) -> None:
+def test_the_compare_view_has_parallel_coordinates_of_varied_hyperparameters(
+    served: dict[str, str], browser: Browser
+) -> None:
     text = browser.open(served["trials side by side"], "Comparing 8 Runs", "Parallel Coordinates Plot")
     text = browser.wait(*(f"{name} · seed {seed}" for name in NAMES for seed in (0, 1)))
     axes = "[...document.querySelectorAll('.js-plotly-plot text, .parcoords text')].map(one => one.textContent)"
@@ -164,13 +166,13 @@ def test_the_compare_view_has_parallel_coordinates_of_what_varies(served: dict[s
 def test_the_sweeps_own_page_has_the_table_the_findings_and_the_datasets(
     served: dict[str, str], browser: Browser
 ) -> None:
-    text = browser.open(served["what it found"], "Does it matter?", "Holm p", "fedsweep report tiny --sweep s1")
+    text = browser.open(served["the sweep's results"], "Does it matter?", "Holm p", "fedsweep report tiny --sweep s1")
     assert "lora.rank=8, optimizer.lr=0.1" in text
     assert "digits (0123456789ab)" in text
 
 
 def test_the_report_is_among_the_artifacts_and_its_figures_are_shown(served: dict[str, str], browser: Browser) -> None:
-    page, _, query = served["what it found"].partition("?")
+    page, _, query = served["the sweep's results"].partition("?")
     browser.open(f"{page}/artifacts/report/table.md?{query}", "By domain", "no test is possible")
     browser.open(f"{page}/artifacts/report/curves.png?{query}", "curves.png")
     browser.until("[...document.images].some(one => one.naturalWidth > 500)")

@@ -1,4 +1,4 @@
-"""MLflow's page: on loopback unless told otherwise, and then usable under the machine's own names only."""
+"""The server of MLflow's page, which listens on loopback or accepts only the machine's own names."""
 
 import http.client
 import json
@@ -26,27 +26,29 @@ ANYWHERE = "0.0.0.0"  # noqa: S104
 
 
 @pytest.mark.parametrize(("host", "loopback"), [("127.0.0.1", True), ("localhost", True), (ANYWHERE, False)])
-def test_who_can_reach_a_host(host: str, loopback: bool) -> None:
+def test_loopback_addresses_are_recognised(host: str, loopback: bool) -> None:
     assert check_free(host, free_port()) is loopback
 
 
-def test_a_port_that_is_taken_is_told_whichever_address_it_is_taken_on() -> None:
+def test_a_port_in_use_on_any_address_is_an_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         for host in ("127.0.0.1", ANYWHERE):
-            with pytest.raises(UserError, match=rf"^port {port} is taken on this machine; `--port {port + 1}` would"):
+            with pytest.raises(
+                UserError, match=rf"^port {port} is already in use on this machine; try `--port {port + 1}`"
+            ):
                 check_free(host, port)
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "x y", "a" * 300])
-def test_a_host_that_is_not_this_machine_is_refused(host: str) -> None:
+def test_a_host_of_another_machine_is_an_error(host: str) -> None:
     with pytest.raises(UserError, match=r"^`--host` must be an address or a name of this machine, .*, but it is `"):
         check_free(host, free_port())
 
 
-def test_only_other_hosts_need_names(tmp_path: Path) -> None:
+def test_the_servers_command_lists_names_unless_the_host_is_loopback(tmp_path: Path) -> None:
     local, _ = server_command(tmp_path, 5001)
     assert local[local.index("--host") + 1] == "127.0.0.1"
     assert "--allowed-hosts" not in local
@@ -58,7 +60,7 @@ def test_only_other_hosts_need_names(tmp_path: Path) -> None:
     assert page_url("::1", 5001) == "http://[::1]:5001"
 
 
-def test_a_server_is_waited_for_until_it_answers_or_ends() -> None:
+def test_the_wait_for_a_server_ends_when_it_answers_or_exits() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         assert answers(ended, "127.0.0.1", free_port()) is False
     waiting = [sys.executable, "-c", "input()"]
@@ -67,7 +69,7 @@ def test_a_server_is_waited_for_until_it_answers_or_ends() -> None:
         on.kill()
 
 
-def test_without_a_browser_the_address_is_left_to_the_user(
+def test_without_a_browser_only_the_address_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[str] = []
@@ -84,7 +86,7 @@ def listening(port: int) -> bool:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
-    """`fedsweep ui --host 0.0.0.0` over a recorded trial."""
+    """Serve a recorded trial with `fedsweep ui --host 0.0.0.0`."""
     folder = tmp_path_factory.mktemp("ui")
     store = Store(folder / "mlruns")
     recorder = Recorder(store, MANIFEST.name)
@@ -111,7 +113,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, "sub
 
 
 def ask(port: int, host: str, origin: str | None) -> int:
-    """The status of a search for experiments, as the page makes it."""
+    """Return the HTTP status of a search for experiments, which the page also requests."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     headers = {"Host": host, "Content-Type": "application/json", **({"Origin": origin} if origin else {})}
     connection.request("POST", "/ajax-api/2.0/mlflow/experiments/search", json.dumps({"max_results": 1}), headers)
@@ -121,7 +123,7 @@ def ask(port: int, host: str, origin: str | None) -> int:
 
 
 @pytest.mark.slow
-def test_a_page_for_the_network_answers_under_the_machines_names_and_warns(
+def test_a_page_for_the_network_accepts_the_machines_names_and_warns(
     shared: tuple[int, "subprocess.Popen[str]"],
 ) -> None:
     port, server = shared

@@ -1,4 +1,4 @@
-"""Arithmetic on adapter states, against tests/references/aggregation.py."""
+"""Averages of updates, against tests/references/aggregation.py."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def test_the_layerwise_mean_is_equation_3(rows, examples, weights, seed):
             assert np.array_equal(mean[f"r{j}"].numpy(), previous[j])
 
 
-def test_an_update_with_an_unknown_tensor_is_refused():
+def test_an_update_with_an_unknown_tensor_is_rejected():
     updates = [sent("noisy", {"head": torch.ones(2), "haed": torch.ones(2), "body": torch.ones(2)})]
     with pytest.raises(KeyError, match="client noisy sent unknown tensors: body, haed"):
         layerwise_mean({"head": torch.zeros(2)}, updates, AggregationConfig())
@@ -65,7 +65,7 @@ SVD = AggregationConfig(lora="product_svd")
 
 
 def lora(rng: np.random.Generator, rank: int = 2, kind: str = "linear") -> dict[str, torch.Tensor]:
-    """The factors of a layer from 7 features to 5, or of a convolution with 3 channels and a 2 x 2 kernel."""
+    """Return LoRA factors of a layer from 7 to 5 features, or of a convolution with 3 channels and a 2 x 2 kernel."""
     shapes = {"linear": ((rank, 7), (5, rank)), "convolution": ((rank, 3, 2, 2), (5, rank, 1, 1))}[kind]
     a, b = (torch.tensor(rng.normal(size=shape).astype(np.float32)) for shape in shapes)
     return {A: a, B: b, "head": torch.tensor(rng.normal(size=4).astype(np.float32))}
@@ -100,7 +100,7 @@ def test_copies_of_one_update_keep_its_product(rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_order_of_arrival_is_irrelevant_to_the_last_bit(rule):
+def test_the_order_of_updates_does_not_change_a_bit(rule):
     rng = np.random.default_rng(0)
     previous, updates = lora(rng), [sent(f"{i}", lora(rng), i + 1) for i in range(4)]
     config = AggregationConfig(lora=rule)
@@ -108,8 +108,8 @@ def test_the_order_of_arrival_is_irrelevant_to_the_last_bit(rule):
     assert lora_residual(previous, updates, config) == lora_residual(previous, updates[::-1], config)
 
 
-def test_refactoring_hardly_turns_an_adapter_that_is_near_its_start():
-    """The gauge: another size or another basis of A would be another learning rate from the next round on."""
+def test_refactoring_hardly_changes_an_adapter_near_its_start():
+    """A different norm or basis of A would act like a different learning rate in the following rounds."""
     rng = np.random.default_rng(0)
     start = torch.nn.init.kaiming_uniform_(torch.empty(4, 200), a=5**0.5, generator=torch.Generator().manual_seed(0))
     one = {A: start, B: torch.tensor(0.1 * rng.normal(size=(50, 4)).astype(np.float32))}
@@ -118,7 +118,7 @@ def test_refactoring_hardly_turns_an_adapter_that_is_near_its_start():
     assert (mean[B] - one[B]).norm() < 0.2 * one[B].norm()
 
 
-def test_with_one_client_in_a_round_refactoring_is_hardly_felt(federation):
+def test_with_one_client_per_round_refactoring_has_little_effect(federation):
     changes = {"method": "all_large", "federation.clients_per_round": 1, "federation.rounds": 2}
     losses = [
         [result.metrics["loss/test"] for result in federate(federation({**changes, "aggregation.lora": rule}))]
@@ -128,7 +128,7 @@ def test_with_one_client_in_a_round_refactoring_is_hardly_felt(federation):
     assert losses[0] != losses[1]
 
 
-def test_the_residual_of_a_round_is_that_of_what_all_its_clients_sent(federation):
+def test_the_residual_of_a_round_is_computed_from_all_updates(federation):
     small = federation({"federation.rounds": 1})
     start, first = federate(small)
     cohort = small.cohort(1)
@@ -138,7 +138,7 @@ def test_the_residual_of_a_round_is_that_of_what_all_its_clients_sent(federation
     assert first.metrics["lora/residual"] == expected > lora_residual(start.state.adapter, updates[:1], SVD)
 
 
-def test_a_product_of_nothing_leaves_an_adapter_that_can_learn():
+def test_an_adapter_can_still_learn_after_a_zero_product():
     rng = np.random.default_rng(0)
     idle = lora(rng) | {B: torch.zeros(5, 2)}
     mean = layerwise_mean(idle, [sent("a", idle), sent("b", idle)], SVD)
@@ -168,7 +168,7 @@ def test_the_residual_of_averaged_factors_is_their_covariance(clients, weights, 
     assert lora_residual(lora(rng), updates, AggregationConfig(weights=weights)) == pytest.approx(expected, abs=2e-7)
 
 
-def test_the_residual_of_refactored_products_is_what_the_rank_leaves_out():
+def test_the_residual_of_refactored_products_is_the_truncation_error():
     rng = np.random.default_rng(0)
     updates = [sent(f"{i}", lora(rng)) for i in range(3)]
     s = np.linalg.svd(sum(product(update.adapter) for update in updates), compute_uv=False)
@@ -199,14 +199,14 @@ def test_under_a_frozen_a_the_mean_of_products_is_the_product_of_means(federatio
     assert len(frozen) == 24
     assert not any(".lora_A." in name for name in start.state.adapter)
     assert identical(frozen, {name: tensor.detach() for name, tensor in before.items() if name in frozen})
-    other = federation({"aggregation.lora": "factors"}).initial_state().adapter  # the same A, were it trained
+    other = federation({"aggregation.lora": "factors"}).initial_state().adapter  # A is the same as with trainable A
     assert all(torch.equal(other[name], tensor) for name, tensor in frozen.items())
     assert [result.metrics["lora/residual"] for result in rounds] == [0.0, 0.0]
     blocks = 12 + 6 + 3
     assert rounds[0].metrics["parameters/trained"] == pytest.approx(650 + blocks / 3 * 2 * 64 * 8)  # two B of 64 x 8
 
 
-def test_a_rule_is_a_run_of_its_own_that_repeats(federation):
+def test_each_aggregation_rule_gives_a_different_and_reproducible_run(federation):
     rules = ("factors", "freeze_a", "product_svd", "product_svd")
     runs = [list(federate(federation({"aggregation.lora": rule, "federation.rounds": 1}))) for rule in rules]
     assert identical_rounds(*runs[2:])

@@ -1,4 +1,4 @@
-"""Attackers within a federation, whatever the method."""
+"""Malicious clients in a federation, for any method."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_only_attackers_updates_are_reversed(federation, attack):
             assert not torch.equal(now.adapter[name], tensor) or not tensor.any()
 
 
-def test_a_share_of_zero_changes_no_bit_and_another_does(federation):
+def test_a_share_of_zero_changes_nothing_and_a_positive_share_does(federation):
     none = {"federation.malicious_share": 0.0, "federation.attack": "reversed_weights"}
     clean, none, some = (
         list(federate(federation({"federation.rounds": 1, **changes})))
@@ -56,7 +56,7 @@ def test_a_share_of_zero_changes_no_bit_and_another_does(federation):
     assert not identical(clean[-1].state.adapter, some[-1].state.adapter)
 
 
-def test_statistics_and_what_is_kept_stay_honest(federation, random_clip):
+def test_running_statistics_and_private_tensors_are_not_reversed(federation, random_clip):
     clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "mlp"}
     method = {"name": "fedms", "global_rounds": 0, "gate": {"trunk": {"name": "digits_resnet"}}}
     start, updates = one_round(federation({"method": method, **clip, "partition.validation_share": 0.02}))
@@ -83,8 +83,8 @@ def test_attackers_are_left_out_of_the_mean_over_clients(federation):
     assert metrics["accuracy/clients/worst"] == min(honest)
 
 
-def test_an_attacker_remembers_what_it_has_trained(federation):
-    """FedDyn steers a client by its own memory: that of an attacker is as if it had been honest."""
+def test_an_attackers_memory_is_that_of_an_honest_client(federation):
+    """The gradients that FedDyn remembers for an attacker are those of an honest client."""
     dyn = {"base_optimizer": {"name": "feddyn", "alpha": 1.0}, "federation.rounds": 1}
     (_, honest), (_, attacked_) = (
         federate(federation({**dyn, "federation.malicious_share": share})) for share in (0.0, 0.34)
@@ -107,6 +107,6 @@ def test_under_feddyn_with_attackers_resume_equals_straight(federation, tmp_path
 @pytest.mark.parametrize(
     ("share", "said"), [(0.95, "leave at least one of the 3 clients honest"), (0.1, "be 0 or select at least one of")]
 )
-def test_a_share_that_means_nobody_or_everybody_is_refused(tiny, share, said):
+def test_a_share_of_no_client_or_all_clients_is_rejected(tiny, share, said):
     with pytest.raises(UserError, match=rf"`federation\.malicious_share` must {said}"):
         tiny.override({"federation.malicious_share": share}, "test")

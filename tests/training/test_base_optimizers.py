@@ -1,4 +1,4 @@
-"""FedAvg, FedProx and FedDyn alone, against tests/references/feddyn.py, and under a method."""
+"""FedAvg, FedProx and FedDyn, alone against tests/references/feddyn.py and combined with a method."""
 
 import copy
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ NOBODY = LayerAllocation.of([])
 
 
 class Quadratics:
-    """Clients with L_k(x) = 1/2 (x - c_k)^T diag(q_k) (x - c_k), played through a base optimizer."""
+    """Clients with losses L_k(x) = 1/2 (x - c_k)^T diag(q_k) (x - c_k), trained with a base optimizer."""
 
     def __init__(
         self, centres: np.ndarray, curvatures: np.ndarray, steps: int = 5, sizes: Sequence[int] | None = None
@@ -55,7 +55,7 @@ class Quadratics:
 
 
 @given(st.integers(0, 2**31), st.sampled_from([0.05, 0.1, 1.0]))
-def test_feddyn_is_the_papers_algorithm_whoever_takes_part_and_weighs_what(seed, alpha):
+def test_feddyn_is_the_papers_algorithm_for_any_cohorts_and_weights(seed, alpha):
     rng = np.random.default_rng(seed)
     centres, curvatures = rng.normal(size=(4, 3)), rng.uniform(0.5, 2.0, size=(4, 3))
     cohorts = [sorted(rng.choice(4, size=rng.integers(1, 5), replace=False).tolist()) for _ in range(6)]
@@ -87,10 +87,10 @@ def test_fedprox_without_its_term_is_fedavg(federation):
     assert identical_rounds(federate(fedprox), federate(federation({"federation.rounds": 1})))
 
 
-def test_a_first_feddyn_session_is_fedproxs(federation):
-    """Nothing is remembered yet: the linear term is zero and the quadratic ones agree."""
+def test_the_first_session_of_feddyn_equals_fedprox(federation):
+    """No gradient is remembered yet, so the linear term is zero; the quadratic terms are equal."""
     strength = {"base_optimizer": {"name": "fedprox", "mu": 0.3}}, {"base_optimizer": {"name": "feddyn", "alpha": 0.3}}
-    short = {"federation.rounds": 1, "local.steps": 3}  # the third step feels the pull of the second
+    short = {"federation.rounds": 1, "local.steps": 3}  # the proximal term of the second step affects the third
     short |= {"data.domains": ["plain"], "federation.depths": [12]}
     losses = []
     for change in (*strength, {}):
@@ -99,7 +99,7 @@ def test_a_first_feddyn_session_is_fedproxs(federation):
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_feddyn_keeps_to_the_blocks_that_a_client_held(federation):
+def test_feddyn_remembers_only_the_blocks_that_a_client_held(federation):
     small = federation({"base_optimizer": "feddyn", "federation.depths": [2, 1, 3]})
     start, first, second = federate(small)
     assert not start.state.client_memory
@@ -112,7 +112,7 @@ def test_feddyn_keeps_to_the_blocks_that_a_client_held(federation):
 
 
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
-def test_feddyn_remembers_what_a_client_moved(federation, weights):
+def test_feddyn_remembers_a_clients_update(federation, weights):
     small = federation(
         {"base_optimizer": {"name": "feddyn", "alpha": 0.3}, "aggregation.weights": weights, "federation.rounds": 1}
     )
@@ -122,19 +122,19 @@ def test_feddyn_remembers_what_a_client_moved(federation, weights):
     head = "backbone.head.bias"
     total = sum(small.shares()[client] * kept[head] for client, kept in remembered.items())
     torch.testing.assert_close(first.state.server_memory[head], total)
-    # theta = mean - h / alpha, and the mean itself moved by -h / alpha: twice its step.
+    # theta = mean - h / alpha, and the mean itself has changed by -h / alpha, so theta changes by twice that step.
     step = first.state.adapter[head] - start.state.adapter[head]
     torch.testing.assert_close(step, -2 * total / 0.3, rtol=1e-4, atol=1e-6)
 
 
-def test_clients_weigh_in_shares_of_all(federation):
+def test_the_weights_of_clients_are_shares_of_all_clients(federation):
     shares = federation().shares()
     assert shares == pytest.approx({"plain": 40 / 105, "inverted": 35 / 105, "noisy": 30 / 105})
     alike = federation({"aggregation.weights": "uniform"}).shares()
     assert set(alike.values()) == {1 / 3}
 
 
-def test_feddyn_and_refactored_products_are_refused_together(tiny):
+def test_feddyn_with_product_svd_is_rejected(tiny):
     with pytest.raises(UserError, match="feddyn stores gradients of LoRA's A and B"):
         tiny.override({"base_optimizer": "feddyn", "aggregation.lora": "product_svd"}, "test")
 

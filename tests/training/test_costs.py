@@ -1,4 +1,4 @@
-"""Counted costs against counts by hand, for width 64, MLP 128, rank 4, ten classes."""
+"""Costs against counts by hand, for width 64, MLP width 128, rank 4 and ten classes."""
 
 import pytest
 import torch

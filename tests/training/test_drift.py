@@ -1,4 +1,4 @@
-"""Client drift, against loops over pairs."""
+"""Client drift, against loops over pairs of clients."""
 
 from itertools import combinations
 
@@ -29,7 +29,7 @@ def test_the_distance_is_the_mean_over_pairs_and_images():
     assert mean_pairwise_distance(features) == pytest.approx(sum(pairs) / len(pairs), rel=1e-9)
 
 
-def test_clients_that_see_the_same_are_at_no_distance():
+def test_clients_with_equal_representations_have_distance_zero():
     features = torch.randn(1, 5, 7, generator=torch.Generator().manual_seed(0))
     assert mean_pairwise_distance(features) == 0.0
     assert mean_pairwise_distance(features.repeat(3, 1, 1)) == pytest.approx(0.0, abs=1e-9)
@@ -75,14 +75,14 @@ def test_a_rounds_drift_is_that_of_its_clients_own_models(federation, method):
         walk = completed(update.allocation.held, StandIns.of_method(small.method).stand_ins(small.model, client))
         assert len(walk) == (12 if method["name"] == "fedbrick" else client.capacity)
         seen.append(representation(small.model, start.state.adapter | update.adapter, walk, images))
-    # All test images are probed, for there are only ten of each domain.
+    # All test images are used, because each domain has only ten.
     assert result.metrics["drift/representation"] == pytest.approx(mean_pairwise_distance(torch.stack(seen)), rel=1e-5)
     heads = [head_distance(start.state.adapter, result.state.adapter, update.adapter) for update in updates]
     assert result.metrics["drift/head"] == pytest.approx(sum(heads) / 2, rel=1e-9)
     assert 0.01 < result.metrics["drift/representation"] < 2
 
 
-def test_a_single_client_has_not_drifted(federation):
+def test_a_single_client_has_no_drift(federation):
     _, result = federate(
         federation({"evaluation.metrics": ["drift"], "federation.clients_per_round": 1, "federation.rounds": 1})
     )

@@ -19,7 +19,7 @@ PREDICTIONS = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0], [0.5, 0.1, 0.2], [
 
 
 def domain(name: str, labels: list[int]) -> Domain:
-    """Images whose first pixel is the row of PREDICTIONS; the training split would answer all wrong."""
+    """Return images whose first pixel is their row in PREDICTIONS; all predictions on the training split are wrong."""
     images = torch.zeros(len(labels), 3, 2, 2, dtype=torch.uint8)
     images[:, 0, 0, 0] = torch.arange(len(labels))
     test = ImageSet(images, torch.tensor(labels))
@@ -71,7 +71,7 @@ def test_scores_of_clients_equal_a_plain_loop_and_have_the_promised_names():
     assert scores["accuracy/client/c"] == 0.2
 
 
-def test_batches_are_no_larger_than_asked_and_need_no_gradient(federation):
+def test_batches_have_at_most_batch_size_images_and_no_gradient(federation):
     small = federation({"evaluation.batch_size": 4})
     seen = []
     small.model.register_forward_hook(lambda module, inputs, out: seen.append((len(out), out.requires_grad)))
@@ -80,13 +80,13 @@ def test_batches_are_no_larger_than_asked_and_need_no_gradient(federation):
     assert seen == [(4, False), (4, False), (2, False)]
 
 
-def test_the_models_batch_size_does_not_change_its_answers(federation):
+def test_the_batch_size_does_not_change_the_predictions(federation):
     one_by_one, at_once = (federation({"evaluation.batch_size": size}) for size in (1, 256))
     first = one_by_one.evaluate(one_by_one.initial_state())
     assert first == pytest.approx(at_once.evaluate(at_once.initial_state()), rel=1e-5)
 
 
-def test_evaluation_uses_the_states_adapter_and_not_the_models(federation):
+def test_evaluation_uses_the_adapter_of_the_state_and_not_of_the_model(federation):
     small = federation()
     state = small.initial_state()
     before = small.evaluate(state)

@@ -1,4 +1,4 @@
-"""Local training: batches, steps, an optimizer for each session, and what it leaves alone."""
+"""Local training: batches, steps, new optimizers for each session, and tensors that must not change."""
 
 from dataclasses import replace
 
@@ -43,12 +43,12 @@ def test_passes_and_rounds_are_shuffled_anew():
 
 @pytest.fixture
 def small(federation):
-    """Clients plain, inverted and noisy with 40, 35 and 30 images."""
+    """Return a federation with the clients plain, inverted and noisy, which have 40, 35 and 30 images."""
     return federation({"lora.dropout": 0.5})
 
 
 def tasks(small, objective=cross_entropy, blocks=range(12)) -> list[LocalTask]:
-    """One task per client from the model's present adapter."""
+    """Return one task per client, which starts from the model's present adapter."""
     start = small.model.adapter()
     return [LocalTask(client, start, LayerAllocation.of(list(blocks)), objective) for client in small.clients]
 
@@ -77,7 +77,7 @@ def test_steps_are_an_epoch_a_capped_one_or_a_number(small, steps, sizes):
 
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 64))
 def test_the_released_codes_cap_is_one_step_above_the_smallest_clients_epoch(images, fewest, size):
-    """Its loop is left at the first batch whose number, from 0, exceeds the smallest client's number of batches."""
+    """The released code ends its loop at the first batch whose index, from 0, exceeds the smallest client's batches."""
     of_all = -(-min(images, fewest) // size)
     taken = 0
     for number in range(-(-images // size)):
@@ -104,7 +104,7 @@ def test_a_built_trainer_knows_the_smallest_of_all_clients(tiny):
 
 
 @pytest.mark.parametrize("optimizer", [SGDConfig(), AdamConfig()], ids=lambda config: config.name)
-def test_a_client_is_trained_alike_in_any_company(small, optimizer):
+def test_a_clients_training_does_not_depend_on_other_clients(small, optimizer):
     given, trainer = tasks(small), replace(small.trainer, optimizer=optimizer)
     together = trainer.fit(given)
     alone = [trainer.fit([task])[0] for task in reversed(given)]
@@ -125,7 +125,7 @@ def test_clients_and_rounds_differ_in_batches_and_in_dropout(federation, dropout
     assert len({update.metrics["loss"] for update in updates}) == 3
 
 
-def test_only_the_trained_blocks_and_the_head_move(small):
+def test_only_the_trained_blocks_and_the_head_change(small):
     before = small.model.adapter()
     given = replace(tasks(small)[0], allocation=LayerAllocation(held=(0, 4, 7), trained=(4,)))
     (update,) = small.trainer.fit([given])
@@ -157,7 +157,7 @@ def test_dropout_is_on_in_training_and_off_afterwards(small):
     assert not any(module.training for module in small.model.modules())
 
 
-def test_torchs_global_generator_is_neither_moved_nor_used(small):
+def test_torchs_global_generator_is_neither_changed_nor_used(small):
     given, updates = tasks(small)[:1], []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -177,16 +177,16 @@ def test_a_diverging_client_ends_the_run_in_one_sentence(small):
     assert str(refusal.value) == "the loss of client plain became inf in round 3; try a smaller `optimizer.lr`"
 
 
-def test_an_adapter_that_its_last_step_drove_out_of_range_ends_the_run(small):
-    """No loss has seen it."""
+def test_an_adapter_that_diverges_in_the_last_step_ends_the_run(small):
+    """No loss is computed after the last step, so the adapter itself is checked."""
     optimizer = small.trainer.optimizer.model_copy(update={"lr": 1e38, "clip_norm": None})
     trainer = replace(small.trainer, optimizer=optimizer, local=LocalConfig(batch_size=8, steps=1), round=3)
-    with pytest.raises(DivergenceError, match="the adapter of client plain left the range of numbers in round 3"):
+    with pytest.raises(DivergenceError, match="the adapter of client plain became infinite or NaN in round 3"):
         trainer.fit(tasks(small, lambda *given: cross_entropy(*given) * 1e4))
 
 
 def test_momentum_starts_afresh_for_every_client_and_round(small):
-    """With one step momentum has nothing to remember, so it must not change anything."""
+    """Momentum has no effect in sessions of a single step."""
     config = small.trainer.optimizer
     fits = []
     given = tasks(small)[:2]
@@ -197,8 +197,8 @@ def test_momentum_starts_afresh_for_every_client_and_round(small):
     assert identical(*fits)
 
 
-def test_a_session_descends_with_what_feddyn_remembers_of_its_client(small):
-    """One plain step differs by lr times the memory, and only for the client that has one."""
+def test_a_session_uses_the_gradient_that_feddyn_remembers(small):
+    """One step of plain SGD differs by lr times the memory, and only for the client with a memory."""
     sgd = SGDConfig(lr=0.5, momentum=0.0, weight_decay=0.0, clip_norm=None)
     local = small.trainer.local.model_copy(update={"steps": 1})
     trainer = replace(small.trainer, base=FedDyn(alpha=1.0), optimizer=sgd, local=local)

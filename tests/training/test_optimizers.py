@@ -1,4 +1,4 @@
-"""SGD and Adam against their papers (tests/references/sgd.py, adam.py) and against torch's own."""
+"""SGD and Adam, against their papers (tests/references/sgd.py, adam.py) and against torch."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_sgd_follows_its_equations(steps, momentum, weight_decay, clip_norm):
 
 
 def both(config: SGDConfig | AdamConfig, theirs: torch.optim.Optimizer, parameters: list[Tensor], steps: int) -> None:
-    """Give ours and torch's the same gradients, small and large by turns, and compare after every step."""
+    """Give both optimizers the same alternately small and large gradients, and compare them after every step."""
     values = [one.detach().clone() for one in parameters]
     ours = config.over(values)
     for step in range(steps):
@@ -58,7 +58,7 @@ def both(config: SGDConfig | AdamConfig, theirs: torch.optim.Optimizer, paramete
 @pytest.mark.parametrize("clip_norm", [None, 0.7, 100.0])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.05])
-def test_sgd_is_torchs_to_the_last_bit(momentum, weight_decay, clip_norm):
+def test_sgd_is_bit_identical_to_torchs(momentum, weight_decay, clip_norm):
     parameters = [torch.nn.Parameter(one) for one in drawn(0)]
     config = SGDConfig(lr=0.03, momentum=momentum, weight_decay=weight_decay, clip_norm=clip_norm)
     theirs = torch.optim.SGD(parameters, lr=0.03, momentum=momentum, weight_decay=weight_decay)
@@ -69,7 +69,7 @@ def test_sgd_is_torchs_to_the_last_bit(momentum, weight_decay, clip_norm):
 @pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.05])
 @pytest.mark.parametrize(("betas", "eps"), [((0.9, 0.98), 1e-6), ((0.9, 0.999), 1e-8), ((0.0, 0.0), 1e-3)])
-def test_adam_is_torchs_to_the_last_bit(betas, eps, weight_decay, decoupled, clip_norm):
+def test_adam_is_bit_identical_to_torchs(betas, eps, weight_decay, decoupled, clip_norm):
     parameters = [torch.nn.Parameter(one) for one in drawn(0)]
     shared = {"lr": 0.03, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     theirs = (torch.optim.AdamW if decoupled else torch.optim.Adam)(parameters, **shared)
@@ -94,7 +94,7 @@ def test_adam_follows_its_algorithm(betas, weight_decay, decoupled, clip_norm):
         assert np.abs(value - begun.numpy()).max() > 0.02
 
 
-def test_the_two_ways_to_decay_and_clipping_are_different_descents():
+def test_both_kinds_of_decay_and_clipping_change_the_result():
     ends = []
     for changes in ({}, {"decoupled": True}, {"weight_decay": 0.0}, {"clip_norm": 0.1}):
         parameters = drawn(0)
@@ -107,7 +107,7 @@ def test_the_two_ways_to_decay_and_clipping_are_different_descents():
 
 
 @pytest.mark.parametrize("config", [SGDConfig(lr=0.1), AdamConfig(lr=0.1)], ids=lambda config: config.name)
-def test_parameters_move_in_place_and_gradients_stay(config):
+def test_parameters_change_in_place_and_gradients_do_not_change(config):
     parameters, gradients = drawn(0), drawn(1, scale=100.0)
     places, given_gradients = [one.data_ptr() for one in parameters], [one.clone() for one in gradients]
     stepper = config.over(parameters)
@@ -119,7 +119,7 @@ def test_parameters_move_in_place_and_gradients_stay(config):
 
 
 @pytest.mark.parametrize("config", [SGDConfig(lr=0.1), AdamConfig(lr=0.1)], ids=lambda config: config.name)
-def test_a_fresh_stepper_remembers_nothing(config):
+def test_a_new_optimizer_has_no_memory(config):
     ends = []
     for earlier in (0, 3):
         used, parameters = config.over(drawn(5)), drawn(0)

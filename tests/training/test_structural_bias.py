@@ -1,4 +1,4 @@
-"""Structural bias: Theorem 1 on a linear network, gradients and Jacobians against exact ones."""
+"""Structural bias: Theorem 1 on a linear network, and exact gradients and Jacobians."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ WIDTH, LAYERS = 12, 6
 
 
 class Linear(LayeredModel):
-    """Blocks a -> W a, no embedding, no head: what Theorem 1 speaks of. Tokens are (1, 1, width)."""
+    """The linear network of Theorem 1: blocks a -> W a, no embedding and no head. Tokens are (1, 1, width)."""
 
     def __init__(self, blocks: list[torch.Tensor]) -> None:
         body = nn.Module()
@@ -48,17 +48,17 @@ class Linear(LayeredModel):
 
 
 def deviating(count: int, generator: torch.Generator) -> list[torch.Tensor]:
-    """I + u v^T with directions of their own: independent, each off the identity by one dimension."""
+    """Return matrices I + u v^T with independent u and v; each differs from the identity in one dimension."""
     u, v = (torch.randn(count, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))
     return [torch.eye(WIDTH, dtype=torch.float64) + torch.outer(a, b) / 4 for a, b in zip(u, v, strict=True)]
 
 
 @pytest.mark.parametrize("skipped", [(), (4,), (2, 5), (1, 3, 4), (1, 2, 3, 4, 5)])
 def test_the_space_of_distortions_has_as_many_dimensions_as_skipped_layers(skipped):
-    """Theorem 1 (Eq. 12): epsilon_1 over all gradients v that the loss may have, with the first block held.
+    """Theorem 1 (Eq. 12) for epsilon_1 over all possible gradients v of the loss, with the first block held.
 
-    That each skipped layer deviates from the identity in one direction of its own is what the theorem assumes: with
-    deviations of full rank one layer alone would span everything.
+    The theorem assumes that each skipped layer deviates from the identity in one direction of its own. With deviations
+    of full rank, a single skipped layer would span all dimensions.
     """
     generator = torch.Generator().manual_seed(0)
     model = Linear(deviating(LAYERS, generator))
@@ -66,7 +66,7 @@ def test_the_space_of_distortions_has_as_many_dimensions_as_skipped_layers(skipp
     start = torch.randn(1, 1, WIDTH, generator=generator, dtype=torch.float64)
     (weight,) = model.backbone.blocks[0].parameters()
     errors = []
-    for v in torch.eye(WIDTH, dtype=torch.float64):  # a loss <v, a_L> has the gradient v, whatever a_L
+    for v in torch.eye(WIDTH, dtype=torch.float64):  # the loss <v, a_L> has the gradient v for any a_L
         own, full = (torch.autograd.grad((model(start, path) * v).sum(), weight)[0] for path in (held, range(LAYERS)))
         errors.append((own - full).flatten().numpy())
     values = np.linalg.svd(np.stack(errors), compute_uv=False)
@@ -81,7 +81,7 @@ def placed(small, name: str, stand_ins=None, held=(0, 3, 7)) -> tuple[Placed, to
 
 def test_distortion_is_the_difference_of_gradients_block_by_block(federation):
     small = federation({"lora.dropout": 0.0})
-    with torch.no_grad():  # B = 0 would leave A without a gradient
+    with torch.no_grad():  # with B = 0, A would have no gradient
         for name, one in small.model.trainable().items():
             one.add_(0.05 * torch.randn(one.shape, generator=torch.Generator().manual_seed(len(name))))
     where, images, labels = placed(small, "plain")
@@ -115,12 +115,12 @@ def test_a_client_that_holds_all_blocks_is_not_biased(federation):
 
 
 def exact(of, x: torch.Tensor) -> torch.Tensor:
-    """Jacobian of one image's tokens, as a matrix."""
+    """Return the Jacobian of one image's tokens as a matrix."""
     return torch.autograd.functional.jacobian(of, x).reshape(x.numel(), x.numel())
 
 
-def test_the_estimated_discrepancy_is_the_exact_one(federation):
-    """Against Jacobians written out, on blocks of width 64 with 17 tokens; the estimate is over random signs."""
+def test_the_estimated_discrepancy_equals_the_exact_one(federation):
+    """Compare the estimate over random signs with full Jacobians, on blocks of width 64 with 17 tokens."""
     model = federation({"lora.dropout": 0.0}).model
     stand_in = Brick(64, 4, "softmax")
     generator = torch.Generator().manual_seed(0)
@@ -144,13 +144,13 @@ def test_the_estimated_discrepancy_is_the_exact_one(federation):
     for name, value in expected.items():
         drawn = np.array([one[0][name] for one in draws])
         assert abs(drawn.mean() - value) < 4 * drawn.std(ddof=1) / len(drawn) ** 0.5
-        assert drawn.std(ddof=1) < 0.2 * value  # one draw says enough
+        assert drawn.std(ddof=1) < 0.2 * value  # a single draw is accurate enough
     with torch.no_grad():
         error = (stand_in(x) - model.block(2, x)).square().sum() / (x - model.block(2, x)).square().sum()
     assert draws[0][0]["structural_bias/brick_error"] == pytest.approx(error.item(), rel=1e-4)
 
 
-def test_the_slope_is_that_of_the_least_squares_line():
+def test_the_slope_is_the_least_squares_slope():
     x, y = [0, 2, 4, 6, 7, 8], [0.1, 0.5, 0.4, 0.9, 1.0, 1.3]
     assert slope(x, y) == pytest.approx(np.polyfit(x, y, 1)[0], rel=1e-9)
     assert slope([3, 3], [1.0, 2.0]) == 0.0
@@ -172,7 +172,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method["name"])
-def test_it_is_measured_beside_a_run_without_changing_it(federation, tiny, method):
+def test_measuring_structural_bias_does_not_change_the_run(federation, tiny, method):
     changes = {"method": method, "partition.proxy_share": 0.2, "federation.depths": [12, 3]}
     changes |= {"data.domains": ["plain", "noisy"]}
     asked = {**changes, "evaluation.metrics": ["structural_bias"]}

@@ -1,4 +1,4 @@
-"""The t-SNE of the global model's features: its images, its points, its files."""
+"""The t-SNE of the global model's features: images, points and files."""
 
 import hashlib
 import math
@@ -30,7 +30,7 @@ def domain(name: str, labels: list[int]) -> Domain:
 
 
 def counts(sample) -> dict[str, list[int]]:
-    """Images per class by domain."""
+    """Return the number of images of each class, by domain."""
     return {name: np.bincount(part.labels, minlength=2).tolist() for name, part in sample.items()}
 
 
@@ -63,31 +63,31 @@ def test_the_draw_depends_on_the_seed_alone():
         (
             [0, 1] * 9,
             5,
-            "`evaluation.tsne_classes` must be at most the 4 classes of the data, but it is 5.",
+            "`evaluation.tsne_classes` must be at most 4, the number of classes of the data, but it is 5.",
         ),
         (
             [0, 3] * 9,
             3,
-            "`evaluation.tsne_classes` 3 needs two classes with test images and more images than classes, "
-            "but 9 images of 1 were drawn.",
+            "`evaluation.tsne_classes` 3 needs at least two classes with test images and more images than classes, "
+            "but the number of images is 9 and the number of classes 1.",
         ),
         (
             [0, 1, 2, 3],
             4,
-            "`evaluation.tsne_classes` 4 needs two classes with test images and more images than classes, "
-            "but 4 images of 4 were drawn.",
+            "`evaluation.tsne_classes` 4 needs at least two classes with test images and more images than classes, "
+            "but the number of images is 4 and the number of classes 4.",
         ),
     ],
 )
-def test_what_cannot_be_drawn_is_one_sentence(labels, classes, sentence):
+def test_too_few_classes_or_images_are_rejected(labels, classes, sentence):
     with pytest.raises(UserError) as refusal:
         draw([domain("a", labels)], NAMES, classes, 20, seed=0)
     assert str(refusal.value) == sentence
 
 
-def test_more_classes_than_the_data_has_end_before_anything_runs(tiny):
+def test_too_many_classes_are_rejected_before_a_run(tiny):
     check_content(tiny.override({"evaluation.tsne_classes": 10}, "test"))
-    with pytest.raises(UserError, match=r"at most the 10 classes of the data, but it is 11\.$"):
+    with pytest.raises(UserError, match=r"at most 10, the number of classes of the data, but it is 11\.$"):
         check_content(tiny.override({"evaluation.tsne_classes": 11}, "test"))
 
 
@@ -97,7 +97,7 @@ def all_features(model, layers, sample, size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("held", [tuple(range(12)), (0, 3)])
-def test_features_are_those_of_the_heads_input_behind_the_states_blocks(federation, held):
+def test_features_are_the_heads_inputs_after_the_blocks_of_the_state(federation, held):
     small = federation(ASKED, test=40)
     sample = draw(small.domains, small.class_names, 4, 36, small.seed)
     one_by_one, at_once = (all_features(small.model, held, sample, size) for size in (1, 256))
@@ -122,7 +122,7 @@ def test_points_carry_their_class_domain_and_silhouette(federation):
     assert found.silhouette == pytest.approx(score, rel=1e-5)
 
 
-def test_classes_that_lie_apart_have_a_high_silhouette_and_neighbours_in_the_plane(federation, monkeypatch):
+def test_separated_classes_have_a_high_silhouette_and_neighbours_in_the_plane(federation, monkeypatch):
     small = federation(ASKED, test=60)
     sample = draw(small.domains, small.class_names, 4, 36, small.seed)
     labels = torch.cat([part.labels for part in sample.values()])
@@ -139,14 +139,14 @@ def test_classes_that_lie_apart_have_a_high_silhouette_and_neighbours_in_the_pla
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, 0.0])
-def test_a_model_that_diverged_has_no_picture_and_no_error(federation, broken):
+def test_a_diverged_model_has_no_figure_and_raises_no_error(federation, broken):
     small = federation(ASKED, test=60)
     state = small.initial_state()
     small.model.backbone.norm.weight.data.fill_(broken)
     assert small.embed(state) is None
 
 
-def test_the_states_adapter_and_layers_are_shown_and_not_the_models(federation):
+def test_the_figure_uses_the_adapter_and_layers_of_the_state(federation):
     small = federation(ASKED, test=60)
     state = small.initial_state()
     before = small.embed(state)
@@ -178,7 +178,7 @@ def test_every_class_has_a_colour_and_every_domain_a_marker():
 
 @pytest.fixture
 def asking(tiny):
-    """A run of two rounds on one domain that asks for a t-SNE."""
+    """Return a run of two rounds on one domain with a t-SNE."""
     return tiny.override({**ASKED, "data.domains": ["plain"], "federation.depths": [4]}, "test")
 
 
@@ -186,7 +186,7 @@ def digests(folder) -> list[str]:
     return [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES]
 
 
-def test_a_durable_run_leaves_its_picture_before_its_last_checkpoint_and_changes_no_round(asking, tmp_path):
+def test_a_run_writes_its_figure_before_its_last_checkpoint_and_changes_no_round(asking, tmp_path):
     path = tmp_path / "straight" / "checkpoint.safetensors"
     durable = run_resumably(asking, path)
     rounds = [next(durable), next(durable)]
@@ -212,7 +212,7 @@ def test_a_durable_run_leaves_its_picture_before_its_last_checkpoint_and_changes
     assert [one.name for one in (tmp_path / "plain").iterdir()] == [path.name]
 
 
-def test_a_killed_run_that_has_all_rounds_has_its_picture(asking, tmp_path, monkeypatch):
+def test_a_run_killed_after_its_last_round_has_its_figure(asking, tmp_path, monkeypatch):
     short = asking.override({"federation.rounds": 1}, "test")
 
     def killed(path, checkpoint):
@@ -228,7 +228,7 @@ def test_a_killed_run_that_has_all_rounds_has_its_picture(asking, tmp_path, monk
     assert load(tmp_path / "checkpoint", like=untuned.state).round == 0
 
 
-def test_a_method_with_fewer_blocks_shows_those(federation):
+def test_the_figure_uses_the_blocks_of_the_servers_model(federation):
     small = federation({**ASKED, "method": "all_small", "federation.rounds": 1}, test=60)
     *_, last = federate(small)
     assert last.state.layers == (0, 1, 2)

@@ -1,4 +1,4 @@
-"""Arrow files of prepared images: written in pieces, mapped whole. No torch."""
+"""Arrow files of prepared images: writing, memory mapping and checking. This module does not import torch."""
 
 import hashlib
 import io
@@ -14,12 +14,16 @@ import pyarrow as pa
 from fedsweep.common.errors import UserError
 from fedsweep.data.prepared.card import StoreCard
 
-PIECE = 32 * 1024 * 1024  # bytes that are read or written at once, which limits the memory of a process
+PIECE = 32 * 1024 * 1024  # bytes read or written at once, to limit the memory of a process
 
 
 @dataclass(frozen=True)
 class Part:
-    """One split of a domain: uint8 images (n, 3, size, size) in mapped pages, int16 labels (n,), source paths."""
+    """The training or the test images of a domain.
+
+    `images` (n, 3, size, size) is uint8, in the memory map `pages`. `labels` (n,) is int16. `paths` are the paths of
+    the source images.
+    """
 
     images: np.ndarray
     labels: np.ndarray
@@ -34,7 +38,7 @@ def schema(size: int) -> pa.Schema:
 
 
 def record_batch(images: np.ndarray, labels: Sequence[int] | np.ndarray, paths: Sequence[str]) -> pa.RecordBatch:
-    """Return one split as a record batch, without copying its pixels, uint8 (n, 3, size, size)."""
+    """Return images, uint8 (n, 3, size, size), with labels and paths as a record batch, without copying pixels."""
     size = images.shape[-1]
     pixels = pa.Array.from_buffers(pa.uint8(), images.size, [None, pa.py_buffer(np.ascontiguousarray(images))])
     storage = pa.FixedSizeListArray.from_arrays(pixels, 3 * size * size)
@@ -44,7 +48,10 @@ def record_batch(images: np.ndarray, labels: Sequence[int] | np.ndarray, paths: 
 
 
 def write_domain(path: Path, train: pa.RecordBatch, test: pa.RecordBatch, pages: mmap.mmap | None = None) -> None:
-    """Write a domain's file and flush it to disk; if the images lie in a memory map `pages`, release written pages."""
+    """Write the file of a domain and flush it to disk.
+
+    If the images are in a memory map `pages`, their memory is released after they are written.
+    """
     # A domain of 14,267 images at 224 px has more than 2^31 pixel values.
     options = pa.ipc.IpcWriteOptions(allow_64bit=True)
     with _InPieces(io.FileIO(path, "w")) as file:
@@ -57,7 +64,7 @@ def write_domain(path: Path, train: pa.RecordBatch, test: pa.RecordBatch, pages:
 
 
 class _InPieces(io.BufferedWriter):
-    """A file that is written in pieces and releases the pages of the memory map that the pieces come from."""
+    """A file that is written in pieces, and that releases the memory of the memory map `pages` after each piece."""
 
     pages: mmap.mmap | None = None
 
@@ -71,13 +78,17 @@ class _InPieces(io.BufferedWriter):
 
 
 def map_file(path: Path) -> mmap.mmap:
-    """Return a read-only memory map of a file that is not empty."""
+    """Return a read-only memory map of a file, which must not be empty."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def map_domain(path: Path) -> tuple[Part, Part]:
-    """Map the training and the test part of a domain's file into memory, or raise UserError for another file."""
+    """Return the training and the test images in a domain's file as a memory map.
+
+    Raises:
+        UserError: The file is missing, damaged or of another kind.
+    """
     try:
         pages = map_file(path)
         reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(pages)))
@@ -85,8 +96,10 @@ def map_domain(path: Path) -> tuple[Part, Part]:
         if reader.num_record_batches != 2 or not reader.schema.equals(schema(size)):
             raise ValueError("other columns or batches")
         train, test = (_part(reader.get_batch(number), size, pages) for number in range(2))
-    except (pa.ArrowException, OSError, ValueError, KeyError, AttributeError):  # ValueError: mmap's, of an empty file
-        raise UserError(f"{path} is not a file of prepared images, or it is damaged; prepare it again.") from None
+    except (pa.ArrowException, OSError, ValueError, KeyError, AttributeError):  # ValueError: mmap of an empty file
+        raise UserError(
+            f"{path} is not a file of prepared images, or it is damaged; prepare the data set again."
+        ) from None
     return train, test
 
 
@@ -96,16 +109,16 @@ def _part(batch: pa.RecordBatch, size: int, pages: mmap.mmap) -> Part:
 
 
 def check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
-    """Raise UserError unless all labels of a domain's file are within 0..classes-1."""
+    """Raise UserError unless all labels of a domain's file are between 0 and classes - 1."""
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         raise UserError(
-            f"{path} holds labels from {labels.min()} to {labels.max()}, but its card names {classes} classes; "
-            "prepare it again."
+            f"{path} contains labels from {labels.min()} to {labels.max()}, but its card lists {classes} classes; "
+            "prepare the data set again."
         )
 
 
 def stored_digest(folder: Path, card: StoreCard) -> str:
-    """Return the `content_digest` of the files on the disk, read piece by piece."""
+    """Return the `content_digest` of a prepared data set, read from its files in pieces."""
     digest = hashlib.sha256("".join(f"{name}\0" for name in card.class_names).encode())
     for name in card.domains:
         for part in map_domain(folder / f"{name}.arrow"):

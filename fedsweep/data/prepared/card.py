@@ -1,4 +1,4 @@
-"""The cards and the folders of prepared data sets. No torch, no pyarrow."""
+"""The cards and folders of prepared data sets. This module imports neither torch nor pyarrow."""
 
 from pathlib import Path
 from typing import Literal
@@ -14,42 +14,46 @@ CARD = "card.json"
 
 
 class DomainCard(Config):
-    """The image counts and the size of a domain's file."""
+    """The number of images in a domain's file, and the size of the file."""
 
-    train: int = Field(ge=0, description="training images")
-    test: int = Field(ge=0, description="test images")
-    bytes: int = Field(ge=0, description="size of the Arrow file")
+    train: int = Field(ge=0, description="number of training images")
+    test: int = Field(ge=0, description="number of test images")
+    bytes: int = Field(ge=0, description="size of the Arrow file in bytes")
 
 
 class StoreCard(Config):
-    """The description of a prepared data set, written last: a folder without it is not a store."""
+    """The description of a prepared data set. It is written last, so that a folder with a card is complete."""
 
     what_a_name_is = "an entry of a prepared data set's card"
 
     format: Literal[1] = 1
     name: str
-    size: int = Field(gt=0, description="height and width of the images, pixels")
-    layout: str = Field(description="the layout that it was read from")
+    size: int = Field(gt=0, description="height and width of the images in pixels")
+    layout: str = Field(description="layout of the source files")
     class_names: tuple[str, ...]
     domains: dict[str, DomainCard]
     digest: str = Field(description="SHA-256 of classes, domains, split, labels and pixels; see `content_digest`")
     crop_pct: float = Field(description="share of the short side that the centre crop keeps")
-    crop_mode: str = Field("center", description="timm's: center keeps the aspect ratio, squash does not")
+    crop_mode: str = Field(
+        "center", description="crop mode of timm: `center` keeps the aspect ratio, `squash` does not"
+    )
     interpolation: str = "bicubic"
-    test_fraction: float | None = Field(None, description="share of each class drawn for the test split; null: listed")
+    test_fraction: float | None = Field(
+        None, description="share of each class drawn for the test split; null: the source lists it"
+    )
     skipped: tuple[str, ...] = Field((), description="images that could not be decoded")
-    plan: str = Field("", description="SHA-256 of the source's listing and of all options")
-    times: str = Field("", description="SHA-256 of when the source's files were last changed; empty in older cards")
-    made_with: str = Field("", description="the decoder, whose version decides about the last bit of a pixel")
+    plan: str = Field("", description="SHA-256 of the list of source files and of all options")
+    times: str = Field("", description="SHA-256 of the source files' modification times; empty in older cards")
+    made_with: str = Field("", description="name and version of the decoder, which can affect the last bit of a pixel")
 
     @property
     def images(self) -> int:
-        """Number of training and test images of all domains."""
+        """The number of training and test images of all domains."""
         return sum(domain.train + domain.test for domain in self.domains.values())
 
     @property
     def bytes(self) -> int:
-        """Size of the files of all domains."""
+        """The size of the files of all domains, in bytes."""
         return sum(domain.bytes for domain in self.domains.values())
 
 
@@ -59,7 +63,7 @@ def store_folder(name: str, size: int) -> Path:
 
 
 def is_store(folder: Path) -> bool:
-    """Return whether a folder contains a finished preparation."""
+    """Return whether a folder contains a completely prepared data set."""
     return (folder / CARD).is_file()
 
 
@@ -75,28 +79,42 @@ def unfinished() -> list[Path]:
 
 
 def read_card(folder: Path) -> StoreCard:
-    """Return the card of a store, or raise UserError unless it fits the folder and all files have their length."""
+    """Return the card of a prepared data set.
+
+    Raises:
+        UserError: The card is malformed or belongs to another folder, or a file has another size than the card lists.
+    """
     card = StoreCard.of(read_json(folder / CARD), str(folder / CARD))
     if folder.name != f"{card.name}-{card.size}":
         raise UserError(
-            f"{folder} must hold what its name says, but its card says {card.name} at {card.size} pixels; "
-            f"`{card.name}-{card.size}` is the name that it was prepared under."
+            f"{folder} must be named `{card.name}-{card.size}`, because its card describes {card.name} "
+            f"at {card.size} pixels."
         )
     for name, domain in card.domains.items():
         path = inside(folder, f"{name}.arrow")
         found = path.stat().st_size if path.exists() else 0
         if found != domain.bytes:
-            again = f"`fedsweep data prepare {card.name} --root DIR --size {card.size} --force` would make it again."
+            again = (
+                f"run `fedsweep data prepare {card.name} --root DIR --size {card.size} --force` to prepare it again."
+            )
             raise UserError(f"{path} must have {domain.bytes} bytes, but it has {found}; {again}")
     return card
 
 
 def find_store(name: str, size: int | None = None) -> Path:
-    """Return the folder of a prepared data set, or raise UserError; `size` may be omitted if there is only one."""
+    """Return the folder of a prepared data set.
+
+    Args:
+        name: The name of the data set.
+        size: The height and width of the images in pixels; None if the data set is prepared at only one size.
+
+    Raises:
+        UserError: The data set is not prepared at this size, or is prepared at several sizes and `size` is None.
+    """
     sizes = prepared_sizes(name)
     if size is None and len(sizes) > 1:
         there = " and ".join(map(str, sizes))
-        raise UserError(f"{name} is prepared at {there} pixels; `--size {sizes[0]}` would choose one.")
+        raise UserError(f"{name} is prepared at {there} pixels; choose one, e.g. with `--size {sizes[0]}`.")
     if size is None and sizes:
         size = sizes[0]
     if size not in sizes:
@@ -105,16 +123,18 @@ def find_store(name: str, size: int | None = None) -> Path:
 
 
 def prepared_sizes(name: str) -> list[int]:
-    """Return the sizes, in pixels, at which a data set is prepared."""
+    """Return the image sizes in pixels at which a data set is prepared, in ascending order."""
     parts = [folder.name.rpartition("-") for folder in stores()]
     return sorted(int(size) for found, _, size in parts if found == name)
 
 
 def why_missing(name: str, size: int | None) -> str:
-    """Return the error message, with a remedy, for a data set that is not prepared at this size, or at any if None."""
+    """Return the error message for a data set that is not prepared at `size`, or at any size if `size` is None."""
     command = f"`fedsweep data prepare {name} --root DIR{f' --size {size}' if size else ''}`"
     if sizes := prepared_sizes(name):
-        return f"{name} is prepared at {' and '.join(map(str, sizes))} pixels, not at {size}; {command} would make it."
+        return (
+            f"{name} is prepared at {' and '.join(map(str, sizes))} pixels, not at {size}; run {command} to prepare it."
+        )
     names = dict.fromkeys(folder.name.rpartition("-")[0] for folder in stores())
-    hint = near(name, names) or f"; {command} would make it."
+    hint = near(name, names) or f"; run {command} to prepare it."
     return f"there is no prepared data set `{name}` in {data_folder()}{hint}"

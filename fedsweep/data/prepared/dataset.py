@@ -1,4 +1,4 @@
-"""Configurations of data sets, and prepared images mapped into memory from Arrow files."""
+"""The base class of data sets, and prepared data sets, which are memory maps of Arrow files."""
 
 import hashlib
 import warnings
@@ -19,7 +19,11 @@ from fedsweep.types import Domain, FederatedData, ImageSet
 
 
 def read_domain(path: Path, name: str) -> Domain:
-    """Map a domain's file into memory, or raise UserError. Writing to the read-only images would end the process."""
+    """Return a domain, with images in a read-only memory map of its file; writing to them would crash the process.
+
+    Raises:
+        UserError: The file is missing, damaged or of another kind.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         train, test = (
@@ -30,10 +34,11 @@ def read_domain(path: Path, name: str) -> Domain:
 
 
 def content_digest(class_names: Sequence[str], domains: Iterable[Domain]) -> str:
-    """Return the SHA-256, in hex, of a data set's content, in the order of the store.
+    """Return the SHA-256 of a data set's content in hexadecimal.
 
-    It covers the class names (each followed by a zero byte), then for each domain its train and test part: the domain's
-    name, the pixels (uint8, n x 3 x height x width) and the labels (int64, little-endian).
+    The hashed bytes are the class names, each followed by a zero byte, and then the training and the test images of
+    each domain: the name of the domain, the pixels (uint8, n x 3 x height x width) and the labels (int64,
+    little-endian).
     """
     digest = hashlib.sha256("".join(f"{name}\0" for name in class_names).encode())
     for domain in domains:
@@ -46,11 +51,11 @@ def content_digest(class_names: Sequence[str], domains: Iterable[Domain]) -> str
 
 
 class Data(Config):
-    """Base of the kinds of data sets: the domains that an experiment uses."""
+    """The base class of data set configurations."""
 
-    domains: tuple[str, ...] = Field(min_length=1, description="domains, in the order of the clients' depths")
+    domains: tuple[str, ...] = Field(min_length=1, description="domains to use; the clients follow this order")
     held_out_domains: tuple[str, ...] = Field(
-        (), description="those of `data.domains` that no client has, for testing out of domain; [] for none"
+        (), description="those of `data.domains` that no client has; they are tested as out of domain"
     )
 
     @model_validator(mode="after")
@@ -73,42 +78,48 @@ class Data(Config):
 
     @property
     def training_domains(self) -> tuple[str, ...]:
-        """The domains whose images clients have."""
+        """The domains that clients have: all domains that are not held out."""
         return tuple(name for name in self.domains if name not in self.held_out_domains)
 
 
 class PreparedData(Data):
-    """Images on disk, decoded once by `fedsweep data prepare`; all trials of a machine share one memory map."""
+    """A data set of image files, which `fedsweep data prepare` has decoded once."""
 
     name: Literal["prepared"] = "prepared"
-    set: str = Field(min_length=1, description="name that the data set was prepared under, e.g. `pacs`")
-    size: int = Field(224, gt=0, description="height and width of its images, pixels")
+    set: str = Field(min_length=1, description="name under which the data set was prepared, e.g. `pacs`")
+    size: int = Field(224, gt=0, description="height and width of the images in pixels")
     digest: str | None = Field(
-        None, pattern="^[0-9a-fA-F]{8,64}$", description="first digits of its content's SHA-256; null for any"
+        None,
+        pattern="^[0-9a-fA-F]{8,64}$",
+        description="first digits of the SHA-256 of the data set's content; null: accept any content",
     )
 
     def load(self) -> FederatedData:
-        """Map the domains into memory, or raise UserError if the set is not prepared, damaged or another."""
+        """Return the domains as memory maps.
+
+        Raises:
+            UserError: The data set is not prepared, is damaged, or differs from `digest`.
+        """
         folder = store_folder(self.set, self.size)
-        if self.size not in prepared_sizes(self.set):  # a name of the list, never a path
+        if self.size not in prepared_sizes(self.set):  # only names of prepared data sets are opened, never other paths
             wrong = "`data.size`" if prepared_sizes(self.set) else "`data.set`"
             raise UserError(f"{wrong}: {why_missing(self.set, self.size)}")
         card = read_card(folder)
         if self.digest is not None and not card.digest.startswith(self.digest.lower()):
             raise UserError(
-                f"`data.digest` must be that of {folder}, {card.digest[:12]}, but it is {self.digest}; "
-                "its images or labels are others."
+                f"`data.digest` is {self.digest}, but the digest of {folder} is {card.digest[:12]}; "
+                "its images or labels differ."
             )
         for name in self.domains:
             if name not in card.domains:
                 has = f"; it has {', '.join(card.domains)}."
                 raise UserError(f"`data.domains`: {self.set} has no domain `{name}`{near(name, card.domains) or has}")
         digest = card.digest
-        if self.domains != tuple(card.domains):  # a part of the set, or another order
+        if self.domains != tuple(card.domains):  # only some of the domains, or another order
             digest = hashlib.sha256("\0".join([digest, *self.domains]).encode()).hexdigest()
         training, held_out = [], []
         for domain in (_read(folder, card, name) for name in self.domains):
-            if domain.name in self.held_out_domains:  # no client has it: all its images are for testing
+            if domain.name in self.held_out_domains:  # no client has the domain, so all its images are tested
                 nothing = domain.train.select(torch.arange(0))
                 held_out.append(Domain(domain.name, nothing, pool([domain.train, domain.test])))
             else:
@@ -122,8 +133,8 @@ def _read(folder: Path, card: StoreCard, name: str) -> Domain:
     train, test = len(domain.train), len(domain.test)
     if (train, test) != (counts.train, counts.test):
         raise UserError(
-            f"{path} holds {train} training and {test} test images, but its card says {counts.train} and "
-            f"{counts.test}; prepare it again."
+            f"{path} contains {train} training and {test} test images, but its card lists {counts.train} and "
+            f"{counts.test}; prepare the data set again."
         )
     for part in (domain.train, domain.test):
         check_labels(path, part.labels.numpy(), len(card.class_names))

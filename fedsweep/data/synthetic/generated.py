@@ -1,4 +1,4 @@
-"""Sources of synthetic images: their base class, a folder of any generator, and images of a diffusers checkpoint."""
+"""Sources of synthetic images: the base class, folders of images, and images of a diffusers checkpoint."""
 
 import hashlib
 import json
@@ -22,22 +22,35 @@ from fedsweep.types import Domain, FederatedData, ImageSet
 
 
 class Synthetic(Config, ABC):
-    """A source of synthetic images."""
+    """The base class of sources of synthetic images."""
 
-    needs_proxy: ClassVar[bool] = False  # True if the source needs images that the server holds
-    stands_in: ClassVar[bool] = False  # True if the source replaces a generator, which every result that used it notes
+    needs_proxy: ClassVar[bool] = False  # True if the source needs the server's proxy images
+    stands_in: ClassVar[bool] = False  # True if the source only imitates a generator; results are marked then
 
     name: str
 
     @abstractmethod
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
-        """Return images by domain, or raise UserError if there are too few; `proxy` has the server's images."""
+        """Return synthetic images by domain.
+
+        Args:
+            data: The data set.
+            proxy: The server's proxy images, by domain.
+            seed: The seed of the run.
+
+        Raises:
+            UserError: There are too few images.
+        """
 
     def check(self, data: Data) -> None:
-        """Raise ValueError if the configuration does not fit the data's domains; no image is read."""
+        """Raise ValueError if the configuration does not fit the data set; no image is read."""
 
     def fingerprint(self, data: FederatedData) -> str:
-        """Return the digest of the files that are read, or an empty string; raise UserError if they are missing."""
+        """Return a digest of the source's images on disk, or an empty string if the source reads no files.
+
+        Raises:
+            UserError: The images are missing.
+        """
         return ""
 
 
@@ -52,12 +65,17 @@ class NoSynthetic(Synthetic):
 
 
 class Proportioned(Synthetic, ABC):
-    """A source of a number of images in proportion to a domain's training images (FedAG, Section 4.1)."""
+    """The base class of sources whose number of images is a share of the training images (FedAG, Section 4.1)."""
 
-    share: float = Field(0.1, gt=0, le=10, description="images of each domain, as a share of its training images")
+    share: float = Field(
+        0.1, gt=0, le=10, description="number of synthetic images of each domain, as a share of its training images"
+    )
 
     def labels(self, domain: Domain, classes: int) -> Tensor:
-        """Return the images' classes, int64 (n,): balanced, because the server does not know the clients' labels."""
+        """Return the classes of a domain's synthetic images, int64 (n,), with equal numbers of images per class.
+
+        They are equal because the server does not know how many images of each class the clients have.
+        """
         return torch.arange(max(1, round(self.share * len(domain.train)))) % classes
 
     def wanted(self, domain: Domain, class_names: Sequence[str]) -> list[int]:
@@ -66,29 +84,32 @@ class Proportioned(Synthetic, ABC):
 
 
 class Folder(Proportioned):
-    """A folder `<domain>/<class>/<image>` of any generator, once `fedsweep data prepare` has decoded it."""
+    """Images of any generator, which `fedsweep data prepare` has decoded from a folder `<domain>/<class>/<image>`."""
 
     name: Literal["folder"] = "folder"
-    set: str = Field(min_length=1, description="name that the images were prepared under, e.g. `office_home_synthetic`")
+    set: str = Field(
+        min_length=1, description="name under which the images were prepared, e.g. `office_home_synthetic`"
+    )
 
     def check(self, data: Data) -> None:
-        """Raise ValueError if the set is the clients' data set, which also contains the test images."""
+        """Raise ValueError if `set` is the clients' data set, which also contains the test images."""
         if isinstance(data, PreparedData) and data.set == self.set:
             raise ValueError(
-                f"`synthetic.set` must be images of a generator, but {self.set} is the `data.set`, with its test images"
+                f"`synthetic.set` must be a set of generated images, but {self.set} is also `data.set`, "
+                "which includes the test images"
             )
 
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
-        """Draw `share` of each domain's number of images from the prepared set, evenly over its classes."""
+        """Return images drawn at random from the prepared set, in equal numbers for all classes of a domain."""
         return _draw(self.set, self, data, seed, f"`synthetic.set` {self.set}")
 
     def fingerprint(self, data: FederatedData) -> str:
-        """Return the digest of the set, at the size of the data."""
+        """Return the digest of the prepared set at the image size of `data`."""
         return _load(self.set, data, f"`synthetic.set` {self.set}").digest
 
 
 def size_of(data: FederatedData) -> int:
-    """Return the height and width of the images, in pixels."""
+    """Return the height and width of the images in pixels."""
     return int(data.domains[0].test.take(torch.arange(1))[0].shape[-1])
 
 
@@ -117,7 +138,7 @@ def _draw(
 
 
 def _load(name: str, data: FederatedData, what: str) -> FederatedData:
-    """Load the prepared set `name` with the size and domains of the data."""
+    """Load the prepared set `name` with the image size and the domains of `data`."""
     domains = tuple(domain.name for domain in data.domains)
     try:
         found = PreparedData(set=name, size=size_of(data), domains=domains).load()
@@ -127,7 +148,7 @@ def _load(name: str, data: FederatedData, what: str) -> FederatedData:
     for stray in found.class_names:
         if stray not in data.class_names:
             raise UserError(
-                f"{what} must have the classes of {data.name}, but `{stray}` is one of its own"
+                f"{what} must have only classes of {data.name}, but it has `{stray}`"
                 f"{near(stray, data.class_names) or '.'}"
             )
     return found
@@ -138,28 +159,34 @@ _PLACE = re.compile(r"\{[^{}]*\}|[{}]")
 
 
 class Diffusers(Proportioned):
-    """A checkpoint that the library diffusers reads, asked for each class in the style of each domain (FedAG, 4.1).
+    """Images of every class and domain, generated by a diffusers checkpoint (FedAG, Section 4.1).
 
-    A style without words is learned: an embedding by textual inversion, whose token stands in the prompt.
+    The style of a domain is described by words, or by the token of an embedding that textual inversion has learned.
     """
 
     name: Literal["diffusers"] = "diffusers"
-    model: str = Field(min_length=1, description="text-to-image checkpoint: its name on the hub, or a folder")
+    model: str = Field(
+        min_length=1, description="text-to-image checkpoint: a name on the Hugging Face Hub, or a folder"
+    )
     template: str = Field(
-        "a photograph of a {class} in {style} style", description="the prompt; {class} stands in it once"
+        "a photograph of a {class} in {style} style",
+        description="prompt; {class} and {style} are replaced with the class name and the style",
     )
     styles: dict[str, str] = Field(
-        {}, description="by domain: words that stand for {style}, or the token of its embedding"
+        {}, description="text that replaces {style}, by domain: words, or the token of an embedding"
     )
     embeddings: dict[str, str] = Field(
-        {}, description="by domain: file of a textual inversion, of the token in `styles`"
+        {}, description="file with the learned embedding (textual inversion) of the token in `styles`, by domain"
     )
-    num_inference_steps: int = Field(50, ge=1, description="denoising steps of an image")
-    guidance_scale: float = Field(7.5, ge=0, description="weight of the prompt (classifier-free guidance)")
+    num_inference_steps: int = Field(50, ge=1, description="number of denoising steps per image")
+    guidance_scale: float = Field(7.5, ge=0, description="weight of the prompt in classifier-free guidance")
     image_size: int | None = Field(
-        None, ge=8, multiple_of=8, description="height and width of the generated images, pixels; null: the model's own"
+        None,
+        ge=8,
+        multiple_of=8,
+        description="height and width of the generated images in pixels; null: the model's own value",
     )
-    seed: int = Field(0, ge=0, description="of the generation, not of the run: runs of all seeds share the images")
+    seed: int = Field(0, ge=0, description="seed of the generation, independent of the run's seed")
 
     @field_validator("template")
     @classmethod
@@ -183,7 +210,7 @@ class Diffusers(Proportioned):
             token = self.styles.get(domain, "")
             if not token or token.split() != [token]:
                 raise ValueError(
-                    f"`synthetic.styles` must have the token of `synthetic.embeddings` for {domain}, one word, "
+                    f"`synthetic.styles` must contain the token of `synthetic.embeddings` for {domain}, a single word, "
                     f"but it is {json.dumps(self.styles.get(domain))}"
                 )
             if files.setdefault(token, file) != file:
@@ -194,53 +221,53 @@ class Diffusers(Proportioned):
         return self
 
     def check(self, data: Data) -> None:
-        """Raise ValueError if a domain of the clients has no style, or a style is for an unknown domain."""
+        """Raise ValueError if a domain of the clients has no style, or if a style is that of an unknown domain."""
         for domain in self.styles:
             if domain not in data.domains:
-                hint = near(domain, data.domains) or f"; those of `data.domains` are {', '.join(data.domains)}"
-                raise ValueError(f"`synthetic.styles` names `{domain}`, which is no domain of the data{hint}")
+                hint = near(domain, data.domains) or f"; `data.domains` are {', '.join(data.domains)}"
+                raise ValueError(f"`synthetic.styles` contains `{domain}`, which is not a domain of the data{hint}")
         if STYLE in self.template:
             for domain in data.training_domains:
                 if not self.styles.get(domain):
                     raise ValueError(
-                        "`synthetic.styles` must have words for every domain that clients have, but has none for "
+                        "`synthetic.styles` must contain a style for every domain of the clients, but has none for "
                         f"{domain}"
                     )
 
     def prompt(self, domain: str, class_name: str) -> str:
-        """Return the prompt for an image of a class, with its name written as words."""
+        """Return the prompt for an image of a class in the style of a domain; the class name is written in words."""
         words = {CLASS: readable(class_name), STYLE: self.styles.get(domain, "")}
         return _PLACE.sub(lambda place: words[place[0]], self.template)
 
     def generator(self, domain: str, class_name: str, number: int) -> torch.Generator:
-        """Return the random generator of an image's noise, which does not depend on other images."""
+        """Return the random generator for an image's noise, which is independent of the other images."""
         return torch.Generator().manual_seed(derived_seed(self.seed, "diffusers", domain, class_name, number))
 
     def set_name(self, data: FederatedData) -> str:
-        """Return the name of the prepared set: the data set's name and a digest of the recipe."""
+        """Return the name of the prepared set of generated images: the data set's name and a digest of the recipe."""
         recipe = [self.model_dump(mode="json", exclude={"share"}), data.name, data.class_names]
         digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
-        return f"{data.name[:60]}-synthetic-{digest[:12]}"  # a name has at most 100 characters
+        return f"{data.name[:60]}-synthetic-{digest[:12]}"  # names are limited to 100 characters
 
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
-        """Draw `share` of each domain's number of images from the generated ones, evenly over its classes."""
+        """Return images drawn at random from the generated ones, in equal numbers for all classes of a domain."""
         self._generated(data)
-        hint = "; `fedsweep data generate EXPERIMENT` makes the others"
+        hint = "; run `fedsweep data generate EXPERIMENT` to generate the others"
         return _draw(self.set_name(data), self, data, seed, f"`synthetic` {self.name}", hint)
 
     def fingerprint(self, data: FederatedData) -> str:
-        """Return the digest of the generated set."""
+        """Return the digest of the prepared set of generated images."""
         return self._generated(data).digest
 
     def _generated(self, data: FederatedData) -> StoreCard:
-        """Return the card of the images, or raise UserError unless it has all domains of the clients."""
+        """Return the card of the generated images; raise UserError if images of a domain are missing."""
         folder = store_folder(self.set_name(data), size_of(data))
         card = read_card(folder) if is_store(folder) else None
         missing = [domain.name for domain in data.domains if card is None or domain.name not in card.domains]
         if card is None or missing:
             lacks = "" if card is None else f" of {', '.join(missing)}"
             raise UserError(
-                f"`synthetic` diffusers: the images{lacks} are not generated yet; `fedsweep data generate EXPERIMENT` "
-                "makes them."
+                f"`synthetic` diffusers: the images{lacks} are not generated yet; "
+                "run `fedsweep data generate EXPERIMENT` to generate them."
             )
         return card

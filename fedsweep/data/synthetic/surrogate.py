@@ -1,4 +1,4 @@
-"""Surrogates for a generator's images, drawn from the statistics of held-out images."""
+"""Surrogate images: synthetic images drawn from the statistics of held-out images, without a generator."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Literal
@@ -13,9 +13,9 @@ from fedsweep.types import FederatedData, ImageSet
 
 
 class Surrogate(Proportioned):
-    """A Gaussian over pixels for each class and domain, with mean and covariance of the server's images.
+    """Images drawn from a Gaussian over pixels for each class and domain, with the statistics of the server's images.
 
-    It replaces a text-to-image model, so results that used it are marked.
+    They replace the images of a text-to-image model, so results with surrogate images are marked.
     """
 
     needs_proxy: ClassVar = True
@@ -24,7 +24,7 @@ class Surrogate(Proportioned):
     name: Literal["surrogate"] = "surrogate"
 
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
-        """Draw images by domain and class, each from its own random stream."""
+        """Return surrogate images by domain, each image drawn with its own random stream."""
         classes = len(data.class_names)
         own = {name: _by_class(images) for name, images in sorted(proxy.items())}
         means = _means(own, data.class_names)
@@ -34,7 +34,8 @@ class Surrogate(Proportioned):
             images = torch.empty((len(labels), *centres.shape[1:]), dtype=torch.uint8)
             mine, of_all = own[domain.name], list[Tensor]()
             for label in sorted(set(labels.tolist())):
-                if not (deviations := _deviations(mine, [label])):  # all classes serve for one with an image or none
+                # A class with fewer than two images uses the deviations of all classes.
+                if not (deviations := _deviations(mine, [label])):
                     deviations = of_all = of_all or _deviations(mine, mine)
                 rows = (labels == label).nonzero().flatten()
                 seeds = [derived_seed(seed, "surrogate", domain.name, label, number) for number in range(len(rows))]
@@ -49,20 +50,21 @@ def _by_class(images: ImageSet) -> dict[int, ImageSet]:
 
 
 def _pixels(images: ImageSet) -> Tensor:
-    """Return images in single precision, one class at a time: all would not fit into memory."""
+    """Return the pixels of a class's images as float32; those of all classes might not fit into memory."""
     return images.take(torch.arange(len(images)))[0].float()
 
 
 def _deviations(own: Mapping[int, ImageSet], labels: Iterable[int]) -> list[Tensor]:
-    """Return, for each of these classes with two or more images, the deviations of its images from their mean."""
+    """Return the deviations of images from the mean of their class, for each class with two or more images."""
     parts = [_pixels(own[label]) for label in labels if len(own.get(label, ())) > 1]
     return [part - part.mean(0) for part in parts]
 
 
 def _means(own: Mapping[str, Mapping[int, ImageSet]], class_names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the mean image of each class, by domain: (classes, 3, h, w).
+    """Return the mean images of all classes (classes, 3, h, w), by domain.
 
-    For a class that a domain lacks, it is the domain's mean plus the class's mean offset in the other domains.
+    If a domain has no images of a class, the mean of the class is estimated: it is the mean of the domain, plus the
+    average difference between the class and the domain in the other domains.
     """
     found, styles, moves = {}, {}, [list[Tensor]() for _ in class_names]
     for name, classes in own.items():
@@ -73,8 +75,8 @@ def _means(own: Mapping[str, Mapping[int, ImageSet]], class_names: Sequence[str]
     for label, found_moves in enumerate(moves):
         if not found_moves:
             raise UserError(
-                f"`synthetic` surrogate draws on the server's images, but of class `{class_names[label]}` it has none "
-                "in any domain; a larger `partition.proxy_share` gives it more."
+                f"`synthetic` surrogate needs server images of every class, but there are none of "
+                f"`{class_names[label]}` in any domain; increase `partition.proxy_share`."
             )
     usual = [torch.stack(parts).mean(0) for parts in moves]
     return {
@@ -84,11 +86,14 @@ def _means(own: Mapping[str, Mapping[int, ImageSet]], class_names: Sequence[str]
 
 
 def _draw(mean: Tensor, scatter: Sequence[Tensor], seeds: Sequence[int]) -> Tensor:
-    """Draw uint8 images (k, 3, h, w), one per seed, with the pooled covariance of deviations `scatter` (n, 3, h, w)."""
+    """Return uint8 images (k, 3, h, w), one per seed, drawn from a Gaussian.
+
+    The covariance is the pooled covariance of the deviations `scatter`, a list of (n, 3, h, w).
+    """
     drawn = mean.expand(len(seeds), *mean.shape)
     if scatter:
         spread = torch.cat([*scatter])
-        free = len(spread) - len(scatter)  # a mean of each class was estimated
+        free = len(spread) - len(scatter)  # each class's mean was estimated from the same images
         weights = [torch.randn(1, len(spread), generator=torch.Generator().manual_seed(one)) for one in seeds]
         flat = spread.flatten(1) / free**0.5
         drawn = drawn + torch.cat([one @ flat for one in weights]).view_as(drawn)

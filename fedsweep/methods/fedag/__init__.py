@@ -1,1 +1,1 @@
-"""FedAG (Wang et al.): client models and a server of domain adapters that learn from each other."""
+"""FedAG (Wang et al.): the clients' models and the domain adapters of the server learn from each other."""

@@ -1,4 +1,4 @@
-"""FedAG's server: a frozen CLIP with an attention adapter for each domain, and an attention over the adapters."""
+"""FedAG's server: a frozen CLIP with an adapter for each domain, and an attention over the adapters."""
 
 from __future__ import annotations
 
@@ -25,17 +25,24 @@ ClipConfig = Annotated[DigitsClip | ClipBackbone, Field(discriminator="name")]
 class AdaptersConfig(Config):
     """The trained part of the server (FedAG, Section 3.4)."""
 
-    hidden: int | None = Field(None, gt=0, description="width between an adapter's two MLPs; null: the features'")
-    attention: int = Field(64, gt=0, description="width of the MLP that weighs the adapters by their logits (Eq. 8)")
+    hidden: int | None = Field(
+        None, gt=0, description="width of an adapter's hidden layer; `null`: width of the features"
+    )
+    attention: int = Field(
+        64, gt=0, description="hidden width of the MLP that computes the weight of each adapter from its logits (Eq. 8)"
+    )
     logits: Literal["cosine", "product"] = Field(
-        "cosine", description="phi as cosines times CLIP's learned scale (FedCLIP), or as products (Eq. 5 as printed)"
+        "cosine",
+        description="logits of an adapter. `cosine`: cosine similarities times CLIP's learned scale (as in FedCLIP); "
+        "`product`: inner products (Eq. 5 as printed)",
     )
 
 
 class DomainAdapters(nn.Module):
-    """phi_n = <A_n(I) * I, T> for each domain n, and eta = sum_n beta_n phi_n (FedAG, Eqs. 3 to 5 and 8).
+    """The adapters A_n of all domains n and the attention over them (FedAG, Eqs. 3 to 5 and 8).
 
-    CLIP's features never change: callers pass those of images, and those of the classes' texts are kept here.
+    phi_n = <A_n(I) * I, T> and eta = sum_n beta_n phi_n. CLIP's features never change. Callers pass the image features
+    I; this class stores the text features T of the classes.
     """
 
     text: Tensor
@@ -61,30 +68,30 @@ class DomainAdapters(nn.Module):
             self.register_buffer("scale", clip.backbone.logit_scale.exp().clone(), persistent=False)
 
     def seen(self) -> FrozenFunction:
-        """Return CLIP's image encoder: uint8 images (n, 3, h, w) to I (n, width) (Eq. 3)."""
+        """Return CLIP's image encoder, which maps uint8 images (n, 3, h, w) to features I (n, width) (Eq. 3)."""
         clip = self.clip
         walk = tuple(range(clip.num_layers))
-        key = walk_key(self.identity, walk, True, {}, clip.mean.device)  # the one that a run on this CLIP keeps it by
+        key = walk_key(self.identity, walk, True, {}, clip.mean.device)  # as in runs on this CLIP
         return FrozenFunction(key, lambda images: clip.passed(images, walk))
 
     def logits_of(self, domain: int, features: Tensor) -> Tensor:
-        """Return phi_n (n, classes) of adapter `domain`, as cosines times CLIP's scale or as plain products."""
+        """Return the logits phi (n, classes) of adapter number `domain`, from image features (n, width) (Eq. 5)."""
         adapted = self.adapters[domain](features)
         if self.logits == "cosine":
             adapted = F.normalize(adapted, dim=-1) * self.scale
         return cast(Tensor, adapted @ self.text.T)
 
     def all_logits(self, features: Tensor) -> Tensor:
-        """Return phi of all adapters: (domains, n, classes)."""
+        """Return the logits phi of all adapters: (domains, n, classes)."""
         return torch.stack([self.logits_of(place, features) for place in range(len(self.domains))])
 
     def attended(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return eta (n, classes) and beta (domains, n) from phi (domains, n, classes) (Eq. 8)."""
+        """Return eta (n, classes) and the weights beta (domains, n) of the logits phi (domains, n, classes) (Eq. 8)."""
         beta = torch.softmax(self.attention(logits).squeeze(-1), dim=0)
         return (beta.unsqueeze(-1) * logits).sum(0), beta
 
     def train(self, mode: bool = True) -> DomainAdapters:
-        """Switch between training and evaluation; CLIP stays in evaluation."""
+        """Switch between training and evaluation mode; CLIP stays in evaluation mode."""
         super().train(mode)
         self.clip.eval()
         return self
@@ -93,21 +100,24 @@ class DomainAdapters(nn.Module):
 def build_domain_adapters(
     clip: ClipConfig, config: AdaptersConfig, domains: Collection[str], class_names: Sequence[str] | int, seed: int
 ) -> DomainAdapters:
-    """Return CLIP with its weights and fresh adapters; for a number of classes, on the meta device without weights.
+    """Return CLIP with its pretrained weights and untrained adapters.
 
-    Raise UserError if the checkpoint is missing, broken or none of a CLIP, or a prompt is too long.
+    If `class_names` is a number of classes, CLIP is built on the meta device, without weights.
+
+    Raises:
+        UserError: The checkpoint is missing, broken or not a CLIP, or a prompt is too long.
     """
     if isinstance(class_names, int):
         return DomainAdapters(clip.outlined(class_names), config, domains, seed, "outlined")
     content = clip.fingerprint()
-    with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
+    with torch.random.fork_rng(devices=[]):  # constructors draw random values that are then overwritten
         model = built("beside", clip, content, len(class_names), 0, tuple(class_names)).eval()
     return DomainAdapters(model, config, domains, seed, clip.identity(content))
 
 
 @contextmanager
 def named_here() -> Iterator[None]:
-    """Replace `backbone` by `method.clip` in the UserErrors of the server's CLIP."""
+    """Replace `backbone` by `method.clip` in the messages of UserErrors, for the server's CLIP."""
     try:
         yield
     except UserError as error:

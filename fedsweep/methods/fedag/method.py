@@ -1,7 +1,7 @@
 """FedAG: Scaling Vision Foundation Models with Federated Adapter Generalization.
 
-Jiaqi Wang, Jingtao Li, Weiming Zhuang, Chen Chen, Fenglong Ma, Lingjuan Lyu. Clients train small models of their own;
-the server injects what they learn into a frozen CLIP, by an adapter for each domain and with synthetic images.
+Jiaqi Wang, Jingtao Li, Weiming Zhuang, Chen Chen, Fenglong Ma, Lingjuan Lyu. Clients train small models of their own.
+The server transfers their knowledge into a frozen CLIP, through an adapter for each domain and synthetic images.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -36,16 +36,22 @@ from fedsweep.training.local_training import CohortTrainer, LocalTask, cross_ent
 from fedsweep.types import AdapterState, Batch, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
 SERVER = "server."
-"""Prefix of the tensors that no client has."""
+"""Prefix of the names of tensors that only the server has."""
 QUALITY, SPREAD = "synthetic/quality", "synthetic/quality_spread"
 
 
 @dataclass(frozen=True)
 class FedAGState(ServerState):
-    """The adapter holds the server's tensors, and under the clients' names W^0, from which all of them begin.
+    """The state of the server and the last model of each client.
 
-    `domains`: each client's domain; `copies`: W^_n, by domain; `own`: W_n of the client's last round; `quality`: the
-    scores alpha_n (n,) of a domain's synthetic images; `warm`: whether the adapters have had their warm-up.
+    `adapter` contains the server's own tensors and the clients' initial model W^0.
+
+    Attributes:
+        domains: The domain of each client.
+        copies: The server's copy W^_n of the clients' models, by domain n.
+        own: The model W_n of each client after its last round.
+        quality: The quality scores alpha_n (n,) of the synthetic images, by domain n.
+        warm: Whether the warm-up of the adapters is finished.
     """
 
     domains: dict[ClientId, str] = field(default_factory=dict)
@@ -56,30 +62,42 @@ class FedAGState(ServerState):
 
 
 def of(state: ServerState) -> FedAGState:
-    """Return the state as this method's, or raise TypeError."""
+    """Return `state` as the state of FedAG; raise TypeError for another method's state."""
     return state_as(FedAGState, state)
 
 
 class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics, ExportObstacle):
-    """Models of two architectures that learn from each other; clients' capacities are ignored."""
+    """Small models on the clients and a CLIP on the server learn from each other; clients' depths are ignored."""
 
     name: Literal["fedag"] = "fedag"
     needs: ClassVar[Needs] = Needs(lora=False, head=True, synthetic=True)
-    clip: ClipConfig = Field(  # made only when it is needed: checking its name imports transformers
+    clip: ClipConfig = Field(  # a factory, because the check of the model's name imports transformers
         default_factory=lambda: ClipBackbone(model="openai/clip-vit-base-patch32", prompt="a photo of a {}"),
         description="the server's CLIP: digits_clip or clip",
     )
-    adapters: AdaptersConfig = Field(AdaptersConfig(), description="the server's adapters and their attention")
-    server: ServerConfig = Field(ServerConfig(), description="how the server trains")
-    momentum: bool = Field(True, description="Eq. 1; false: a client goes on from the server's copy alone")
-    gamma: float = Field(0.1, ge=0, le=1, description="share of the client's own last model in Eq. 1")
-    quality: bool = Field(True, description="scores of the synthetic images in Eq. 6; false: all count alike")
-    cross_domain: bool = Field(
-        True, description="cross-domain learning (Eqs. 8 to 10); false: outside all domains adapters count alike"
+    adapters: AdaptersConfig = Field(AdaptersConfig(), description="adapters of the server and the attention over them")
+    server: ServerConfig = Field(ServerConfig(), description="training of the server")
+    momentum: bool = Field(
+        True,
+        description="start a client from a mixture of its own previous model and the server's copy (Eq. 1); `false`: "
+        "start it from the server's copy alone",
     )
-    regularizer: bool = Field(True, description="R in Eq. 10; false: the attention learns by the cross-entropy alone")
-    strength: float = Field(0.1, ge=0, description="lambda, weight of R")
-    delta: float = Field(0.001, ge=0, le=1, description="margin of the own adapter's attention (Eq. 9)")
+    gamma: float = Field(0.1, ge=0, le=1, description="weight of the client's own previous model in Eq. 1")
+    quality: bool = Field(
+        True, description="weigh synthetic images by their quality scores in Eq. 6; `false`: all images count alike"
+    )
+    cross_domain: bool = Field(
+        True,
+        description="learn across domains (Eqs. 8 to 10); `false`: images of domains that no client has are classified "
+        "by the mean of all adapters",
+    )
+    regularizer: bool = Field(
+        True, description="use the regulariser R in Eq. 10; `false`: train the attention by cross-entropy alone"
+    )
+    strength: float = Field(0.1, ge=0, description="lambda of Eq. 10, the weight of the regulariser R")
+    delta: float = Field(
+        0.001, ge=0, le=1, description="margin by which an image's own domain should outweigh the others (Eq. 9)"
+    )
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the server's CLIP."""
@@ -87,28 +105,28 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
             return self.clip.fingerprint()
 
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
-        """Load the server's CLIP, which must take the backbone's images."""
+        """Load the server's CLIP; raise UserError unless it takes images of the backbone's size."""
         with named_here():
             self.clip.check_weights(len(class_names), tuple(class_names))
         if self.clip.image_size != backbone.image_size:
             raise UserError(
-                f"`method.clip` takes images of {self.clip.image_size} pixels, but those of `backbone` have "
-                f"{backbone.image_size}."
+                f"`method.clip` takes images of {self.clip.image_size} pixels, but `backbone` takes images of "
+                f"{backbone.image_size} pixels."
             )
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Make the client's whole model trainable, and add CLIP, adapters and attention as `server`."""
+        """Make all of the backbone trainable, and add CLIP, its adapters and their attention as the module `server`."""
         model.backbone.requires_grad_(True)
         classes = model.class_names or cast(int, model.backbone.num_classes)
         model.add_module("server", build_domain_adapters(self.clip, self.adapters, domains, classes, seed))
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> FedAGState:
-        """Return a state in which nobody has trained yet."""
+        """Return the initial state, in which no model has been trained yet."""
         layers, domains = tuple(range(server.num_layers)), {one.id: one.domain for one in clients}
         return FedAGState(adapter=model.adapter(), layers=layers, domains=domains)
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedAGState:
-        """Warm up the adapters before the first round."""
+        """Train the adapters alone before the first round (the warm-up)."""
         state = of(state)
         if state.warm:
             return state
@@ -119,13 +137,13 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return replace(state, adapter=state.adapter | _server_tensors(trainer.model), warm=True)
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Return the whole small model for every client."""
+        """Allocate all blocks of the small model to each client."""
         return {one.id: LayerAllocation(state.layers, state.layers, excluded_prefixes=(SERVER,)) for one in cohort}
 
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Train clients from Eq. 1's mixture by cross-entropy (Eq. 2), and score their domain's synthetic images."""
+        """Train each client from the mixture of Eq. 1 by cross-entropy (Eq. 2), and score its synthetic images."""
         state = of(state)
         tasks = [LocalTask(one, self._start(state, one.id), allocations[one.id], cross_entropy) for one in cohort]
         updates = [replace(update, local_copy=update.adapter) for update in trainer.fit(tasks)]
@@ -140,7 +158,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return scored
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> FedAGState:
-        """Replace a domain's copy by its client's model, or the mean over its clients."""
+        """Replace the server's copy of each domain by the mean of the models of the domain's clients."""
         state = of(state)
         copies, own, scores = dict(state.copies), dict(state.own), dict(state.quality)
         for domain in sorted({state.domains[update.client] for update in updates}):
@@ -156,7 +174,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return replace(state, adapter=adapter, copies=copies, own=own, quality=scores)
 
     def end_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedAGState:
-        """Minimise Eq. 10 over the domains that have sent a model so far."""
+        """Minimise Eq. 10 over the domains of all clients that have taken part so far."""
         state, model = of(state), trainer.model
         present, scores = sorted(state.copies), state.quality
         lessons = [self._lesson("mutual learning", name, server, trainer, scores.get(name)) for name in present]
@@ -168,22 +186,25 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return replace(state, adapter=state.adapter | _server_tensors(model), copies=learned)
 
     def sent_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
-        """Return W^_n of the client's domain, or W^0 before there is one."""
+        """Return the copy W^_n of the client's domain, or W^0 before any client of the domain has trained."""
         return state.adapter | of(state).copies.get(of(state).domains[client], {})
 
     def client_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
-        """Return the client's own model after its last training, or the server's copy before the first."""
+        """Return the client's model after its last training, or the server's copy if it has not trained yet."""
         return state.adapter | of(state).own[client] if client in of(state).own else self.sent_adapter(state, client)
 
     def server_features(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:
-        """Return CLIP's features (n, width) (Eq. 3), computed once for all rounds and trials."""
+        """Return CLIP's features (n, width) of `images` (Eq. 3), which are computed once for all rounds and trials."""
         adapters = cast(DomainAdapters, reader.model.server)
         return {"clip": reader.kept.all(adapters.seen(), images, reader.batch_size).to(adapters.text.device)}
 
     def predict(
         self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
-        """Return phi_n for a known domain, eta for an unknown one (Section 3.5), and a client's logits for a client."""
+        """Return a client's own logits if `personal`, or else phi_n or eta (Section 3.5).
+
+        The logits phi_n come from the adapter of a known `domain`; eta combines all adapters if the domain is unknown.
+        """
         if personal:
             return super().predict(state, model, images)
         adapters, features = cast(DomainAdapters, model.server), cast(Batch, images).side_inputs["clip"]
@@ -193,19 +214,22 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return adapters.attended(logits)[0] if self.cross_domain else logits.mean(0)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Return the server's adapters; a client's small model has no obstacle."""
-        return None if of_client else "an adapter for each domain and an attention over them, behind the server's CLIP"
+        """Describe the server's adapters, or return None for a client's small model."""
+        return None if of_client else "an adapter for each domain and an attention over them, after the server's CLIP"
 
     def metric_names(self, clients: Iterable[ClientId]) -> list[str]:
-        """Return the names of the scores' metrics."""
+        """Return the names of the metrics of the quality scores."""
         return [QUALITY, SPREAD] if self.quality else []
 
     def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
-        """Return the mean and deviation of the scores over a domain's images, as means over the cohort."""
+        """Return the mean and standard deviation of the scores over images, each as a mean over the cohort."""
         return {name: sum(one.metrics[name] for one in updates) / len(updates) for name in self.metric_names(())}
 
     def _start(self, state: FedAGState, client: ClientId) -> AdapterState:
-        """W_n^t = gamma W_n^{t-1} + (1 - gamma) W^_n^{t-1} (Eq. 1), where the client has trained before."""
+        """Return W_n^t = gamma W_n^{t-1} + (1 - gamma) W^_n^{t-1} (Eq. 1).
+
+        A client that has not trained yet starts from W^_n^{t-1} alone.
+        """
         given = self.sent_adapter(state, client)
         if not self.momentum or client not in state.own:
             return given
@@ -214,7 +238,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def _lesson(
         self, purpose: str, domain: str, server: Server, trainer: CohortTrainer, scores: Tensor | None = None
     ) -> Lesson:
-        """`scores` weigh the images; without them all count alike."""
+        """Return the training data of a domain, with images weighted by `scores`, or equally if `scores` is None."""
         images = synthetic_of(domain, server.synthetic)
         weights = torch.ones(len(images)) if scores is None else normalised(scores)
         adapters = cast(DomainAdapters, trainer.model.server)
@@ -225,9 +249,11 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
 
 @torch.no_grad()
 def quality(model: LayeredModel, train: ImageSet, synthetic: ImageSet, batch_size: int) -> Tensor:
-    """Return alpha_n (n,): cosines of synthetic images' features with their class's prototype, none below 0 (Sec. 3.3).
+    """Return the quality scores alpha_n (n,) of the synthetic images of a client's domain (Section 3.3).
 
-    A prototype is the mean feature of the client's own images of a class; images of a class without one score 0.
+    The score of an image is the cosine between its feature and the prototype of its class, or 0 if this cosine is
+    negative. The prototype of a class is the mean feature of the client's own images `train` of the class. Images of a
+    class that the client does not have score 0.
     """
     walk = range(model.num_layers)
     seen, asked = (features(model, walk, images, batch_size) for images in (train, synthetic))

@@ -20,24 +20,26 @@ from fedsweep.types import AdapterState, ImageSet
 
 
 class ServerConfig(Config):
-    """The server's update (FedAG, Section 3.4)."""
+    """The training of the server (FedAG, Section 3.4)."""
 
-    warmup_epochs: int = Field(5, ge=0, description="epochs of the adapters alone, before the first round")
-    epochs: int = Field(3, ge=0, description="epochs of mutual learning in each round")
-    batch_size: int = Field(32, gt=0, description="synthetic images of each domain per step")
-    lr: float = Field(1e-4, gt=0, description="learning rate of its Adam")
+    warmup_epochs: int = Field(
+        5, ge=0, description="number of epochs of training only the adapters before the first round"
+    )
+    epochs: int = Field(3, ge=0, description="number of epochs of mutual learning in each round")
+    batch_size: int = Field(32, gt=0, description="number of synthetic images of each domain per step")
+    lr: float = Field(1e-4, gt=0, description="learning rate of the server's Adam")
     update: Literal["joint", "alternating"] = Field(
         "joint",
-        description="joint: one loss over all domains (Eq. 10); alternating: in each epoch every domain by itself, "
-        "then the adapters and their attention across domains",
+        description="`joint`: one loss over all domains (Eq. 10); `alternating`: each epoch trains every domain "
+        "separately, and then the adapters and their attention across domains",
     )
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """A domain's synthetic images with CLIP's features (n, width) and quality scores (n,).
+    """The training data of one domain: synthetic images with CLIP's features (n, width) and quality scores (n,).
 
-    `place` is the index of the domain's adapter; `rng` draws the order of the batches.
+    `place` is the index of the domain's adapter, and `rng` draws the order of the images.
     """
 
     place: int
@@ -48,9 +50,13 @@ class Lesson:
 
 
 def mutual_divergence(client: Tensor, server: Tensor, weights: Tensor) -> Tensor:
-    """J of Eq. 6 on a batch: the mean of weights / 2 (KL(theta || phi) + KL(phi || theta)), from logits (n, classes).
+    """Return J of Eq. 6 on a batch: the mean over images of weights / 2 (KL(theta || phi) + KL(phi || theta)).
 
-    If the `weights` (n,) of the whole set have mean one, its batches have the paper's J on average.
+    Args:
+        client: Logits (n, classes) of the copy of the client's model; theta is their softmax.
+        server: Logits (n, classes) of the domain's adapter; phi is their softmax.
+        weights: Weights (n,) of the images. If their mean over all images is one, the mean of J over all batches is the
+            paper's J.
     """
     theta, phi = F.log_softmax(client, dim=1), F.log_softmax(server, dim=1)
     symmetric = ((theta.exp() - phi.exp()) * (theta - phi)).sum(1)  # KL(a || b) + KL(b || a)
@@ -58,7 +64,13 @@ def mutual_divergence(client: Tensor, server: Tensor, weights: Tensor) -> Tensor
 
 
 def margin(beta: Tensor, own: int, delta: float) -> Tensor:
-    """R of Eq. 9, the mean of max(0, delta + max_{k != n} beta_k - beta_n), of beta (domains, n); 0 for one domain."""
+    """Return R of Eq. 9: the mean over images of max(0, delta + max_{k != n} beta_k - beta_n), or 0 for one domain.
+
+    Args:
+        beta: Weights (domains, images) of all adapters.
+        own: The index n of the images' own domain.
+        delta: The margin.
+    """
     others = torch.cat([beta[:own], beta[own + 1 :]])
     if not len(others):
         return beta.new_zeros(())
@@ -66,13 +78,13 @@ def margin(beta: Tensor, own: int, delta: float) -> Tensor:
 
 
 def normalised(quality: Tensor) -> Tensor:
-    """Return scores (n,) divided by their mean, or ones if none is above zero."""
+    """Return the scores (n,) divided by their mean, or ones if no score is above zero."""
     total = quality.sum()
     return quality * len(quality) / total if total > 0 else torch.ones_like(quality)
 
 
 def warm_up(config: ServerConfig, adapters: DomainAdapters, lessons: Sequence[Lesson]) -> None:
-    """Train each adapter in place to classify its domain's images; raise DivergenceError if one diverges."""
+    """Train each adapter in place to classify its domain's images; raise DivergenceError if an adapter diverges."""
     for lesson in lessons:
         parameters = list(adapters.adapters[lesson.place].parameters())
         adam = plain_adam(config.lr, parameters)
@@ -86,10 +98,19 @@ def warm_up(config: ServerConfig, adapters: DomainAdapters, lessons: Sequence[Le
 
 @dataclass
 class MutualLearning:
-    """A round's minimisation of Eq. 10. `cross` includes its second part, `strength` and `delta` belong to R.
+    """The minimisation of Eq. 10 in one round.
 
-    The adapters of the model's server and the `copies` of the clients' models, one for each lesson, are trained in
-    place. Within the losses the model holds one copy after the other, and afterwards any of them.
+    It trains the adapters of the server and the copies of the clients' models in place. To compute a loss, a copy is
+    loaded into `model`; the tensors of `model` are therefore arbitrary afterwards.
+
+    Attributes:
+        config: The number of epochs, the batch size, the learning rate and the kind of update.
+        cross: Whether Eq. 10 includes its second part, the learning across domains.
+        strength: lambda, the weight of the regulariser R.
+        delta: The margin of R.
+        model: The clients' model, with the server's adapters as `server`.
+        copies: The copies of the clients' models, one for each lesson.
+        lessons: The training data of the domains.
     """
 
     config: ServerConfig
@@ -110,12 +131,12 @@ class MutualLearning:
         self.of_own = [plain_adam(self.config.lr, part) for part in self.own]
 
     def learn(self) -> None:
-        """Train for a round's epochs; raise DivergenceError if a tensor leaves the range of numbers."""
+        """Train for the epochs of one round; raise DivergenceError if a tensor becomes infinite or NaN."""
         size = self.config.batch_size
         steps = math.ceil(max(len(lesson.images) for lesson in self.lessons) / size)
         for _ in range(self.config.epochs):
             order = [_shuffled(lesson) for lesson in self.lessons]
-            # As many parts of each domain as the largest has batches: no step is of some domains alone.
+            # Each domain is split into as many batches as the largest domain has, so that no domain ends early.
             together = list(zip(*(torch.tensor_split(rows, steps) for rows in order), strict=True))
             if self.config.update == "joint":
                 for batches in together:
@@ -129,19 +150,19 @@ class MutualLearning:
         _check_finite([*self.shared, *(one for copy in self.copies for one in copy.values())])
 
     def in_domain_step(self, number: int, rows: Tensor) -> None:
-        """Descend J_n and the in-domain cross-entropy, by a domain's adapter and its client's copy."""
+        """Minimise J_n and the in-domain cross-entropy on a batch, over a domain's adapter and its model copy."""
         own = self.own[number]
         gradients = torch.autograd.grad(self._in_domain(number, rows), [*own, *self.trained.values()])
         self.of_own[number].step(gradients[: len(own)])
         self.of_copies[number].step(gradients[len(own) :])
 
     def cross_domain_step(self, batches: Sequence[Tensor]) -> None:
-        """Descend the cross-domain part, by all adapters and their attention."""
+        """Minimise the cross-domain part of Eq. 10 on a batch of each domain, over all adapters and their attention."""
         losses = [self._cross_domain(number, rows) for number, rows in enumerate(batches) if len(rows)]
         self.of_shared.step(torch.autograd.grad(torch.stack(losses).sum() / len(self.lessons), self.shared))
 
     def joint_step(self, batches: Sequence[Tensor]) -> None:
-        """Descend G of Eq. 10, by all tensors, on a batch of each domain, which may be empty."""
+        """Minimise G of Eq. 10 over all tensors, on a batch of each domain; batches may be empty."""
         total = [torch.zeros_like(one) for one in self.shared]
         for number, rows in enumerate(batches):
             if not len(rows):
@@ -177,4 +198,4 @@ def _shuffled(lesson: Lesson) -> Tensor:
 def _check_finite(tensors: Sequence[Tensor]) -> None:
     norms = torch.stack(torch._foreach_norm([one.detach() for one in tensors]))
     if not norms.isfinite().all():
-        raise DivergenceError("the server's training left the range of numbers; try a smaller `method.server.lr`")
+        raise DivergenceError("a tensor of the server became infinite or NaN; try a smaller `method.server.lr`")

@@ -1,6 +1,7 @@
-"""BRICKs: small modules that run in place of a block, or beside it (FedBRICK, Eqs. 17 to 19 and 23).
+"""BRICKs: small modules that run in place of a block, or in parallel with it (FedBRICK, Eqs. 17 to 19 and 23).
 
-The server distils them layer by layer, those of all blocks in parallel, on activations that it computes once.
+The server trains the BRICK of each block to reproduce the block. It computes the activations only once and trains the
+BRICKs of all blocks in parallel.
 """
 
 import math
@@ -18,14 +19,17 @@ from fedsweep.training.optimizers import plain_adam
 from fedsweep.types import ImageSet
 
 Gate = Literal["softmax", "sigmoid"]
-"""sigma of Eq. 19: softmax over the features (the paper), or the logistic function of each."""
+"""sigma of Eq. 19: softmax over the features of a token (as in the paper), or the sigmoid of each feature."""
 FACTORS = ("a1", "b1", "a2", "b2")
 
 
 def brick(x: Tensor, factors: Mapping[str, Tensor], gate: Gate) -> Tensor:
-    """E(x) = x * sigma(B1 A1 x) + B2 A2 x + x, for each token: (..., tokens, d) to the same shape.
+    """Return E(x) = x * sigma(B1 A1 x) + B2 A2 x + x for each token (Eqs. 17 to 19).
 
-    `factors` are a1 and a2 of (..., r, d), b1 and b2 of (..., d, r): with leading dimensions, several BRICKs at once.
+    Args:
+        x: Tokens (..., tokens, d). The result has the same shape.
+        factors: a1 and a2 of shape (..., r, d), b1 and b2 of shape (..., d, r). Leading dimensions hold several BRICKs.
+        gate: The function sigma.
     """
     x1 = x @ factors["a1"].mT @ factors["b1"].mT
     x2 = x @ factors["a2"].mT @ factors["b2"].mT
@@ -34,7 +38,10 @@ def brick(x: Tensor, factors: Mapping[str, Tensor], gate: Gate) -> Tensor:
 
 
 class Brick(nn.Module):
-    """The 4 r d values of one BRICK, trainable. B1 and B2 start at zero: then E(x) is x (1 + 1/d) with softmax."""
+    """One BRICK with its 4 r d trainable values.
+
+    B1 and B2 start at zero. With softmax, the initial BRICK is therefore E(x) = x (1 + 1/d).
+    """
 
     def __init__(self, width: int, rank: int, gate: Gate) -> None:
         super().__init__()
@@ -44,42 +51,48 @@ class Brick(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """E(x) of tokens (batch, tokens, d)."""
+        """Return E(x) for tokens (batch, tokens, d)."""
         return brick(tokens, cast(dict[str, Tensor], self._parameters), self.gate)
 
 
 @dataclass(frozen=True)
 class InPlace:
-    """A step of a walk that runs a BRICK instead of the block."""
+    """A step of a forward pass that runs a BRICK in place of a block."""
 
     layer: int
     brick: Brick
 
     def __call__(self, model: LayeredModel, tokens: Tensor) -> Tensor:
-        """Return E(a), the output of the BRICK for the activations a."""
+        """Return E(tokens)."""
         return cast(Tensor, self.brick(tokens))
 
 
 @dataclass
 class Blend:
-    """A step of a walk that runs the block and its BRICK in parallel. Made anew for each walk, whose `gap` it keeps."""
+    """A step of a forward pass that runs a block f and its BRICK E in parallel.
+
+    Each pass needs a new object, because the object stores the `gap` of its pass.
+    """
 
     layer: int
     brick: Brick
     share: float
-    """Of the block in what goes on; 1 is the block alone, 0 the BRICK alone."""
+    """The weight of the block, from 0 (only the BRICK) to 1 (only the block)."""
     gap: Tensor | None = None
-    """After the walk: the mean over all elements of (E(a) - f(a))^2, without a gradient into f."""
+    """The mean over all elements of (E(a) - f(a))^2 after the pass, without a gradient into f; None before the pass."""
 
     def __call__(self, model: LayeredModel, tokens: Tensor) -> Tensor:
-        """share f(a) + (1 - share) E(a) (Eq. 23)."""
+        """Return share f(a) + (1 - share) E(a) (Eq. 23)."""
         block, stand_in = model.block(self.layer, tokens), self.brick(tokens)
         self.gap = (stand_in - block.detach()).square().mean()
         return torch.lerp(stand_in, block, self.share)
 
 
 def add_bricks(model: LayeredModel, sets: Iterable[str], rank: int, gate: Gate, seed: int) -> None:
-    """Add a trainable BRICK for every block and set, as `bricks.<set>.<block>`; A is Kaiming-uniform."""
+    """Add sets of trainable BRICKs to the model, each with a BRICK for every block, as `bricks.<set>.<block>`.
+
+    A1 and A2 are Kaiming-uniform, B1 and B2 are zero.
+    """
     width = cast(int, model.backbone.num_features)
     for name in sorted(sets):
         model.bricks[name] = nn.ModuleList(Brick(width, rank, gate) for _ in range(model.num_layers))
@@ -92,9 +105,9 @@ def add_bricks(model: LayeredModel, sets: Iterable[str], rank: int, gate: Gate, 
 
 @torch.no_grad()
 def activations(model: LayeredModel, sets: Sequence[ImageSet], batch_size: int) -> Tensor:
-    """Return the input of each block of the full model and the output of the last: (L + 1, images, tokens, width).
+    """Return the inputs of all blocks of the full model and the output of the last: (L + 1, images, tokens, width).
 
-    4 (L + 1) tokens width bytes per image: 56 KB for digits_vit, 7.9 MB for ViT-B/16 at 224 px.
+    They take 4 (L + 1) tokens width bytes per image: 56 KB for digits_vit, 7.9 MB for ViT-B/16 at 224 px.
     """
     passed, done = torch.empty(0), 0
     for pixels in (pixels for images in sets for pixels, _ in images.batches(batch_size)):
@@ -112,11 +125,22 @@ def activations(model: LayeredModel, sets: Sequence[ImageSet], batch_size: int) 
 def distil(
     bricks: Mapping[str, Tensor], passed: Tensor, gate: Gate, epochs: int, lr: float, batch_size: int, rng: Generator
 ) -> dict[str, Tensor]:
-    """min over theta_l of the mean of (E_l(a_{l-1}) - a_l)^2, for all blocks l at once (FedBRICK, Eq. 20).
+    """Minimise the mean of (E_l(a_{l-1}) - a_l)^2 over the BRICK of every block l (FedBRICK, Eq. 20).
 
-    `bricks` are stacked factors, a1 (L, r, d) and so on; `passed` are activations (L + 1, images, tokens, d). Training
-    them in parallel equals training them one after the other: no gradient of one block's loss reaches another's BRICK,
-    and Adam treats each value separately.
+    All blocks are trained in parallel, with the same result as one after the other: the loss of a block has no gradient
+    into another block's BRICK, and Adam treats each value separately.
+
+    Args:
+        bricks: The factors of all BRICKs, stacked over blocks: a1 and a2 of shape (L, r, d), b1 and b2 of (L, d, r).
+        passed: The activations a_0 to a_L, of shape (L + 1, images, tokens, d).
+        gate: The function sigma of Eq. 19.
+        epochs: The number of epochs.
+        lr: The learning rate of Adam.
+        batch_size: The number of images per step.
+        rng: The generator of the order of the images.
+
+    Returns:
+        The trained factors, in the shapes of `bricks`.
     """
     layers, images = len(passed) - 1, passed.shape[1]
     factors = {name: bricks[name].clone().requires_grad_() for name in FACTORS}

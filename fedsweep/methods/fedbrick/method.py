@@ -1,7 +1,7 @@
 """FedBRICK: Structural Bias Aware Heterogeneous Foundation Model Federated Tuning.
 
-Yuhang Zhang, Xianda Wang, Wei Sun, Jiaxuan Chen, Fangxin Wang. It enhances a depth method, which decides which client
-holds which blocks, what a client minimises and how updates are averaged.
+Yuhang Zhang, Xianda Wang, Wei Sun, Jiaxuan Chen, Fangxin Wang. FedBRICK extends a depth method (FedRA, InclusiveFL or
+DepthFL), which decides which client holds which blocks, what a client minimises, and how updates are averaged.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,60 +28,76 @@ from fedsweep.types import AdapterState, Client, ClientUpdate, LayerAllocation, 
 
 DepthMethod = Annotated[FedRA | InclusiveFL | DepthFL, Field(discriminator="name")]
 SHARED = "shared"
-"""The one set of BRICKs where domains have none of their own."""
+"""The name of the set of BRICKs that all domains share with `domains: shared`."""
 
 
 class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
-    """BRICKs in place of the blocks that a client does not hold, distilled on the server and on the clients.
+    """Small modules (BRICKs) in place of the blocks that a client does not hold, trained on the server and on clients.
 
-    The depth method decides all that concerns the blocks; to it, a client with BRICKs is one of L blocks. The BRICKs
-    are part of the adapter, as `bricks.<set>.<block>.<factor>`; a set is a domain's.
+    A depth method decides which client holds which blocks. For the depth method, a client with BRICKs counts as a
+    client of L blocks. Each domain has a set of BRICKs. Their tensors are named `bricks.<set>.<block>.<factor>`.
     """
 
     name: Literal["fedbrick"] = "fedbrick"
-    over: DepthMethod = Field(FedRA(), description="the depth method that it enhances: fedra, inclusivefl or depthfl")
-    brick: bool = Field(True, description="false: the depth method as it is, bit for bit")
-    rank: int = Field(8, gt=0, description="r, rows of a BRICK's A1 and A2")
-    gate: Gate = Field("softmax", description="sigma of Eq. 19: softmax over the features, or a sigmoid for each")
-    domains: Literal["own", "shared"] = Field("own", description="BRICKs for each domain, or one set for all")
-    server_epochs: int = Field(10, ge=0, description="epochs of the server's distillation before a round; 0 for none")
-    server_lr: float = Field(1e-4, gt=0, description="learning rate of its Adam")
-    lambda_w: float = Field(0.01, ge=0, description="stage I: tether of the adapters (Eq. 21)")
-    lambda_theta: float = Field(0.005, ge=0, description="stage I: tether of the missing blocks' BRICKs (Eq. 21)")
-    lambda_d: float = Field(0.01, ge=0, description="stage II: weight of the distillation (Eq. 24)")
-    compensate: bool = Field(True, description="stage I; false: the depth method's own local training in its place")
-    parallel: bool = Field(True, description="stage II; false: retained blocks' BRICKs are not trained on clients")
-    anneal: bool = Field(True, description="stage II goes from the block to its BRICK; false: half of each throughout")
+    over: DepthMethod = Field(FedRA(), description="depth method that FedBRICK extends: fedra, inclusivefl or depthfl")
+    brick: bool = Field(True, description="use BRICKs; `false`: the depth method alone, with bit-identical results")
+    rank: int = Field(8, gt=0, description="r, the rank of a BRICK's two low-rank paths")
+    gate: Gate = Field(
+        "softmax", description="sigma of Eq. 19: softmax over the features of a token, or the sigmoid of each feature"
+    )
+    domains: Literal["own", "shared"] = Field(
+        "own", description="`own`: separate BRICKs for each domain; `shared`: the same BRICKs for all domains"
+    )
+    server_epochs: int = Field(
+        10, ge=0, description="number of epochs of the server's distillation before each round; 0: no distillation"
+    )
+    server_lr: float = Field(1e-4, gt=0, description="learning rate of the server's Adam")
+    lambda_w: float = Field(
+        0.01, ge=0, description="stage I: weight of the penalty on the distance to the server's adapters (Eq. 21)"
+    )
+    lambda_theta: float = Field(
+        0.005, ge=0, description="stage I: weight of the same penalty on the BRICKs of missing blocks (Eq. 21)"
+    )
+    lambda_d: float = Field(0.01, ge=0, description="stage II: weight of the distillation loss (Eq. 24)")
+    compensate: bool = Field(
+        True, description="stage I: run and train BRICKs in place of missing blocks; `false`: train as the depth method"
+    )
+    parallel: bool = Field(
+        True, description="stage II: train the BRICKs of the client's own blocks; `false`: leave stage II out"
+    )
+    anneal: bool = Field(
+        True, description="stage II: move from the block to its BRICK over the steps; `false`: use half of each"
+    )
 
     @property
     def needs(self) -> Needs:
-        """A backbone with a head; images on the server for its distillation."""
+        """A backbone with a head and, if the server distils, images on the server."""
         return Needs(head=True, proxy=self.brick and self.server_epochs > 0)
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise the depth method's ValueError, or one if DepthFL's heads have no completed walk to follow."""
+        """Raise ValueError if the depth method cannot run, or if `compensate` is false for DepthFL."""
         try:
             self.over.check(capacities, num_layers, aggregation)
         except ValueError as error:
             raise ValueError(str(error).replace("`method.", "`method.over.")) from None
         if self.brick and not self.compensate and self.over.name == "depthfl":
             raise ValueError(
-                "`method.compensate` must be true over `method.over` depthfl, whose clients have heads all along the "
-                "completed walk, but it is false"
+                "`method.compensate` must be true if `method.over` is depthfl, whose heads need BRICKs in place of "
+                "missing blocks, but it is false"
             )
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Add BRICKs for every block and set, and the depth method's modules for clients of L blocks."""
+        """Add the depth method's modules for clients of L blocks, and the sets of BRICKs."""
         self.over.prepare(model, {model.num_layers} if self.brick else depths, domains, seed)
         if self.brick:
             add_bricks(model, {self.set_of(domain) for domain in domains}, self.rank, self.gate, seed)
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
-        """Return the depth method's state, whose adapter includes the BRICKs."""
+        """Return the initial state of the depth method; its adapter includes the BRICKs."""
         return self.over.init(model, clients, replace(server, depths=(server.num_layers,)) if self.brick else server)
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
-        """Distil, for each set, the global blocks into BRICKs on the server's images of its domain (Eq. 20)."""
+        """Distil the global blocks into each set of BRICKs, on the server's images of the set's domain (Eq. 20)."""
         state = self.over.begin_round(state, server, trainer)
         if not self.needs.proxy:
             return state
@@ -99,7 +115,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return replace(state, adapter=adapter)
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Return the depth method's blocks, with all BRICKs of the client's own set and the heads of a whole walk."""
+        """Allocate the depth method's blocks, the BRICKs of the client's domain, and the heads for L blocks."""
         rows = self.over.allocate(state, cohort, server, rng)
         if not self.brick:
             return rows
@@ -116,11 +132,14 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         }
 
     def objective(self, round: int, rounds: int) -> Objective:
-        """Return the depth method's objective, L_task."""
+        """Return the objective of the depth method, L_task."""
         return self.over.objective(round, rounds)
 
     def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """Add the BRICKs of missing blocks, which stage I trains, and of the blocks held, which stage II trains."""
+        """Return the depth method's names, and the BRICKs that the client trains.
+
+        Stage I trains the BRICKs of missing blocks, and stage II those of the blocks that the client holds.
+        """
 
         def trained(name: str) -> bool:
             layer = brick_of(name)
@@ -131,17 +150,17 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
 
     @property
     def has_stand_ins(self) -> bool:
-        """True unless stage I is left out."""
+        """True if stage I is used."""
         return self.brick and self.compensate
 
     def stand_ins(self, model: LayeredModel, client: Client) -> Mapping[int, Step]:
-        """Return the client's BRICKs."""
+        """Return the BRICKs of the client's domain by block number."""
         return {one.layer: one for one in self._in_place(model, client)} if self.has_stand_ins else {}
 
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Train adapters, heads and the missing blocks' BRICKs in stage I, the other BRICKs in stage II."""
+        """Train adapters, heads and the BRICKs of missing blocks in stage I, and the other BRICKs in stage II."""
         if not self.brick:
             return self.over.local_updates(state, cohort, allocations, trainer)
         live = trainer.model.movable()
@@ -160,20 +179,21 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def predict(
         self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
-        """Return the depth method's logits of the global model, which has all blocks and needs no BRICK."""
+        """Return the logits of the depth method; the global model has all blocks and needs no BRICKs."""
         return self.over.predict(state, model, images, personal, domain)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Return the depth method's obstacle; the global model has all blocks and needs no BRICK."""
+        """Return the depth method's obstacle; the global model has all blocks and needs no BRICKs."""
         depths = {num_layers} if self.brick else depths
         return ExportObstacle.of_method(self.over).export_obstacle(depths, num_layers, of_client)
 
     def _stage_one(
         self, state: ServerState, client: Client, row: LayerAllocation, trainer: CohortTrainer, live: AdapterState
     ) -> LocalTask:
-        """Eq. 21: L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2 on the whole walk.
+        """Return the task of Eq. 21: L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2.
 
-        `live` are the model's own tensors, in which w and theta move.
+        The client runs its own blocks and BRICKs in place of the missing blocks. `live` contains the tensors of the
+        model itself, whose adapters w and BRICKs theta change during the training.
         """
         within = names_within(state.adapter, range(trainer.model.num_layers), row.excluded_prefixes)
         start = {name: state.adapter[name] for name in within}
@@ -197,7 +217,10 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return LocalTask(client, start, row, objective, lambda _: whole, names)
 
     def _stage_two(self, task: LocalTask, update: ClientUpdate, trainer: CohortTrainer) -> LocalTask:
-        """Eq. 24: L_task + lambda_d / |S_k| sum ||E(x) - f(x)||^2, with f and E in parallel at the blocks held."""
+        """Return the task of Eq. 24: L_task + lambda_d / |S_k| sum ||E(x) - f(x)||^2.
+
+        Each block f that the client holds runs in parallel with its BRICK E.
+        """
         held, base = task.allocation.held, self.objective(trainer.round, trainer.rounds)
         in_place = self._in_place(trainer.model, task.client)
 
@@ -215,7 +238,10 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return LocalTask(task.client, start, task.allocation, objective, walk_at, names, session)
 
     def set_of(self, domain: str) -> str:
-        """Return the name of a domain's set of BRICKs: a part of tensor names, without a dot, no attribute's name."""
+        """Return the name of a domain's set of BRICKs.
+
+        The name is part of tensor names, so it contains no dot and differs from the names of all attributes.
+        """
         return SHARED if self.domains == "shared" else "for_" + domain.replace("%", "%25").replace(".", "%2E")
 
     def _in_place(self, model: LayeredModel, client: Client) -> list[InPlace]:
@@ -228,7 +254,7 @@ def _joined(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
 
 
 def brick_of(name: str) -> int | None:
-    """Return the block of a BRICK's tensor, or None for other tensors.
+    """Return the block number in the name of a BRICK's tensor, or None for other tensors.
 
     >>> brick_of("bricks.for_sketch.7.a1"), brick_of("backbone.blocks.7.attn.proj.lora_A.default.weight")
     (7, None)

@@ -1,1 +1,1 @@
-"""FedMS (Wu et al.): a global expert, personal experts that grow from the top down, and a gate."""
+"""FedMS (Wu et al.): a global expert, a local expert for each client, and a gate that mixes the two."""

@@ -1,4 +1,4 @@
-"""FedMS's gate: it weighs the global against the local expert for each image, and is averaged over clients (Eq. 7)."""
+"""FedMS's gate, which weighs the global against the local expert for each image. The server averages it (Eq. 7)."""
 
 from __future__ import annotations
 
@@ -24,26 +24,33 @@ class GateConfig(Config):
     """The gate of the mixture (Section 3.3)."""
 
     trunk: TrunkConfig = Field(
-        default_factory=TimmTrunk, description="the network below the gate's adapter: timm or digits_resnet"
+        default_factory=TimmTrunk, description="network that computes the gate's features: timm or digits_resnet"
     )
-    hidden: int | None = Field(None, gt=0, description="width of the adapter; null for that of the trunk's features")
-    trained: Literal["adapter", "all"] = Field("adapter", description="the gate's adapter alone, or its trunk too")
+    hidden: int | None = Field(
+        None, gt=0, description="width of the gate's hidden layer; `null`: width of the trunk's features"
+    )
+    trained: Literal["adapter", "all"] = Field(
+        "adapter", description="`adapter`: train only the gate's last layers; `all`: train its trunk too"
+    )
     weights: Literal["loss", "aggregation"] = Field(
-        "loss", description="a client's weight in the gate's mean: its loss (Eq. 7), or that of `aggregation.weights`"
+        "loss",
+        description="`loss`: the mean of the gates weighs clients by their loss (Eq. 7); `aggregation`: by "
+        "`aggregation.weights`",
     )
 
 
 class Gate(nn.Module):
-    """lambda = sigmoid(BN(Linear(BN(Linear(trunk(x)))))), one number in (0, 1) for each image (FedMS, Section 3.3).
+    """The gate lambda = sigmoid(BN(Linear(BN(Linear(trunk(x)))))), in (0, 1) for each image (FedMS, Section 3.3).
 
-    The paper says softmax, but of its one output (Table 4 counts one) a softmax is the constant 1.
+    The paper names a softmax instead of the sigmoid. But the gate has a single output (Table 4), whose softmax would
+    always be 1.
     """
 
     mean: Tensor
     std: Tensor
 
     identity: str = ""
-    """What pins the trunk's content."""
+    """A string that identifies the trunk and its weights."""
 
     def __init__(self, trunk: nn.Module, hidden: int | None, mean: list[float], std: list[float], whole: bool) -> None:
         super().__init__()
@@ -61,7 +68,7 @@ class Gate(nn.Module):
         """Return the trunk's features (n, width) of uint8 images (n, 3, h, w)."""
         pixels = images.to(self.mean.device, non_blocking=True).to(self.mean.dtype, copy=True).div_(255)
         pixels = standardize_(pixels, self.mean, self.std)
-        alone = self.trunk.training and len(images) == 1  # has no variance: as in evaluation
+        alone = self.trunk.training and len(images) == 1  # one image has no variance
         if alone:
             self.trunk.eval()
         found: Tensor = self.trunk(pixels)
@@ -76,7 +83,7 @@ class Gate(nn.Module):
         return torch.sigmoid(features.squeeze(1))
 
     def train(self, mode: bool = True) -> Gate:
-        """Switch training or evaluation on; a frozen trunk stays in evaluation, so that its batch norms do not move."""
+        """Switch between training and evaluation mode; a frozen trunk stays in evaluation mode."""
         super().train(mode)
         if not self.whole:
             self.trunk.eval()
@@ -84,22 +91,31 @@ class Gate(nn.Module):
 
 
 def _normed(norm: nn.BatchNorm1d, x: Tensor) -> Tensor:
-    """Batch norm, but as in evaluation for a batch of a single image, which has no variance."""
+    """Apply batch norm; a batch of one image has no variance, so it is normalised as in evaluation mode."""
     own = norm.training and len(x) > 1
     mean, var, momentum = norm.running_mean, norm.running_var, norm.momentum
     return F.batch_norm(x, mean, var, norm.weight, norm.bias, own, momentum or 0.0, norm.eps)
 
 
 def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, outlined: bool = False) -> Gate:
-    """Return the gate with its trunk's weights and a fresh adapter, each tensor from a stream of its name.
+    """Return a gate with pretrained trunk and untrained adapter.
 
-    With `whole` the trunk is trained too. With `outlined` it is on the meta device, without weights; otherwise raise
-    UserError if they are missing or do not fit.
+    Each tensor of the adapter is drawn from a random stream of its own, by its name.
+
+    Args:
+        config: The trunk.
+        hidden: The width of the adapter's hidden layer; None for the width of the trunk's features.
+        whole: Whether the trunk is trained too.
+        seed: The seed of the adapter, and of a trunk without pretrained weights.
+        outlined: Whether to build the gate on the meta device, without weights.
+
+    Raises:
+        UserError: The weights of the trunk are missing or do not fit.
     """
     if outlined:
         with torch.device("meta"):
             return Gate(config.outlined(), hidden, [0.5] * 3, [0.5] * 3, whole)
-    with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
+    with torch.random.fork_rng(devices=[]):  # constructors draw random values that are then overwritten
         content = config.fingerprint()
         drawn = seed if content.startswith("none:") else 0
         trunk, mean, std = built("beside", config, content, drawn)
@@ -109,34 +125,34 @@ def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, 
     return gate.eval()
 
 
-@lru_cache(maxsize=16)  # asked for every arm and seed of a search space
+@lru_cache(maxsize=16)  # called for every arm and seed of a search space
 def check_gate(config: TrunkConfig, hidden: int | None, size: int, _fingerprint: str) -> None:
-    """Raise UserError unless a gate with its trunk's weights takes images of `size` pixels; once for each content."""
+    """Raise UserError unless a gate with this trunk can process images of `size` pixels."""
     gate = build_gate(config, hidden, whole=False, seed=0)
     blank = torch.zeros(2, 3, size, size, dtype=torch.uint8)
     try:
         with torch.no_grad():
             gate(gate.features(blank))
-    except Exception as error:  # whatever a network of timm may say of images or features of another shape
-        raise UserError(f"`method.gate.trunk` cannot look at images of {size} pixels: {one_line(error)}.") from None
+    except Exception as error:  # networks of timm raise various errors for images of an unsuitable size
+        raise UserError(f"`method.gate.trunk` cannot process images of {size} pixels: {one_line(error)}.") from None
 
 
 def mixing(model: LayeredModel, images: Batch) -> Tensor:
-    """Return lambda (batch,) of the gate that the model holds."""
+    """Return the gate's weights lambda (batch,) of the global expert."""
     gate = cast(Gate, model.gate)
     found: Tensor = gate(images.side_inputs["trunk"] if "trunk" in images.side_inputs else gate.features(images.images))
     return found
 
 
 def mixed(model: LayeredModel, images: Batch, walk: Walk) -> Tensor:
-    """O = lambda <V_g, T_g> + (1 - lambda) <V_i, T_i>, times exp(s) (Eq. 6): logits (batch, classes)."""
+    """Return logits (batch, classes): O = lambda <V_g, T_g> + (1 - lambda) <V_i, T_i>, times exp(s) (Eq. 6)."""
     mix = mixing(model, images).unsqueeze(1)
     local: Tensor = model(images, walk)
     return mix * images.side_inputs["global"] + (1 - mix) * local
 
 
 def mixture_loss(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
-    """Return the cross-entropy of the mixture, or of the local expert alone for images without side inputs."""
+    """Return the cross-entropy of the mixture, or of the model alone for images without side inputs."""
     logits = mixed(model, images, walk) if isinstance(images, Batch) else model(images, walk)
     return F.cross_entropy(logits, labels)
 
@@ -146,6 +162,6 @@ def average_gates(
 ) -> AdapterState:
     """Average the clients' gates: Z_g = sum_i (L_i / sum_j L_j) Z_i (FedMS, Eq. 7).
 
-    L_i is the loss of client i, or without `by_loss` its weight in the aggregation.
+    L_i is the loss of client i. Without `by_loss`, it is the client's weight by `aggregation.weights` instead.
     """
     return layerwise_mean(start, updates, aggregation, (lambda update: update.metrics["loss"]) if by_loss else None)

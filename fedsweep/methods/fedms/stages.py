@@ -1,4 +1,7 @@
-"""The two stages of FedMS, with the same verbs: a global expert by FedAvg, then local experts with SAL and the gate."""
+"""The two stages of FedMS: FedAvg on a global expert, then local experts with SAL and the gate.
+
+Both stages have the same functions.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,23 +28,30 @@ MIX, SPREAD = "gate/lambda", "gate/spread"
 
 
 class SALConfig(Config):
-    """Sparsely Activated LoRA (Section 3.2)."""
+    """Sparsely Activated LoRA, which decides which blocks of a local expert are trained (Section 3.2)."""
 
-    threshold: float = Field(0.01, description="delta: a smaller gain in accuracy activates the next lower block")
-    queue: int = Field(3, gt=0, description="Q, the past accuracies that a gain is measured from")
-    initial: int = Field(1, gt=0, description="blocks of each encoder that are active from the start, the topmost")
+    threshold: float = Field(
+        0.01, description="delta: if the accuracy gains less than this, the next lower block is activated (Eq. 5)"
+    )
+    queue: int = Field(
+        3, gt=0, description="Q, the number of past accuracies; a gain is the difference to their mean (Eq. 5)"
+    )
+    initial: int = Field(1, gt=0, description="number of topmost blocks of each encoder that are active at the start")
 
     def is_stuck(self, past: Sequence[float], accuracy: float) -> bool:
-        """Return whether the gain Delta over the mean of a full queue is below delta (Eq. 5)."""
+        """Return whether the queue is full and the gain Delta over its mean is below delta (Eq. 5)."""
         return len(past) == self.queue and accuracy - sum(past) / self.queue < self.threshold
 
 
 @dataclass(frozen=True)
 class FedMSState(ServerState):
-    """The clients' memory besides the server's adapter, which holds the global expert and the gate.
+    """The server's state with the memory of each client; `adapter` contains the global expert and the gate.
 
-    `experts`: the local expert's own tensors of each client; `queues`: its last accuracies; `active`: its number of
-    active blocks.
+    Attributes:
+        stage: The present stage, 1 or 2.
+        experts: The tensors in which each client's local expert differs from the global expert.
+        queues: The last accuracies of each client.
+        active: The number of active blocks of each client.
     """
 
     stage: int = 1
@@ -51,25 +61,25 @@ class FedMSState(ServerState):
 
 
 def of(state: ServerState) -> FedMSState:
-    """Return the state as this method's, or raise TypeError."""
+    """Return `state` as the state of FedMS; raise TypeError for another method's state."""
     return state_as(FedMSState, state)
 
 
 class GlobalStage:
-    """Stage one: FedAvg on the adapters of the global expert (Section 3.1). The gate rests."""
+    """Stage one: FedAvg on the adapters of the global expert (Section 3.1). The gate is not used."""
 
     objective = staticmethod(cross_entropy)
 
     def row(self, state: FedMSState, client: ClientId) -> LayerAllocation:
-        """Return an allocation in which all blocks are run and trained."""
+        """Allocate all blocks, to be run and trained."""
         return LayerAllocation(state.layers, state.layers, excluded_prefixes=(GATE,))
 
     def received_names(self, state: FedMSState, client: ClientId, row: LayerAllocation) -> list[str]:
-        """Return the names of the global expert's tensors."""
+        """Return the names of the tensors of the global expert."""
         return names_within(state.adapter, row.held, row.excluded_prefixes)
 
     def sent_names(self, names: Sequence[str]) -> list[str]:
-        """Return all that a client trains."""
+        """Return `names`: a client sends all tensors that it trains."""
         return list(names)
 
     def num_frozen_blocks(self, state: FedMSState, client: ClientId | None) -> int:
@@ -79,29 +89,29 @@ class GlobalStage:
     def side_inputs(
         self, state: FedMSState, reader: Reader, sets: Mapping[str, ImageSet]
     ) -> dict[str, Mapping[str, Tensor]]:
-        """Return none."""
+        """Return no side inputs."""
         return {name: {} for name in sets}
 
     def local_updates(
         self, state: FedMSState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Train the clients from the global expert."""
+        """Train all clients, starting from the global expert."""
         return trainer.fit([LocalTask(one, state.adapter, allocations[one.id], self.objective) for one in cohort])
 
     def keep(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> FedMSState:
-        """Return the state as it is: clients keep nothing of their own."""
+        """Return `state`: clients keep no tensors of their own."""
         return state
 
     def predict(self, state: FedMSState, model: LayeredModel, images: Images) -> Tensor:
-        """Return a client's logits: the global expert is all there is."""
+        """Return the logits of the global expert, which all clients share."""
         return cast(Tensor, model(images, state.layers))
 
     def active(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> Mapping[ClientId, int]:
-        """Return the clients' active blocks: all of them."""
+        """Return the number of active blocks of each client: all blocks."""
         return dict.fromkeys(state.active, len(state.layers))
 
     def gate_metrics(self, updates: Sequence[ClientUpdate]) -> dict[str, float]:
-        """Return lambda's mean and deviation over images: 1 and 0 without local experts."""
+        """Return the mean and standard deviation of lambda over images: 1 and 0, as there are no local experts."""
         return {MIX: 1.0, SPREAD: 0.0}
 
 
@@ -109,7 +119,7 @@ class GlobalStage:
 class LocalStage:
     """Stage two: each client trains the active blocks of its local expert together with the gate (Section 3.3).
 
-    The global expert is frozen. The local expert stays with its client; only gates are sent and averaged.
+    The global expert is frozen, and local experts stay with their clients. Only gates are sent and averaged.
     """
 
     objective = staticmethod(mixture_loss)
@@ -118,26 +128,26 @@ class LocalStage:
     gate: GateConfig
 
     def row(self, state: FedMSState, client: ClientId) -> LayerAllocation:
-        """Return an allocation in which all blocks are run, and the active ones trained."""
+        """Allocate all blocks, of which the active ones are trained."""
         return LayerAllocation(state.layers, state.layers[self.num_frozen_blocks(state, client) :])
 
     def received_names(self, state: FedMSState, client: ClientId, row: LayerAllocation) -> list[str]:
-        """Return the gate's names, and once, before the client's own expert begins, the global expert's."""
+        """Return the names of the gate's tensors and, if the client has no local expert yet, the global expert's."""
         names = names_within(state.adapter, row.held, row.excluded_prefixes)
         return self.sent_names(names) if client in state.experts else names
 
     def sent_names(self, names: Sequence[str]) -> list[str]:
-        """Return the gate's names."""
+        """Return the names of the gate's tensors."""
         return [name for name in names if name.startswith(GATE)]
 
     def num_frozen_blocks(self, state: FedMSState, client: ClientId | None) -> int:
-        """Return the number of all blocks of the global expert, or of those below a local one's active blocks."""
+        """Return the number of blocks below a local expert's active blocks, or all blocks for the global expert."""
         return len(state.layers) - (state.active[client] if client else 0)
 
     def side_inputs(
         self, state: FedMSState, reader: Reader, sets: Mapping[str, ImageSet]
     ) -> dict[str, Mapping[str, Tensor]]:
-        """Return the global expert's logits (n, classes), and the features (n, width) of a frozen trunk."""
+        """Return the logits (n, classes) of the global expert and, if the trunk is frozen, its features (n, width)."""
         model = reader.model
         model.load_adapter(state.adapter)
         known: dict[str, dict[str, Tensor]] = {
@@ -153,7 +163,7 @@ class LocalStage:
     def local_updates(
         self, state: FedMSState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Train local experts and gates; each client's accuracy on the images that it holds out steers SAL."""
+        """Train local experts and gates, and measure each client's accuracy on its validation images for SAL."""
         held_out = {one.id: cast(ImageSet, one.validation) for one in cohort}
         seen = {f"train/{one.id}": one.train for one in cohort} | held_out
         inputs = self.side_inputs(state, trainer.reader, seen)
@@ -191,7 +201,7 @@ class LocalStage:
         }
 
     def keep(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> FedMSState:
-        """Keep the clients' local experts, and activate a block of those that are stuck (Eq. 5)."""
+        """Store the local experts, and activate one more block for each client whose accuracy is stuck (Eq. 5)."""
         experts, queues, active = dict(state.experts), dict(state.queues), dict(state.active)
         for update in sorted(updates, key=lambda one: one.client):
             client, score = update.client, update.metrics["accuracy"]
@@ -207,9 +217,9 @@ class LocalStage:
         return mixed(model, cast(Batch, images), state.layers)
 
     def active(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> Mapping[ClientId, int]:
-        """Return the blocks that the cohort trained, and those that other clients will train next."""
+        """Return the number of blocks that each client trained, or will train next if it was not in the cohort."""
         return state.active | {update.client: len(update.allocation.trained) for update in updates}
 
     def gate_metrics(self, updates: Sequence[ClientUpdate]) -> dict[str, float]:
-        """Return lambda's mean and deviation over images, means over the cohort."""
+        """Return the mean and standard deviation of lambda over images, each as a mean over the cohort."""
         return {name: sum(update.metrics[name] for update in updates) / len(updates) for name in (MIX, SPREAD)}

@@ -1,4 +1,4 @@
-"""The network below FedMS's gate: its own, or one of timm."""
+"""The trunk of FedMS's gate, a network that computes image features: a network of timm, or a small one for digits."""
 
 from __future__ import annotations
 
@@ -20,26 +20,30 @@ from fedsweep.models.timm.weights import pretrained_network
 WEIGHTS = Path(__file__).parent / "weights" / "digits_resnet.safetensors"
 FIELD = "method.gate.trunk.pretrained"
 SMALL = (16, 32, 64, 64)
-"""Channels of the trunk that ships."""
+"""Channels of the trunk that is included in fedsweep."""
 
 
 class DigitsTrunk(Config):
-    """A narrow ResNet-18 for 16 px, trained on MNIST by scripts/train_digits_clip.py; ships with fedsweep."""
+    """A narrow ResNet-18 for images of 16 px, trained on MNIST (scripts/train_digits_clip.py); included in fedsweep."""
 
     name: Literal["digits_resnet"] = "digits_resnet"
 
     def fingerprint(self) -> str:
-        """Return the digest on the card, against which `build` checks the weights."""
+        """Return the digest from the weights' card (a JSON file), against which `build` checks the weights."""
         return f"sha256:{_card()['sha256']}"
 
     def outlined(self) -> nn.Module:
-        """Return the network without its weights."""
+        """Return the network without its pretrained weights."""
         from timm.models.resnet import BasicBlock, ResNet
 
         return cast(nn.Module, ResNet(cast(Any, BasicBlock), (2, 2, 2, 2), channels=SMALL, num_classes=0))
 
     def build(self, seed: int) -> tuple[nn.Module, list[float], list[float]]:
-        """Return the network with its weights and its pixels' mean and deviation; raise UserError for a wrong file."""
+        """Return the network with its weights, and the mean and standard deviation of its pixels.
+
+        Raises:
+            UserError: The file of weights is not the one that is described on the card.
+        """
         if weights_file.digest(WEIGHTS) != _card()["sha256"]:
             raise UserError(f"{WEIGHTS.name} is not the file that its card {WEIGHTS.stem}.json describes.")
         trunk = self.outlined()
@@ -48,11 +52,17 @@ class DigitsTrunk(Config):
 
 
 class TimmTrunk(Config):
-    """A network of timm without its classifier, ResNet-18 in the paper."""
+    """A network of timm without its classifier; the paper uses ResNet-18."""
 
     name: Literal["timm"] = "timm"
-    model: str = Field("resnet18.tv_in1k", min_length=1, description="timm's name, with the tag of its weights")
-    pretrained: str = Field("timm", min_length=1, description="timm, none, or a file of weights in timm's naming")
+    model: str = Field(
+        "resnet18.tv_in1k", min_length=1, description="name of the network in timm, with the tag of its weights"
+    )
+    pretrained: str = Field(
+        "timm",
+        min_length=1,
+        description="weights: those of timm (`timm`), random ones (`none`), or a file with timm's tensor names",
+    )
 
     @model_validator(mode="after")
     def _timm_has_it(self) -> Self:
@@ -69,19 +79,23 @@ class TimmTrunk(Config):
         return self
 
     def fingerprint(self) -> str:
-        """Return timm's tag, or the digest of the file; raise UserError if the file is missing."""
+        """Return the name of timm's weights, or the digest of the file; raise UserError if the file is missing."""
         if self.pretrained in ("timm", "none"):
             return f"{self.pretrained}:{self.model}"
         return f"sha256:{weights_file.digest(weights_file.find(self.pretrained, FIELD))}"
 
     def outlined(self) -> nn.Module:
-        """Return the network without its weights."""
+        """Return the network without its pretrained weights."""
         import timm
 
         return timm.create_model(self.model, num_classes=0)
 
     def build(self, seed: int) -> tuple[nn.Module, list[float], list[float]]:
-        """Return the network with its weights and its pixels' mean and deviation; raise UserError if none fit."""
+        """Return the network with its weights, and the mean and standard deviation of its pixels.
+
+        Raises:
+            UserError: The weights are missing or do not fit the network.
+        """
         config = timm_config(self.model)
         if self.pretrained == "timm":
             return pretrained_network(self.model, num_classes=0), list(config.mean), list(config.std)

@@ -1,1 +1,1 @@
-"""CLIP: the layered model of both encoders, and its weights from the forms in which they are published."""
+"""CLIP backbones: the model that runs both encoders block by block, and its weights."""

@@ -1,4 +1,4 @@
-"""CLIP as a backbone: a checkpoint on the hub, a folder, or one of the small ones that ship with fedsweep."""
+"""CLIP backbones: checkpoints on the Hugging Face Hub, checkpoints in folders, and small CLIPs of fedsweep."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -21,19 +21,19 @@ SHIPPED = Path(__file__).parents[1] / "weights"
 
 
 class _Clip(Backbone):
-    """The common base of both kinds of CLIP, which have prompts in place of a head."""
+    """The base class of CLIP backbones, which classify with one prompt per class instead of a head."""
 
     has_head: ClassVar = False
     has_text: ClassVar = True
     positions: ClassVar = tuple(LayeredClip.positions())
 
-    prompt: str = Field("This is a picture of {}", description="the text of a class; {} stands for its name")
+    prompt: str = Field("This is a picture of {}", description="prompt of a class; {} is replaced with the class name")
 
     @field_validator("prompt")
     @classmethod
     def _one_place(cls, prompt: str) -> str:
         if prompt.count("{}") != 1 or {"{", "}"} & set(prompt.replace("{}", "")):
-            raise ValueError(f"`backbone.prompt` must have {{}} once, for the class's name, but it is `{prompt}`")
+            raise ValueError(f"`backbone.prompt` must contain {{}} once, for the class name, but it is `{prompt}`")
         return prompt
 
     @property
@@ -43,13 +43,17 @@ class _Clip(Backbone):
     @property
     @abstractmethod
     def _model(self) -> str:
-        """The checkpoint's name or folder."""
+        """The name or the folder of the checkpoint."""
 
     def fingerprint(self) -> str:
         return f"sha256:{digest(find(self._model))}"
 
     def build(self, num_classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> LayeredClip:
-        """Raise UserError also if a prompt is too long, or if the walk differs from transformers' forward."""
+        """Return the model with its weights, in evaluation mode on the CPU; nothing in it depends on `seed`.
+
+        Raises:
+            UserError: The checkpoint is missing or unsuitable, or a prompt is longer than the text encoder allows.
+        """
         folder = find(self._model)
         names = class_names or list(map(str, range(num_classes)))
         clip = load(folder, self._model)
@@ -69,15 +73,19 @@ class _Clip(Backbone):
         return Recipe(call="transformers.CLIPModel.from_pretrained", model=self._model, fetched=fetched)
 
     def folder(self) -> Path:
-        """Return the folder with the checkpoint's files; raise UserError if it is missing."""
+        """Return the folder with the checkpoint's files, which are downloaded if necessary.
+
+        Raises:
+            UserError: The checkpoint is missing or cannot be downloaded.
+        """
         return find(self._model)
 
     def prompts(self, class_names: Sequence[str]) -> list[str]:
-        """Return the text of each class."""
+        """Return the prompt of each class."""
         return [self.prompt.format(readable(name)) for name in class_names]
 
     def outlined(self, num_classes: int) -> LayeredClip:
-        """Return the model on the meta device, with shapes but no tensors or weights."""
+        """Return the model on the meta device, where tensors have shapes but no values."""
         from transformers import CLIPModel
 
         names = list(map(str, range(num_classes)))
@@ -87,10 +95,10 @@ class _Clip(Backbone):
 
 
 class ClipBackbone(_Clip):
-    """A CLIP in transformers' format: OpenAI's, or any other of the class CLIPModel."""
+    """A CLIP checkpoint that transformers loads as a CLIPModel, such as OpenAI's."""
 
     name: Literal["clip"] = "clip"
-    model: str = Field(min_length=1, description="the checkpoint: its name on the hub, or a folder that holds it")
+    model: str = Field(min_length=1, description="checkpoint: a name on the Hugging Face Hub, or a folder")
 
     @field_validator("model")
     @classmethod
@@ -104,11 +112,13 @@ class ClipBackbone(_Clip):
 
 
 class DigitsClip(_Clip):
-    """The embedded CLIPs: trained on MNIST's digits and their names by scripts/train_digits_clip.py."""
+    """A small CLIP that is included in fedsweep, trained on MNIST's digits and their names."""
 
     name: Literal["digits_clip"] = "digits_clip"
     encoder: Literal["base", "patch8", "large"] = Field(
-        "base", description="6 blocks of width 64, patches of 4 px; the same with 8 px; or 8 blocks of width 96"
+        "base",
+        description="size of each encoder: `base` (6 blocks of width 64, patches of 4 px), `patch8` (the same, but "
+        "patches of 8 px), or `large` (8 blocks of width 96, patches of 4 px)",
     )
 
     @property
@@ -119,7 +129,6 @@ class DigitsClip(_Clip):
 
 @lru_cache(maxsize=64)
 def _outline(model: str) -> Outline:
-    """Raise ValueError if `model` is neither a known name nor a folder."""
     try:
         config = config_of(model)
     except UserError as error:

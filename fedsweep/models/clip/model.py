@@ -1,4 +1,4 @@
-"""CLIP as a layered model: images pass through the blocks of one encoder, the classes' prompts through the other's."""
+"""CLIP as a model that runs block by block: an encoder for images, and another for the prompts of the classes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,13 +18,14 @@ from fedsweep.types import AdapterState
 
 IMAGES, TEXT = "vision", "text"
 Tokenize = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
-"""Texts to their tokens (n, longest), and the place of each one's last token (n,)."""
+"""A tokenizer: it maps n texts to tokens (n, longest) and to the position of each text's last token (n,)."""
 
 
 class Towers(nn.Module):
-    """transformers' CLIPModel with its two encoders side by side: block l is the pair of both, aligned at the top.
+    """The network of transformers' CLIPModel, with the blocks of its two encoders in pairs.
 
-    If one encoder is deeper (24 and 12 blocks in L/14), its lowest blocks have no partner.
+    Block l is a pair of one image block and one text block. The last blocks of both encoders form the last pair. If one
+    encoder is deeper (L/14 has 24 image blocks and 12 text blocks), its first blocks have no partner.
     """
 
     def __init__(self, clip: Any) -> None:
@@ -52,21 +53,21 @@ class Towers(nn.Module):
 
 
 class FeatureAdapter(nn.Sequential):
-    """A(I) * I with A(I) = softmax(MLP1(tanh(MLP2(I)))): (n, width) to the same (FedAG, Eq. 4).
+    """FedAG's attention adapter A(I) * I with A(I) = softmax(MLP1(tanh(MLP2(I)))) (FedAG, Eq. 4).
 
-    Source: Lu et al., FedCLIP (2023), from which FedAG takes it. `hidden` is the width between the two MLPs, by default
-    that of the features. Each tensor is drawn from a stream of the key.
+    Source: Lu et al., FedCLIP (2023), from which FedAG takes the adapter. Features I and outputs are (n, width).
+    `hidden` is the width between the two MLPs, by default `width`. The initial values depend on `seed` and `key`.
     """
 
     def __init__(self, width: int, hidden: int | None, device: torch.device, seed: int, *key: str) -> None:
         hidden = hidden or width
-        with torch.device("meta"):  # constructors draw values that are overwritten at once
+        with torch.device("meta"):  # the constructors' random values are overwritten below
             super().__init__(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, width), nn.Softmax(dim=-1))
         self.to_empty(device=device)
         draw_linears(self, seed, *key)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the weighted features."""
+        """Return the features (n, width), weighted by the attention."""
         weights = features
         for layer in self:
             weights = layer(weights)
@@ -74,10 +75,13 @@ class FeatureAdapter(nn.Sequential):
 
 
 class LayeredClip(LayeredModel):
-    """Logits are exp(s) <V, T>: cosines of an image's features with those of the classes' prompts.
+    """A CLIP that runs block by block.
 
-    Prompts are cut after the longest one's last token, which in a causal encoder changes nothing. Their features are
-    computed once for each state of the text encoder: in evaluation they are kept until other tensors are loaded.
+    A logit is exp(s) <V, T>, where V and T are the unit vectors of an image and a class's prompt, and s is the logit
+    scale of CLIP.
+
+    Prompts are padded only to the length of the longest prompt, which does not change the output of a causal encoder.
+    In evaluation, the features of the prompts are computed once and reused until other tensors are loaded.
     """
 
     backbone: Towers
@@ -105,69 +109,76 @@ class LayeredClip(LayeredModel):
 
     @classmethod
     def positions(cls) -> dict[str, tuple[str, ...]]:
-        """Return the places of adapters in both encoders' blocks."""
+        """Return the names of a block's adapted linear layers, in both encoders, for each LoRA position."""
         attention, mlp = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "out")], ["mlp.fc1", "mlp.fc2"]
         l0, l1 = attention[-1:], mlp[-1:]
         inner = {"l0": l0, "l1": l1, "attention": attention, "mlp": mlp, "both": l0 + l1, "all": attention + mlp}
         return {name: tuple(f"{one}.{place}" for one in (IMAGES, TEXT) for place in to) for name, to in inner.items()}
 
     def height(self, name: str) -> tuple[int, int]:
-        """Return both numbers for the tensor's own encoder, which may lack the lower blocks."""
+        """Return the index of a tensor's block in the tensor's encoder, and the number of blocks of this encoder."""
         layer, tower = cast(int, layer_of(name)), name.split(".")[3]
         depth = sum(tower in self._pair(one) for one in range(self.num_layers))
         return layer - self.num_layers + depth, depth
 
     def plain_name(self, name: str) -> str:
-        """Return the name in transformers' CLIPModel, in which each encoder counts its own blocks."""
+        """Return a tensor's name in transformers' CLIPModel, in which each encoder numbers its own blocks."""
         return in_clip_model(name, None if layer_of(name) is None else self.height(name)[0])
 
     def cut(self, layers: Sequence[int]) -> dict[str, int]:
-        """Return the number of blocks of each encoder within `layers`."""
+        """Return how many blocks of each encoder are in `layers`; the result is empty if `layers` are all blocks."""
         if len(layers) == self.num_layers:
             return {}
         pairs = [self._pair(layer) for layer in layers]
         return {f"{tower}_model.encoder.layers": sum(tower in pair for pair in pairs) for tower in (IMAGES, TEXT)}
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return patches, class token and positions, normalised."""
+        """Return the image tokens before the first block: class token and patches with positions, normalised."""
         return cast(Tensor, self.backbone.stem["norm"](self.backbone.stem["embeddings"](pixels)))
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
-        """Run the image encoder's part of a block."""
+        """Return the output of one block of the image encoder, in the shape of `tokens`."""
         return self._run(IMAGES, layer, tokens)
 
     def features(self, tokens: Tensor) -> Tensor:
-        """Return an image's features among the prompts': (batch, tokens, width) to unit vectors (batch, projection)."""
+        """Return images' features as unit vectors (batch, projection), which are comparable to the prompts' features.
+
+        Args:
+            tokens: The tokens after the last block (batch, tokens, width).
+        """
         return self.placed(self.projected(tokens))
 
     def projected(self, tokens: Tensor) -> Tensor:
-        """Return the image encoder's output: (batch, tokens, width) to (batch, projection)."""
+        """Return the image encoder's output (batch, projection) for tokens (batch, tokens, width)."""
         top = self.backbone.top
         return cast(Tensor, top["vision_projection"](top["vision_norm"](tokens[:, 0])))
 
     def placed(self, projected: Tensor) -> Tensor:
-        """Return unit vectors (batch, projection) of features, which first pass through the image adapter, if any."""
+        """Apply the image adapter, if there is one, and return unit vectors (batch, projection)."""
         return F.normalize(projected if self.image_adapter is None else self.image_adapter(projected), dim=-1)
 
     def forward(self, images: Images, walk: Walk | None = None) -> Tensor:
-        """Return logits (batch, classes): both encoders walk the same steps."""
+        """Return logits (batch, classes) of images after the steps of `walk`, which both encoders run."""
         walk = range(self.num_layers) if walk is None else walk
         return self._logits(self.placed(self.passed(images, walk)), walk)
 
     def classify(self, tokens: Tensor) -> Tensor:
-        """Return logits (batch, classes) of an image's tokens after all blocks."""
+        """Return logits (batch, classes) of images' tokens after all blocks."""
         return self._logits(self.features(tokens), range(self.num_layers))
 
     def _logits(self, features: Tensor, walk: Walk) -> Tensor:
         return cast(Tensor, features @ self.text_features(walk).T * self.backbone.logit_scale.exp())
 
     def passed(self, images: Images, walk: Walk) -> Tensor:
-        """Return the image encoder's output (batch, projection), computed unless the batch holds it already."""
+        """Return the image encoder's output (batch, projection); it is not computed if the batch contains it."""
         tokens = self.walk(images, walk)
         return tokens if tokens.ndim == 2 else self.projected(tokens)
 
     def text_features(self, walk: Walk) -> Tensor:
-        """Return unit vectors (classes, projection) of the prompts after the walk's blocks, without its other steps."""
+        """Return the prompts' features as unit vectors (classes, projection).
+
+        The text encoder runs the blocks in `walk` and ignores other steps.
+        """
         layers = tuple(step for step in walk if isinstance(step, int))
         if layers in self._known and not torch.is_grad_enabled():
             return self._known[layers]
@@ -181,7 +192,7 @@ class LayeredClip(LayeredModel):
         return found
 
     def _words(self) -> Tensor:
-        """Tokens of the prompts, with the learned context vectors, if any, after the first one."""
+        """Return the embedded prompts; learned context vectors, if there are any, follow the start token."""
         if "context" not in self.prompt:
             return cast(Tensor, self.backbone.words(input_ids=self.prompts))
         words, context = self.backbone.words.token_embedding(self.prompts), self.prompt["context"]
@@ -196,14 +207,17 @@ class LayeredClip(LayeredModel):
         return cast(Tensor, pair[tower](tokens, None, is_causal=tower == TEXT)) if tower in pair else tokens
 
     def add_image_adapter(self, hidden: int | None, seed: int) -> None:
-        """Add FedCLIP's attention over the image's features, `image_adapter` (projection to hidden to projection)."""
+        """Add FedCLIP's attention adapter for images, `image_adapter`, with a hidden layer of width `hidden`."""
         width = self.backbone.num_features
         self.image_adapter = FeatureAdapter(width, hidden, self.mean.device, seed, "image adapter")
 
     def add_context(self, count: int, seed: int) -> None:
-        """Add PromptFL's vectors, `prompt.context` (count, width of the text encoder), before the classes' bare names.
+        """Replace the prompts by PromptFL's: `count` learned context vectors, followed by the name of the class.
 
-        Raise UserError if the vectors and the longest name together exceed the text encoder's length.
+        The vectors are the parameter `prompt.context` (count, width of the text encoder).
+
+        Raises:
+            UserError: A prompt is longer than the text encoder allows.
         """
         device = self.prompts.device
         self._read([f"{name}." for name in self.class_names], count)
@@ -227,19 +241,26 @@ class LayeredClip(LayeredModel):
     ends: Tensor
 
     def load_adapter(self, state: AdapterState) -> None:
-        """Copy tensors into the model; the prompts' features are computed anew."""
+        """Copy the tensors of `state` into the model, and discard the cached features of the prompts.
+
+        Raises:
+            KeyError: A name is not that of a tensor that training changes.
+        """
         self._known.clear()
         super().load_adapter(state)
 
     def train(self, mode: bool = True) -> Self:
-        """Switch between training and evaluation; the prompts' features are computed anew."""
+        """Switch between training and evaluation mode, and discard the cached features of the prompts."""
         self._known.clear()
         super().train(mode)
         return self
 
     @contextmanager
     def frozen(self, walk: Walk, steps: int) -> Iterator[None]:
-        """Hold the frozen blocks in evaluation; compute the tokens of prompts after them once, if words are frozen."""
+        """Keep the first `steps` blocks of a walk in evaluation mode.
+
+        If the word embeddings are frozen too, the prompts' tokens after these blocks are computed only once.
+        """
         with super().frozen(walk, steps):
             frozen = not any(one.requires_grad for one in self.backbone.words.parameters())
             if steps and frozen and "context" not in self.prompt:

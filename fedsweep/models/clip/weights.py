@@ -1,4 +1,4 @@
-"""CLIP checkpoints in transformers' format: shape, tensors, normalisation, tokenizer and names of tensors."""
+"""CLIP checkpoints in transformers' format: shapes, tensors, normalisation, tokenizers and names of tensors."""
 
 import json
 import math
@@ -19,7 +19,7 @@ SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention
 
 
 def _known(width: int, blocks: int, patch: int, size: int, text: int) -> dict[str, Any]:
-    """OpenAI's shapes: heads of 64 features, MLPs four times as wide, twelve blocks for the text."""
+    # All of OpenAI's CLIPs have 64 features per attention head, MLPs of four times the width and 12 text blocks.
     vision = {
         "hidden_size": width,
         "intermediate_size": 4 * width,
@@ -38,11 +38,15 @@ KNOWN = {
     "openai/clip-vit-large-patch14": _known(1024, 24, 14, 224, 768),
     "openai/clip-vit-large-patch14-336": _known(1024, 24, 14, 336, 768),
 }
-"""Shapes of public checkpoints, so that they can be planned and counted before they are there."""
+"""The shapes of public checkpoints. With them, runs can be planned before a checkpoint is downloaded."""
 
 
 def config_of(model: str) -> Any:
-    """Return transformers' CLIPConfig, from the table above or from the checkpoint; raise UserError if it has none."""
+    """Return transformers' CLIPConfig of a checkpoint, which is not downloaded if its name is in KNOWN.
+
+    Raises:
+        UserError: The checkpoint is missing, or is not a CLIP that transformers can read.
+    """
     import transformers
 
     config: Any = transformers.CLIPConfig
@@ -57,18 +61,22 @@ def config_of(model: str) -> Any:
         if said.get("model_type") != "clip":
             raise ValueError(f"`model_type` is {said.get('model_type')}")
         for encoder in ("vision_config", "text_config"):
-            for name, value in (said.get(encoder) or {}).items():  # older releases of transformers take any value
+            for name, value in (said.get(encoder) or {}).items():  # older releases of transformers accept any value
                 if name in SIZES and (type(value) is not int or value < 1):
                     raise ValueError(f"`{encoder}.{name}` must be a whole number above 0, but it is {value}")
         return config.from_pretrained(folder, attn_implementation="sdpa")
-    except Exception as error:  # transformers' checks have kinds of their own
+    except Exception as error:  # transformers' checks raise exceptions of various classes
         raise UserError(
             f"`backbone.model` {model} is not a CLIP that transformers can read: {one_line(error)}."
         ) from None
 
 
 def load(folder: Path, name: str) -> Any:
-    """Return transformers' CLIPModel in single precision; raise UserError unless the checkpoint has all tensors."""
+    """Return transformers' CLIPModel with the weights in `folder`, in single precision and evaluation mode.
+
+    Raises:
+        UserError: The checkpoint cannot be loaded or lacks tensors. The message uses `name` for the checkpoint.
+    """
     import transformers
 
     model: Any = transformers.CLIPModel
@@ -80,7 +88,7 @@ def load(folder: Path, name: str) -> Any:
         clip, found = model.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True, local_files_only=True
         )
-    except Exception as error:  # each format has its own
+    except Exception as error:  # each file format raises its own exceptions
         raise UserError(f"`backbone.model` {name} cannot be loaded: {one_line(error)}.") from error
     finally:
         logging.set_verbosity(before)
@@ -92,7 +100,11 @@ def load(folder: Path, name: str) -> Any:
 
 
 def normalisation(path: Path, name: str) -> tuple[list[float], list[float]]:
-    """Return the mean and standard deviation of each colour; raise UserError unless there are three of each."""
+    """Return the mean and standard deviation of each colour from a preprocessor's JSON file.
+
+    Raises:
+        UserError: The file is malformed. The message uses `name` for the checkpoint.
+    """
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
         mean, std = ([float(one) for one in said[f"image_{which}"]] for which in ("mean", "std"))
@@ -100,19 +112,24 @@ def normalisation(path: Path, name: str) -> tuple[list[float], list[float]]:
         raise UserError(f"`backbone.model` {name} has a {path.name} that cannot be read: {one_line(error)}.") from None
     if len(mean) != 3 or len(std) != 3 or not all(math.isfinite(one) for one in mean + std) or min(std) <= 0:
         raise UserError(
-            f"`backbone.model` {name} must have three means and deviations in {path.name}, not {mean}, {std}."
+            f"`backbone.model` {name} must have three finite means and positive deviations in {path.name}, "
+            f"but it has {mean} and {std}."
         )
     return mean, std
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer of a checkpoint, read on its first call."""
+    """The tokenizer of a checkpoint, which is read when it is first called."""
 
     folder: Path
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return tokens (n, longest) and the index of each last token (n,); raise UserError for a broken tokenizer."""
+        """Return the tokens of n texts (n, longest) and the position of each text's last token (n,).
+
+        Raises:
+            UserError: The tokenizer cannot be read.
+        """
         found = _tokenizer(self.folder, digest(self.folder))(list(texts), padding=True, return_tensors="pt")
         return found["input_ids"], found["attention_mask"].sum(1) - 1
 
@@ -123,7 +140,7 @@ def _tokenizer(folder: Path, _digest: str) -> Any:
 
     try:
         return CLIPTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # each format has its own
+    except Exception as error:  # each file format raises its own exceptions
         raise UserError(f"the tokenizer in {folder} cannot be read: {one_line(error)}.") from error
 
 
@@ -136,11 +153,13 @@ THEIRS = {
     "top.text_norm.": "text_model.final_layer_norm.",
     "top.text_projection.": "text_projection.",
 }
-"""Prefixes outside of the blocks."""
+"""Prefixes of the names of tensors outside the blocks: ours, and those of transformers' CLIPModel."""
 
 
 def in_clip_model(name: str, place: int | None) -> str:
-    """Return a tensor's name in transformers' CLIPModel; `place` is the index of its block in its encoder, if any.
+    """Return a tensor's name in transformers' CLIPModel.
+
+    `place` is the index of the tensor's block in its encoder, or None if the tensor is outside the blocks.
 
     >>> in_clip_model("backbone.blocks.7.text.mlp.fc1.weight", 3), in_clip_model("backbone.stem.norm.bias", None)
     ('text_model.encoder.layers.3.mlp.fc1.weight', 'vision_model.pre_layrnorm.bias')

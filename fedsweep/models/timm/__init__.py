@@ -1,1 +1,1 @@
-"""timm's image backbones as layered models, with their weights."""
+"""Backbones of timm that run block by block, and their weights."""

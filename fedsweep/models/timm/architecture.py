@@ -1,4 +1,4 @@
-"""The shape of a timm model without its tensors, built on the meta device once per process."""
+"""The shapes of timm models, found without allocating their tensors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A timm model by name, and changes of its shape; None keeps the model's own value."""
+    """The name of a timm model, and changes of its shape; None keeps the model's own value."""
 
     model: str
-    """With or without a tag of weights."""
+    """timm's name, with or without a tag of weights."""
     in_chans: int = 3
     img_size: int | None = None
     patch_size: int | None = None
@@ -33,18 +33,21 @@ class Architecture:
 
     @property
     def name(self) -> str:
-        """The model's name without a tag."""
+        """The name of the model without a tag."""
         return self.model.partition(".")[0]
 
     @property
     def image_size(self) -> int:
-        """Height and width in pixels: the given one, or that of the tag's weights."""
+        """The height and width of images in pixels: `img_size`, or else the size of the tag's weights."""
         return self.img_size or int(timm_config(self.model).input_size[-1])
 
     def build(self) -> nn.Module:
-        """Return the network on torch's default device, with weights from torch's generator and a head of one class.
+        """Return the network with random weights on torch's default device.
 
-        The head is to be replaced; its one class changes no other draw. Raise ValueError if timm cannot build it.
+        The head has only one class, because the caller replaces the head.
+
+        Raises:
+            ValueError: timm cannot build the model in this shape.
         """
         import timm
 
@@ -65,7 +68,7 @@ class Architecture:
         return Recipe(call="timm.create_model", model=self.model, arguments=arguments, fetched=fetched)
 
     def arguments(self) -> dict[str, Any]:
-        """Return timm's arguments for the shape, except the number of classes."""
+        """Return the arguments for timm that set the shape, except the number of classes."""
         size = {"img_size": self.image_size, "in_chans": self.in_chans}
         if self._is_reshaped:
             return size | mixer_shape(self.name, self.patch_size, self.embed_dim, self.num_blocks)
@@ -74,10 +77,13 @@ class Architecture:
         return size | {name: value for name, value in shape.items() if value is not None}
 
     def check_recipe(self, card: Mapping[str, Any], path: Path) -> None:
-        """Raise UserError if the card of the weights `path` says that they were trained as another function than this.
+        """Check that the weights in a file were trained with this architecture, according to the file's card.
 
-        Tensors may have the same names and shapes nevertheless. A null in the recipe stands for the model's own value.
-        Cards of other origin, without the recipe of a timm model, pass.
+        The check is needed because tensors of other architectures can have the same names and shapes. A card without
+        the recipe of a timm model passes.
+
+        Raises:
+            UserError: The card's recipe differs from this architecture, or is invalid.
         """
         recipe = card.get("recipe")
         backbone = recipe.get("backbone") if isinstance(recipe, dict) else None
@@ -86,15 +92,15 @@ class Architecture:
         now = outline(self).facts
         try:
             trained = Architecture._of_recipe(backbone)
-            # A recipe's other model need not even be known to this timm.
+            # Another model in a recipe may be unknown to the installed timm.
             was = outline(trained).facts if trained.name == self.name else {"model": trained.name}
         except ValueError as error:
-            raise UserError(f"`recipe.backbone` of the card {path.with_suffix('.json')} cannot be: {error}.") from None
+            raise UserError(f"`recipe.backbone` of the card {path.with_suffix('.json')} is invalid: {error}.") from None
         for field, value in was.items():
             if value != now[field]:
                 raise UserError(
                     f"`backbone.{field}` is {now[field]}, but the weights {path} were trained with {value}, "
-                    "as their card says."
+                    "according to their card."
                 )
 
     @classmethod
@@ -117,22 +123,29 @@ class Architecture:
 
     @property
     def _is_reshaped(self) -> bool:
-        """A Mixer in a shape that timm's entry points, which fix these arguments, reject: its class is called."""
+        """True if timm's class must be called directly, because timm's functions for Mixers reject other shapes."""
         return self._is_mixer and any((self.patch_size, self.embed_dim, self.num_blocks))
 
 
 @dataclass(frozen=True)
 class TimmOutline(Outline):
-    """The outline of a timm model."""
+    """The sizes of a timm model, and the class that runs it block by block."""
 
     family: Family
     facts: Mapping[str, str | int | None]
-    """The hyperparameters that must be as in training: weights are fitted to other image sizes and to one channel."""
+    """The hyperparameters that must be the same as in pre-training.
+
+    The image size and the number of channels are not among them, because weights can be fitted to other values.
+    """
 
 
 @lru_cache(maxsize=64)
 def outline(architecture: Architecture) -> TimmOutline:
-    """Return the outline of a model, built without memory for its tensors; raise ValueError if it has no walk."""
+    """Return the outline of a model, without allocating its tensors.
+
+    Raises:
+        ValueError: The model is unknown, cannot be built in this shape, or cannot run block by block.
+    """
     import timm
 
     check_name(architecture.model)
@@ -140,9 +153,9 @@ def outline(architecture: Architecture) -> TimmOutline:
     with torch.device("meta"):
         try:
             plain = timm.create_model(name, num_classes=1)
-        except Exception:  # what cannot even be built so is none of the families
+        except Exception:  # a model without this argument belongs to no supported family
             raise ValueError(f"`backbone.model` {name} cannot be used: {WHAT_WORKS}") from None
-        family = family_of(plain, name)  # before what may not suit its kind is changed
+        family = family_of(plain, name)  # before changes of the shape, which the family may not support
         backbone = architecture.build()
     stem = backbone.get_submodule(family.patch_projection.removeprefix("backbone."))
     patch_size = int(cast(nn.Conv2d, stem).kernel_size[0])
@@ -166,16 +179,16 @@ def outline(architecture: Architecture) -> TimmOutline:
 
 
 def timm_config(model: str) -> "PretrainedCfg":
-    """Return timm's record of a model's weights: those of the tag, or the default ones."""
+    """Return timm's record of the weights of a model's tag, or of the default weights if `model` has no tag."""
     import timm
     from timm.models import PretrainedCfg
 
     return timm.get_pretrained_cfg(model) or PretrainedCfg()
 
 
-@lru_cache(maxsize=64)  # asked for every arm of a search space
+@lru_cache(maxsize=64)  # called for every arm of a search space
 def check_name(model: str) -> None:
-    """Raise ValueError, with the nearest names, for a model or a tag that timm does not have."""
+    """Raise ValueError, with similar names, unless timm has the model and the tag."""
     import timm
 
     name, dot, tag = model.partition(".")
@@ -190,28 +203,28 @@ def check_name(model: str) -> None:
         longer = [one for one in tagged if one.startswith(model)]
         nearest = list(dict.fromkeys([*longer, *get_close_matches(model, tagged, n=len(tagged), cutoff=0)]))
         wrong = f"timm has no weights `{tag}` of {name}" if tag else f"`backbone.model` {model} ends in a dot"
-        raise ValueError(f"{wrong}; it has {_some(nearest)}")
+        raise ValueError(f"{wrong}; available are {_some(nearest)}")
 
 
 @lru_cache(maxsize=64)
 def check_pinned(model: str) -> None:
-    """Raise ValueError for a name that leaves the choice of weights to timm, whose default changes with its version."""
+    """Raise ValueError unless the name contains the tag of its weights, because timm's default tags change."""
     import timm
 
     name, _, tag = model.partition(".")
     tagged = timm.list_models(name, include_tags=True)
     with_weights = [one for one in tagged if timm.models.is_model_pretrained(one)]
     if not with_weights:
-        raise ValueError(f"timm has no weights of {name}; `backbone.pretrained` can be none or a file")
+        raise ValueError(f"timm has no weights of {name}; set `backbone.pretrained` to none or to a file")
     if tag and model not in with_weights:
-        raise ValueError(f"timm's {model} is a model without weights; with weights it has {_some(with_weights)}")
+        raise ValueError(f"timm has no weights of {model}; it has weights of {_some(with_weights)}")
     if not tag and name not in with_weights:
         default = f"{name}.{timm_config(name).tag}"
         others = [one for one in with_weights if one != default]
-        rest = f", others are {_some(others)}" if others else ", the only ones"
+        rest = f", and others are {_some(others)}" if others else ", and there are no others"
         raise ValueError(
-            f"`backbone.model` {name} must name its weights too where `backbone.pretrained` is timm: "
-            f"timm's default today is {default}{rest}"
+            f"`backbone.model` {name} must include the tag of its weights if `backbone.pretrained` is timm; "
+            f"timm's current default is {default}{rest}"
         )
 
 

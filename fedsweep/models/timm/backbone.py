@@ -1,4 +1,4 @@
-"""Vision Transformers and Mixers of timm as backbones, with the weights of a tag or a file, or fresh ones."""
+"""timm's Vision Transformers and Mixers as backbones, with timm's weights, the weights in a file, or random weights."""
 
 import hashlib
 import json
@@ -24,26 +24,48 @@ Std = Annotated[float, Field(ge=1e-6, le=1e6)]
 
 
 class TimmBackbone(Backbone):
-    """A timm model that can be walked block by block: ViT, DeiT, DINOv2, DINOv3, BEiT, EVA, MLP-Mixer.
-
-    Null leaves a field to the model, or to its weights.
-    """
+    """A timm model that can run block by block: ViT, DeiT, DINOv2, DINOv3, BEiT, EVA or MLP-Mixer."""
 
     name: Literal["timm"] = "timm"
-    model: str = Field(min_length=1, description="timm's name, with the tag of its weights where `pretrained` is timm")
-    pretrained: str = Field(min_length=1, description="timm, none, or a file or folder of weights in timm's naming")
-    sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="digest that the weights file must have")
-    img_size: int | None = Field(None, gt=0, description="height and width of the images in pixels")
-    patch_size: int | None = Field(None, gt=0, description="height and width of a patch in pixels")
-    in_chans: Literal[1, 3] = Field(3, description="3 for colours, 1 for their mean")
-    embed_dim: int | None = Field(None, gt=0, description="features of a token; not for timm's weights")
-    num_blocks: int | None = Field(None, gt=0, description="blocks of the full model; not for timm's weights")
-    num_heads: int | None = Field(None, gt=0, description="attention heads; not for timm's weights")
+    model: str = Field(
+        min_length=1,
+        description="timm's name of the model, including the tag of its weights if `pretrained` is timm",
+    )
+    pretrained: str = Field(
+        min_length=1,
+        description="source of the weights: `timm` (downloaded once), `none` (random weights), or a file or folder "
+        "with weights in timm's naming",
+    )
+    sha256: str | None = Field(
+        None, pattern="^[0-9a-f]{64}$", description="SHA-256 that the weights file must have; null: accept any file"
+    )
+    img_size: int | None = Field(
+        None, gt=0, description="height and width of the images in pixels; null: the model's own value"
+    )
+    patch_size: int | None = Field(
+        None, gt=0, description="height and width of a patch in pixels; null: the model's own value"
+    )
+    in_chans: Literal[1, 3] = Field(
+        3, description="number of input channels: 3 for colour, 1 for the mean of the three colours"
+    )
+    embed_dim: int | None = Field(
+        None,
+        gt=0,
+        description="number of features of a token; null: the model's own value (timm's weights require null)",
+    )
+    num_blocks: int | None = Field(
+        None,
+        gt=0,
+        description="number of blocks of the full model; null: the model's own value (timm's weights require null)",
+    )
+    num_heads: int | None = Field(
+        None, gt=0, description="number of attention heads; null: the model's own value (timm's weights require null)"
+    )
     mean: tuple[Mean, Mean, Mean] | None = Field(
-        None, description="mean of each colour, of pixels in 0..1; null for the weights' own"
+        None, description="mean of each colour, for pixels between 0 and 1; null: the weights' own values"
     )
     std: tuple[Std, Std, Std] | None = Field(
-        None, description="standard deviation of each colour; null for the weights' own"
+        None, description="standard deviation of each colour, for pixels between 0 and 1; null: the weights' own values"
     )
 
     @model_validator(mode="after")
@@ -77,9 +99,13 @@ class TimmBackbone(Backbone):
         return outline(self._architecture)
 
     def fingerprint(self) -> str:
-        """Return timm's tag, or the digest of the file and of the part of its card that the model uses.
+        """Return an identifier of the weights' content.
 
-        Raise UserError if the file is missing, differs from `sha256` or its card, or was trained as another model.
+        It is `none`, timm's name with the tag, or a digest of the weights file and of the values of its card that the
+        model uses.
+
+        Raises:
+            UserError: The file is missing, differs from `sha256` or from its card, or was trained as another model.
         """
         if self.pretrained == "timm":
             return f"timm:{self.model}"
@@ -90,7 +116,8 @@ class TimmBackbone(Backbone):
         if self.sha256 not in (None, digest):
             raise UserError(f"`backbone.sha256` is {self.sha256}, but that of {path} is {digest}.")
         free = [name for name in ("mean", "std") if getattr(self, name) is None]
-        used = {name: card[name] for name in (*free, "class_names") if name in card}  # names: whether the head is kept
+        # Whether the head is kept depends on the class names.
+        used = {name: card[name] for name in (*free, "class_names") if name in card}
         suffix = f"+{hashlib.sha256(json.dumps(used).encode()).hexdigest()[:16]}" if used else ""
         return f"sha256:{digest}{suffix}"
 
@@ -101,15 +128,18 @@ class TimmBackbone(Backbone):
         return path, card
 
     def build(self, num_classes: int, seed: int, class_names: Sequence[str] | None = None) -> LayeredModel:
-        """Return the model in evaluation mode, on the CPU. Fresh tensors depend on the seed and their names alone.
+        """Return the model with its weights, in evaluation mode on the CPU.
 
-        The weights' head is kept if it has `num_classes` classes, unless a file's card names others than `class_names`.
-        Raise UserError if the weights are missing or do not fit, exceed the memory, or the walk is not timm's forward.
+        The head of the weights is kept if it has `num_classes` classes, unless the card of a weights file lists other
+        names than `class_names`. A fresh head depends only on the seed and the names of its tensors.
+
+        Raises:
+            UserError: The weights are missing or do not fit the model, or the model cannot run block by block.
         """
-        self.fingerprint()  # refuses a wrong file before anything is built
+        self.fingerprint()  # rejects a wrong file before the model is built
         family = self._outline.family
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derived_seed(seed, "backbone"))  # not CUDA's: nothing draws there
+            torch.default_generator.manual_seed(derived_seed(seed, "backbone"))  # CUDA's generator is not used here
             backbone = self._create()
             kept = self.pretrained == "timm" and backbone.num_classes == num_classes
             if not kept:
@@ -125,14 +155,14 @@ class TimmBackbone(Backbone):
         return model
 
     def outlined(self, num_classes: int) -> LayeredModel:
-        """Return the model on the meta device, with shapes but no tensors or weights."""
+        """Return the model on the meta device, where tensors have shapes but no values."""
         with torch.device("meta"):
             backbone = self._architecture.build()
             backbone.reset_classifier(num_classes)  # type: ignore[operator]
             return self._outline.family(backbone, [0.5] * self.in_chans, [0.5] * self.in_chans)
 
     def recipe(self, num_classes: int) -> Recipe:
-        """Return timm's call for the same network; timm can fetch the weights by name if they are a tag's."""
+        """Return the call of timm that builds the same network, and that can load the weights if they are timm's."""
         return self._architecture.recipe(num_classes, fetched=self.pretrained == "timm")
 
     def _create(self) -> nn.Module:
@@ -140,21 +170,24 @@ class TimmBackbone(Backbone):
             return pretrained_network(self.model, **self._architecture.arguments())
         try:
             return self._architecture.build()
-        except ValueError as error:  # it was outlined before, without memory for its tensors
+        except ValueError as error:  # the outline was built without memory for tensors
             raise UserError(f"{error}.") from None
 
     def _normalisation(self) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation per channel, from the fields, the file's card or timm's tag, in this order."""
+        """Return the mean and the standard deviation of each channel.
+
+        Each is taken from the configuration, or else from the card of the weights file, or else from timm.
+        """
         card = {} if self.pretrained in ("timm", "none") else self._file()[1]
         found = {}
         for name in ("mean", "std"):
             values = getattr(self, name) or card.get(name, getattr(timm_config(self.model), name))
             if len(values) not in (1, self.in_chans) and self.in_chans != 1:
                 raise UserError(
-                    f"`backbone.{name}` must be {self.in_chans} numbers, but the weights of {self.model} come with "
+                    f"`backbone.{name}` must be {self.in_chans} numbers, but the weights of {self.model} have "
                     f"{len(values)}: {', '.join(map(str, values))}."
                 )
-            # One number is used for every channel; a single channel is the mean of the colours.
+            # A single number applies to all channels. For a single channel, the values of the colours are averaged.
             same = len(values) == self.in_chans
             found[name] = list(values) if same else [sum(values) / len(values)] * self.in_chans
         return found["mean"], found["std"]

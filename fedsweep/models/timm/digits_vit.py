@@ -1,4 +1,4 @@
-"""The small Vision Transformer that ships with fedsweep, with its weights."""
+"""The small Vision Transformer that is included in fedsweep with its weights."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ DIGITS_SHAPE = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 12, "
 
 
 class DigitsViT(Backbone):
-    """The embedded backbone: 12 blocks at 16 px, pre-trained on MNIST by `fedsweep pretrain digits_vit`."""
+    """A small ViT that is included in fedsweep: 12 blocks of width 64 for images of 16 px, pre-trained on MNIST."""
 
     name: Literal["digits_vit"] = "digits_vit"
 
@@ -26,32 +26,38 @@ class DigitsViT(Backbone):
         return Outline(layers=12, width=64, image_size=16, largest_rank=dict.fromkeys(self.positions, 64))
 
     def fingerprint(self) -> str:
-        """Return the digest on the card, which must be that of the weights."""
+        """Return the SHA-256 of the weights; raise UserError if the one on the card differs."""
         return f"sha256:{weights_file.read_card(WEIGHTS)['sha256']}"
 
     def build(self, num_classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> LayeredViT:
-        """Return the pre-trained model with its MNIST head; raise UserError unless the data has ten classes."""
+        """Return the pre-trained model with its head for MNIST, in evaluation mode on the CPU.
+
+        Raises:
+            UserError: The data set does not have ten classes.
+        """
         if num_classes != 10:
-            raise UserError(f"`backbone.name` digits_vit knows ten digits, but the data has {num_classes} classes.")
+            raise UserError(
+                f"`backbone.name` digits_vit classifies ten digits, but the data has {num_classes} classes."
+            )
         card = weights_file.read_card(WEIGHTS)
         model = LayeredViT(self.architecture(), mean=card["mean"], std=card["std"])
         model.backbone.load_state_dict(weights_file.read(WEIGHTS))
         return model
 
     def outlined(self, num_classes: int) -> LayeredViT:
-        """Return the model on the meta device, with shapes but no tensors."""
+        """Return the model on the meta device, where tensors have shapes but no values."""
         with torch.device("meta"):
             backbone = self.architecture()
             backbone.reset_classifier(num_classes)
             return LayeredViT(backbone, mean=[0.5] * 3, std=[0.5] * 3)
 
     def recipe(self, num_classes: int) -> Recipe:
-        """Return the call of timm's smallest ViT with the same shape."""
+        """Return the call that builds timm's smallest ViT in the shape of this one."""
         arguments: dict[str, Json] = {**DIGITS_SHAPE, "num_classes": num_classes}
         return Recipe(call="timm.create_model", model="vit_tiny_patch16_224", arguments=arguments, fetched=False)
 
     def architecture(self) -> Any:
-        """Return the untrained network, timm's VisionTransformer."""
+        """Return the network, timm's VisionTransformer, with random weights."""
         from timm.models.vision_transformer import VisionTransformer
 
         return VisionTransformer(**cast(dict[str, Any], DIGITS_SHAPE), num_classes=10)

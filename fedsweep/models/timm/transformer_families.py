@@ -1,4 +1,4 @@
-"""Block-by-block walks through timm's ViT, Beit, Eva and MlpMixer, and the choice of a model's walk."""
+"""Classes that run timm's ViT, Beit, Eva and MlpMixer block by block, and the choice of the class for a model."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -16,26 +16,27 @@ if TYPE_CHECKING:
 
 
 class LayeredViT(LayeredModel):
-    """The walk of `timm.models.vision_transformer.VisionTransformer`, bit-identical to timm's own forward.
+    """timm's VisionTransformer, run block by block; the logits are bit-identical to those of timm's own forward pass.
 
-    ViT, DeiT (with or without its distillation token), DINOv2 (with or without registers), CLIP's and SigLIP's towers.
+    The class covers ViT, DeiT (with or without its distillation token), DINOv2 (with or without registers), and the
+    image encoders of CLIP and SigLIP.
     """
 
     backbone: "VisionTransformer"
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return patches, class and register tokens, with positions."""
+        """Return the tokens before the first block: patches, class token and register tokens, with positions."""
         vit = self.backbone
         return cast(Tensor, vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels)))))
 
 
 class LayeredBeit(LayeredModel):
-    """The walk of `timm.models.beit.Beit`: relative positions in each block, or one table that all blocks share."""
+    """timm's Beit, run block by block, with relative positions in each block, or in a table that all blocks share."""
 
     backbone: "Beit"
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return patches, class token and, if the model has them, absolute positions."""
+        """Return the tokens before the first block: patches and class token, with any absolute positions added."""
         beit = self.backbone
         patches = beit.patch_embed(pixels)
         tokens = torch.cat((beit.cls_token.expand(len(patches), -1, -1), patches), dim=1)
@@ -44,17 +45,18 @@ class LayeredBeit(LayeredModel):
         return cast(Tensor, beit.pos_drop(tokens))
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
-        """Run one block, with its relative positions."""
+        """Return the output of one block with its relative positions, in the shape of `tokens`."""
         shared = self.backbone.rel_pos_bias
         bias = None if shared is None else shared()
         return cast(Tensor, self.backbone.blocks[layer](tokens, shared_rel_pos_bias=bias))
 
 
 class LayeredEva(LayeredModel):
-    """The walk of `timm.models.eva.Eva`.
+    """timm's Eva, run block by block.
 
-    Rotary positions depend on the grid alone, so they are computed once, in evaluation mode: the random shifts that
-    DINOv3 gives them in its own pre-training would move frozen features. In mixed mode each layer has its own.
+    The rotary positions depend only on the grid of patches, so they are computed once. They are computed in evaluation
+    mode, because DINOv3 shifts them at random in training mode, which would change frozen features. In timm's mixed
+    mode, each block has its own rotary positions.
     """
 
     backbone: "Eva"
@@ -70,33 +72,42 @@ class LayeredEva(LayeredModel):
         self.register_buffer("rope", rope, persistent=False)
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return patches, class and register tokens and, if the model has them, absolute positions."""
+        """Return the tokens before the first block: patches, class and register tokens, with any absolute positions."""
         eva = self.backbone
         tokens, _ = eva._pos_embed(eva.patch_embed(pixels))
         return cast(Tensor, eva.norm_pre(tokens))
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
-        """Run one block, with rotary positions."""
+        """Return the output of one block with rotary positions, in the shape of `tokens`."""
         rope = self.rope[layer] if self.rope is not None and self.backbone.rope_mixed else self.rope
         return cast(Tensor, self.backbone.blocks[layer](tokens, rope=rope))
 
 
 class LayeredMixer(LayeredModel):
-    """The walk of `timm.models.mlp_mixer.MlpMixer` with its MixerBlock: an MLP over tokens, then one over channels."""
+    """timm's MlpMixer, run block by block; a block is an MLP over tokens, followed by an MLP over channels."""
 
     backbone: "MlpMixer"
     sublayers: ClassVar = {"l0": "mlp_tokens.fc2", "l1": "mlp_channels.fc2"}
     patch_projection = "backbone.stem.proj"
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return the patches; a Mixer has no positions and no class token."""
+        """Return the patches as tokens; a Mixer has no positions and no class token."""
         return cast(Tensor, self.backbone.stem(pixels))
 
 
 def mixer_shape(model: str, patch_size: int | None, embed_dim: int | None, num_blocks: int | None) -> dict[str, Any]:
-    """Return the arguments of timm's class for a Mixer like timm's `model`; None keeps the model's value.
+    """Return the arguments of timm's class MlpMixer for a Mixer like `model` in another shape.
 
-    The widths of the two MLPs keep their ratio to a token's. Raise ValueError for gated MLPs, which need others.
+    The widths of the two MLPs keep their ratio to the width of a token.
+
+    Args:
+        model: timm's name of the model.
+        patch_size: The height and width of a patch in pixels; None keeps the model's own value.
+        embed_dim: The width of a token; None keeps the model's own value.
+        num_blocks: The number of blocks; None keeps the model's own value.
+
+    Raises:
+        ValueError: The MLPs of the model are gated, so that they need other arguments.
     """
     import timm
     from timm.layers.mlp import Mlp
@@ -105,7 +116,7 @@ def mixer_shape(model: str, patch_size: int | None, embed_dim: int | None, num_b
         plain: Any = timm.create_model(model, num_classes=1)
     block = plain.blocks[0]
     if not _fits(plain, LayeredMixer) or type(block.mlp_tokens) is not Mlp:
-        raise ValueError("only the Mixers with plain MLPs (`mixer_*`) can be given another shape")
+        raise ValueError("only the Mixers with plain MLPs (`mixer_*`) can have another shape than timm's")
     tokens, channels = block.mlp_tokens.fc1.out_features, block.mlp_channels.fc1.out_features
     return {
         "patch_size": patch_size or plain.stem.patch_size[0],
@@ -123,19 +134,23 @@ FAMILIES: dict[Family, tuple[str, ...]] = {
         "vision_transformer.Block",
         "vision_transformer.ResPostBlock",
     ),
-    LayeredMixer: ("mlp_mixer.MlpMixer", "mlp_mixer.MixerBlock"),  # in contrast to gMLP's and ResMLP's blocks
+    LayeredMixer: ("mlp_mixer.MlpMixer", "mlp_mixer.MixerBlock"),  # without the blocks of gMLP and ResMLP
     LayeredBeit: ("beit.Beit", "beit.Block"),
     LayeredEva: ("eva.Eva", "eva.EvaBlock", "eva.EvaBlockPostNorm"),
 }
-"""Each walk, with the classes of timm's networks and blocks that it fits."""
+"""The classes of timm's networks and blocks that each of our classes can run."""
 WHAT_WORKS = (
-    "only timm's VisionTransformer (ViT, DeiT, DINOv2), MlpMixer, Beit and Eva (EVA-02, DINOv3) "
-    "with two sublayers in every block can be walked block by block"
+    "fedsweep can run only timm's VisionTransformer (ViT, DeiT, DINOv2), MlpMixer, Beit and Eva (EVA-02, DINOv3) "
+    "block by block, with two sublayers in every block"
 )
 
 
 def family_of(backbone: nn.Module, model: str) -> Family:
-    """Return the walk of a timm model, or raise ValueError, which names it `model`, if no walk fits."""
+    """Return the class that can run a timm model block by block.
+
+    Raises:
+        ValueError: No class can run it. The message uses `model` as the name of the model.
+    """
     for family in FAMILIES:
         if _fits(backbone, family):
             return family
@@ -143,7 +158,11 @@ def family_of(backbone: nn.Module, model: str) -> Family:
 
 
 def _fits(backbone: Any, family: Family) -> bool:
-    """Return whether network and blocks are of the walk's classes, with a convolutional stem and LoRA's linears."""
+    """Return whether the class `family` can run `backbone` block by block.
+
+    The network and its blocks must be of known classes, patches must be embedded by a convolution, and the layers that
+    LoRA adapts must be linear.
+    """
     known = [f"timm.models.{name}" for name in FAMILIES[family]]
     stem, _, _ = family.patch_projection.removeprefix("backbone.").rpartition(".")
     return (
@@ -163,7 +182,7 @@ def _kind(module: nn.Module) -> str:
 
 
 def _described(backbone: nn.Module) -> str:
-    """E.g. "VisionTransformer (blocks: ParallelScalingBlock)"."""
+    """Return a description of a network, e.g. "VisionTransformer (blocks: ParallelScalingBlock)"."""
     parts = []
     if isinstance(blocks := getattr(backbone, "blocks", None), nn.Sequential | nn.ModuleList):
         parts.append(f"blocks: {', '.join(sorted({type(block).__name__ for block in blocks}))}")

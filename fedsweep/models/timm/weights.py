@@ -1,4 +1,4 @@
-"""timm's own pre-trained weights, from the cache without a look at the network, or downloaded once."""
+"""timm's own pre-trained weights, which are downloaded once and then read from the local cache."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,11 @@ from fedsweep.models.weights_file import reason
 
 
 def pretrained_network(model: str, **shape: Any) -> nn.Module:
-    """Return timm's model with its tag's weights and head; raise UserError if they cannot be loaded or do not fit."""
+    """Return a model of timm with the weights and the head of its tag.
+
+    Raises:
+        UserError: The weights cannot be loaded, or do not fit the shape.
+    """
     import timm
 
     file = locate(model)
@@ -21,14 +25,18 @@ def pretrained_network(model: str, **shape: Any) -> nn.Module:
         return timm.create_model(model, pretrained=True, pretrained_cfg_overlay=overlay, **shape)
     except OSError as error:
         raise _unreachable(model, error) from error
-    except Exception as error:  # each format has its own
+    except Exception as error:  # each file format raises its own exceptions
         raise UserError(f"timm's weights {model} cannot be loaded: {reason(error)}.") from error
 
 
 def locate(model: str) -> Path | None:
-    """Return the weights' file in the hub's cache, downloaded if need be; None for the few that are not on the hub.
+    """Return the path of the weights in the local cache, to which they are downloaded if necessary.
 
-    Raise UserError if the file is not cached and one attempt to download it fails.
+    Returns:
+        The path, or None for the few weights of timm that are not on the Hugging Face Hub.
+
+    Raises:
+        UserError: The file is not cached and cannot be downloaded.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -45,18 +53,20 @@ def locate(model: str) -> Path | None:
             return Path(cached)
     for name in names:
         try:
-            # Without this question first, the download would repeat itself for half a minute where there is no network.
+            # This request fails at once without a network, whereas the download would retry for half a minute.
             get_hf_file_metadata(hf_hub_url(filename=name, **where), timeout=SECONDS)
             return Path(hf_hub_download(filename=name, **where))
-        except Exception as error:  # the hub's library does not keep to one family of exceptions
+        except Exception as error:  # huggingface_hub raises exceptions without a common base class
             if isinstance(error, LocalEntryNotFoundError) or not isinstance(error, EntryNotFoundError):
                 raise _unreachable(model, error) from error
-    raise UserError(f"timm's weights {model} are not on the hub: {repository} has no {' or '.join(names)}.")
+    raise UserError(
+        f"timm's weights {model} are not on the Hugging Face Hub: {repository} has no {' or '.join(names)}."
+    )
 
 
 def _unreachable(model: str, error: Exception) -> UserError:
     first_line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     return UserError(
         f"timm's weights {model} are not in the cache and cannot be downloaded ({type(error).__name__}: {first_line}); "
-        "load them once where there is a network, or name a file of them as `backbone.pretrained`."
+        "load them once with network access, or set `backbone.pretrained` to a file that contains them."
     )

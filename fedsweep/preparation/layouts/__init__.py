@@ -1,4 +1,7 @@
-"""All layouts. A new one needs a class, a place in `ALL`, and a tree in the tests."""
+"""All layouts, that is, the arrangements of image files in which data sets are published and that fedsweep can read.
+
+A new layout needs a class, an entry in `ALL`, and a tree of example files in the tests.
+"""
 
 from pathlib import Path
 
@@ -28,14 +31,18 @@ _OTHER_SPELLINGS = {"imageclefda": ImageClef, "nicopp": Nico, "nico++": Nico}
 
 
 def find(name: str, root: Path, layout: str | None = None) -> Layout:
-    """Return the layout of a root, or raise UserError if there is no such root or layout, or none fits.
+    """Return the layout of the data set `name` in the folder `root`.
 
-    It is chosen by `layout`, else by Parquet files, else by the data set's name, else by the folders' depth.
+    If `layout` is None, the layout is detected: by Parquet files with images, then by the data set's name, and then by
+    the depth of the folders that contain images.
+
+    Raises:
+        UserError: The root or the layout does not exist, or no layout fits.
     """
     layouts = {one.name: one for one in ALL}
     if layout is not None:
         if layout not in layouts:
-            hint = near(layout, layouts) or f"; there are {', '.join(layouts)}."
+            hint = near(layout, layouts) or f"; the layouts are {', '.join(layouts)}."
             raise UserError(f"there is no layout `{layout}`{hint}")
         return layouts[layout]()
     outer = list_folder(root)
@@ -53,18 +60,21 @@ def find(name: str, root: Path, layout: str | None = None) -> Layout:
         if any(deeper.images for deeper in folder.inner()) or below_splits(folder) == "classes":
             return Domains()
     if parquet_files(outer):
-        return Parquet()  # whose error says what is wrong with them
+        return Parquet()  # its error message explains what is wrong with the files
     kinds = "`<domain>/<class>/<image>`, `<class>/<image>` or `*.parquet`"
-    raise unexpected(root, "domains` or `classes", f"{kinds} (`{name}` is none of the layouts known by name)")
+    raise unexpected(root, "domains` or `classes", f"{kinds} (`{name}` is not the name of a layout)")
 
 
 def _refuse_stray_splits(outer: Folder) -> None:
-    """Raise UserError for folders of splits next to others: taken for domains, test images would be trained on."""
+    """Raise UserError if folders named after splits lie next to folders with other names.
+
+    If all of these folders were read as domains, test images would be used for training.
+    """
     splits = [name for name in outer.folders if name.lower() in SPLITS]
     others = [name for name in outer.folders if name not in splits]
     if others and len({SPLITS[name.lower()] for name in splits}) > 1:
         raise UserError(
-            f"{outer.path}: the folders {summarise_list(splits)} are called like splits, but {summarise_list(others)} "
-            f"beside them {'is' if len(others) == 1 else 'are'} not; without the others the splits are read, and "
-            "`--layout domains` takes each folder for a domain."
+            f"{outer.path}: the folders {summarise_list(splits)} are named after splits, but {summarise_list(others)} "
+            f"{'is' if len(others) == 1 else 'are'} not; move the other folders away to read the splits, or set "
+            "`--layout domains` to read each folder as a domain."
         )

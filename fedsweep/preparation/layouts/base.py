@@ -1,4 +1,7 @@
-"""The base of layouts, which list and read images on disk, the rules for every listing, and list files."""
+"""The base class of layouts, checks that all layouts share, and the reading of list files.
+
+A layout is an arrangement of image files in which a data set is published; its class lists and reads the images.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,12 +16,12 @@ from fedsweep.preparation.layouts.disk_listing import Folder, join, list_folder,
 
 Split = Literal["train", "test"]
 BOTH: tuple[Split, Split] = ("train", "test")
-_LONGEST_NAME = 200  # bytes; file systems take 255, and the store adds a suffix
+_LONGEST_NAME = 200  # bytes; file systems allow 255, and a prepared data set adds a suffix
 
 
 @dataclass(frozen=True)
 class Item:
-    """One image of a data set; `path` is its identity within the root, `split` is None if the layout has none."""
+    """One image of a data set. `path` identifies it within the root; `split` is None if the layout has no split."""
 
     path: str
     label: int
@@ -30,40 +33,47 @@ class Item:
 class Listing:
     """All images of a data set. Labels count from 0 in the order of `class_names`. No domain or class is empty.
 
-    As `Layout._find` returns it, it has all domains of the published data set, and "" for a class without images.
+    `Layout._find` returns a preliminary listing: `domains` then has all domains of the published data set, and the name
+    of a class without images is "".
     """
 
     class_names: tuple[str, ...]
     domains: tuple[str, ...]
     items: tuple[Item, ...]
-    absent: tuple[str, ...] = ()  # domains of the data set that are missing in the root
-    nameless: bool = False  # True if the layout has no domains, so that the only one is named after the root
+    absent: tuple[str, ...] = ()  # domains of the published data set that are missing in the root
+    nameless: bool = False  # True if the layout has no domains, so that the only domain is named after the root
 
 
 class Layout(ABC):
-    """A lister of the images under a root and reader of their encoded bytes."""
+    """The base class of layouts, which list the images in a root folder and read their encoded bytes."""
 
     name: ClassVar[str]  # the value of `fedsweep data prepare --layout`
     looks_like: ClassVar[str]  # the layout in one line, e.g. `<domain>/<class>/*.jpg, splits/<domain>_{train,test}.txt`
-    num_classes: ClassVar[int | None] = None  # how many classes `list` takes by default, from the first on; None: all
+    num_classes: ClassVar[int | None] = None  # default for `list`: the number of first classes, None for all classes
 
     def list(self, root: Path, num_classes: int | None = None) -> Listing:
-        """Return the images of the first `num_classes` classes, or raise UserError for another layout or empty classes.
+        """Return the images of the first `num_classes` classes, in an order that depends on names only.
 
-        Their order depends on names only.
+        Raises:
+            UserError: The root has another layout, or a class or a domain has no images.
         """
         found = self._find(root, self.num_classes if num_classes is None else num_classes)
         names = found.class_names
         count = num_classes if num_classes is not None else min(self.num_classes or len(names), len(names))
         if not 1 <= count <= len(names):
-            raise UserError(f"`--classes` must be within 1..{len(names)}, the classes of {root}, but it is {count}.")
+            raise UserError(
+                f"`--classes` must be between 1 and {len(names)}, the number of classes in {root}, but it is {count}."
+            )
         kept = [item for item in found.items if item.label < count]
         used = {item.label for item in kept}
         if empty := [names[label] or f"label {label}" for label in range(count) if label not in used]:
             raise UserError(f"{root}: a class must have images, but {_have(empty)} none in any domain.")
         domains = sorted({item.domain for item in kept})
         if lost := sorted({item.domain for item in found.items}.difference(domains)):
-            raise UserError(f"{root}: a domain must have images, but {_have(lost)} none of {count} classes.")
+            raise UserError(
+                f"{root}: a domain must have images in the first {count} of {len(names)} classes, "
+                f"but {_have(lost)} none."
+            )
         check_domains(root, domains)
         for item in kept:
             if not item.path.isascii():
@@ -74,21 +84,21 @@ class Layout(ABC):
 
     @abstractmethod
     def _find(self, root: Path, num_classes: int | None) -> Listing:
-        """Return all images; after the first `num_classes` classes, they need not exist on the disk."""
+        """Return all images; files of classes after the first `num_classes` need not exist on the disk."""
 
     def _order(self, path: str) -> tuple[str, int]:
-        """Return the sort key of an image within its domain."""
+        """Return the key by which the images of a domain are sorted."""
         return path, 0
 
     def _folder(self, root: Path, candidates: Iterable[str], fits: Callable[[Folder], bool], looked_for: str) -> str:
-        """Return the first candidate folder within the root that exists and fits, or raise UserError."""
+        """Return the first of the `candidates` within the root that exists and fits, or raise UserError."""
         for name in candidates:
             if (root / name).is_dir() and fits(list_folder(root / name)):
                 return name
         raise unexpected(root, self.name, looked_for)
 
     def files(self, items: Iterable[Item]) -> Sequence[str]:
-        """Return the files within the root that contain the items: their paths, unless files contain many images."""
+        """Return the files, relative to the root, that contain the items; by default, one file per image."""
         return [*dict.fromkeys(item.path for item in items)]
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
@@ -100,43 +110,42 @@ class Layout(ABC):
 def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: tuple[str, ...] = ()) -> Listing:
     """Return the images at `<folder>/<class>/<image>` for each place (domain, folder within the root, split).
 
-    Labels follow the sorted names of all class folders, even empty ones. Stray images and empty domains are errors.
+    Labels follow the sorted names of all class folders, including empty ones. Raise UserError if an image lies outside
+    a class folder, or if a domain has no images.
     """
     names: set[str] = set()
     images: list[tuple[str, str, str, Split | None]] = []
     for domain, folder, split in places:
         before = len(images)
         outer = list_folder(root / folder)
-        if folder and outer.images:  # a picture in the root itself may well be a preview
-            raise UserError(
-                f"{outer.path}: images must lie in a class folder, but `{outer.images[0]}` lies beside them."
-            )
+        if folder and outer.images:  # an image in the root itself may be a preview of the data set
+            raise UserError(f"{outer.path}: images must be in class folders, but `{outer.images[0]}` is not.")
         for inner in outer.inner():
             if inner.folders:
                 raise UserError(
-                    f"{inner.path}: images must lie in the class folder itself, "
-                    f"but it holds the folders {summarise_list(inner.folders)}."
+                    f"{inner.path}: images must be directly in the class folder, "
+                    f"but it contains the folders {summarise_list(inner.folders)}."
                 )
             names.add(name := inner.path.name)
             images += [(join(folder, name, image), name, domain, split) for image in inner.images]
         if len(images) == before:
-            raise UserError(f"the domain `{domain}` is empty: no images under {outer.path}/<class>/.")
+            raise UserError(f"the domain `{domain}` is empty: there are no images in {outer.path}/<class>/.")
     labels = {name: label for label, name in enumerate(sorted(names))}
     items = (Item(path, labels[name], domain, split) for path, name, domain, split in images)
     return Listing(tuple(labels), domains, tuple(items))
 
 
 def check_domains(root: Path, domains: Sequence[str]) -> None:
-    """Raise UserError if a domain's name cannot name a file, or differs from another in case only."""
+    """Raise UserError if a domain's name cannot be a file name, or differs from another name only in case."""
     folded: dict[str, str] = {}
     for domain in domains:
         _check_text(root, domain)
         if not domain or domain.startswith(".") or not domain.isprintable() or set(domain) & {"/", "\\"}:
-            rule = "must be printable, without `/` and `\\` and a leading dot"
-            raise UserError(f"{root}: a domain names a file: it {rule}, but it is {domain!r}.")
+            rule = "must be printable, contain no `/` or `\\` and not begin with a dot"
+            raise UserError(f"{root}: the name of a domain {rule}, but it is {domain!r}.")
         if len(domain.encode()) > _LONGEST_NAME:
             raise UserError(
-                f"{root}: a domain names a file: it must have at most {_LONGEST_NAME} bytes, but it is {domain!r}."
+                f"{root}: the name of a domain must have at most {_LONGEST_NAME} bytes, but it is {domain!r}."
             )
         if (other := folded.setdefault(domain.casefold(), domain)) != domain:
             raise UserError(f"{root}: the domains `{other}` and `{domain}` must differ in more than case.")
@@ -146,7 +155,7 @@ def _check_text(root: Path, name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError:  # bytes of a file name that are not UTF-8
-        raise UserError(f"{root}: names must be UTF-8, but one is {name!r}.") from None
+        raise UserError(f"{root}: names must be encoded in UTF-8, but {name!r} is not.") from None
 
 
 def _have(names: Sequence[str]) -> str:
@@ -155,7 +164,7 @@ def _have(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a list: its place for error messages, the image's path, its label if it has one, and what it lists."""
+    """A line of a list file: its location (`where`), the image's path and label, and the list's domain and split."""
 
     where: str
     path: str
@@ -165,29 +174,37 @@ class Line:
 
 
 def read_lines(root: Path, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the place and the text of each line that is not blank: ("splits/real_train.txt, line 3", "...")."""
-    # Not splitlines(), which also cuts at separators that a file name may hold.
+    """Yield the location and the text of each line that is not blank: ("splits/real_train.txt, line 3", "...")."""
+    # Not splitlines(), which also splits at characters that a file name may contain.
     for number, line in enumerate(read_text(root / name, "utf-8-sig").split("\n"), start=1):
         if line.strip():
             yield f"{root / name}, line {number}", line.strip()
 
 
 def read_list(root: Path, name: str, domain: str, split: Split | None, labels: bool = True) -> list[Line]:
-    """Return the lines `<path of an image> <label>`, or raise UserError for a malformed line or a path out of the root.
+    """Return the lines `<path of an image> <label>` of a list file; the label is optional if `labels` is false.
 
-    The list is of a domain and a split. Without `labels`, lines may lack a label.
+    Args:
+        root: The folder of the data set.
+        name: The list file, relative to the root.
+        domain: The domain of all images in the list.
+        split: The split of all images in the list.
+        labels: Whether each line must have a label.
+
+    Raises:
+        UserError: The list is empty, a line is malformed, or a path leads out of the root.
     """
     lines = []
     for where, text in read_lines(root, name):
-        # From the right: the names of NICO++'s classes have spaces ("hot air balloon").
+        # Split at the last space: names of NICO++'s classes contain spaces ("hot air balloon").
         path, _, last = text.rpartition(" ")
         is_label = last.removeprefix("-").isdecimal() and last.isascii() and bool(path.strip())
         if labels and not is_label:
-            raise UserError(f"{where}: must be `<path of an image> <label>`, but it is `{text}`.")
+            raise UserError(f"{where}: a line must be `<path of an image> <label>`, but it is `{text}`.")
         path = (path.strip() if is_label else text).replace("\\", "/")
         parts = PurePosixPath(path).parts
         if not parts or parts[0] == "/" or ".." in parts:
-            raise UserError(f"{where}: a path must lie within the root, but it is `{path}`.")
+            raise UserError(f"{where}: a path must not lead out of the root, but it is `{path}`.")
         lines.append(Line(where, "/".join(parts), int(last) if is_label else None, domain, split))
     if not lines:
         raise UserError(f"the list {root / name} is empty.")
@@ -195,7 +212,7 @@ def read_list(root: Path, name: str, domain: str, split: Split | None, labels: b
 
 
 class ExistingFiles:
-    """The files under a root. Listing each folder once is faster than a query for every file."""
+    """A check that files exist in a root. It lists each folder once, which is faster than a query for each file."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -204,29 +221,30 @@ class ExistingFiles:
         )
 
     def require(self, path: str, where: str) -> None:
-        """Raise UserError, with near names, if `path`, which a list names at `where`, does not exist."""
+        """Raise UserError with similar names if `path` does not exist; `where` is the line that lists the path."""
         folder, _, name = path.rpartition("/")
         names = self._names(folder)
         if names is None or name not in names:
             why = f": there is no folder `{folder}`." if names is None else near(name, sorted(names)) or "."
-            raise UserError(f"{where}: names `{path}`, which is not under {self._root}{why}")
+            raise UserError(f"{where}: there is no file `{path}` in {self._root}{why}")
 
 
 def refuse_twice(lines: Iterable[Line], by_label: bool = False) -> None:
-    """Raise UserError if an image is listed twice, or with `by_label`, listed twice with the same label."""
+    """Raise UserError if an image is listed twice; with `by_label`, only if it is listed twice with the same label."""
     seen: dict[tuple[str, int | None], str] = {}
     for line in lines:
         key = line.path, line.label if by_label else None
         if key in seen:
             raise UserError(
-                f"{line.where}: names `{line.path}` again, after {seen[key]}; "
-                "an image must be listed once, in train or in test."
+                f"{line.where}: `{line.path}` is listed again, after {seen[key]}; "
+                "an image must be listed only once, in train or in test."
             )
         seen[key] = line.where
 
 
 def label_within(line: Line, most: int, first: int = 0) -> int:
-    """Return the label, counted from 0, or raise UserError unless it is within first..first+most-1."""
+    """Return the label, counted from 0; raise UserError unless it is one of the `most` labels from `first` on."""
     if line.label is None or not first <= line.label < first + most:
-        raise UserError(f"{line.where}: a label must be within {first}..{first + most - 1}, but it is {line.label}.")
+        last = first + most - 1
+        raise UserError(f"{line.where}: a label must be between {first} and {last}, but it is {line.label}.")
     return line.label - first

@@ -1,4 +1,4 @@
-"""Folders listed in sorted order, and the error message for a root of another layout."""
+"""Sorted listings of folders, and the error for a data set that does not have the expected layout of files."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -11,18 +11,18 @@ from fedsweep.common.paths import data_folder
 IMAGE_SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}  # in any case: .JPEG
 )
-BROKEN = "is a link to nothing, or no regular file"
+BROKEN = "is a broken link or not a regular file"
 _NOT_DATA = "__MACOSX"  # the resource forks that macOS puts into archives
 
 
 @dataclass(frozen=True)
 class Folder:
-    """The sorted names in a folder, without hidden ones, `__MACOSX` and fedsweep's data folder (for `--root .`)."""
+    """The sorted names in a folder, without hidden names, `__MACOSX` and fedsweep's data folder."""
 
     path: Path
     folders: tuple[str, ...]
     files: tuple[str, ...]
-    broken: tuple[str, ...] = ()  # images that are dangling links or no regular files
+    broken: tuple[str, ...] = ()  # images that are broken links or not regular files
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ class Folder:
         return tuple(name for name in self.files if is_image(name))
 
     def inner(self) -> Iterator["Folder"]:
-        """List one folder after the other of those in it."""
+        """Yield the listing of each folder in this folder."""
         for name in self.folders:
             yield list_folder(self.path / name)
 
@@ -53,7 +53,7 @@ def list_folder(path: Path | str) -> Folder:
 
 
 def scan(path: Path | str) -> Folder:
-    """Return the names in a folder, with broken images, or raise UserError if it cannot be read.
+    """Return the names in a folder, including broken images, or raise UserError if it cannot be read.
 
     Files are not queried one by one, because a folder may contain millions.
     """
@@ -76,7 +76,7 @@ def scan(path: Path | str) -> Folder:
 
 
 def fold(name: str) -> str:
-    """Return a name without case, spaces, hyphens and underscores.
+    """Return a name in lower case, without spaces, hyphens and underscores.
 
     >>> fold("Real_World")
     'realworld'
@@ -85,7 +85,7 @@ def fold(name: str) -> str:
 
 
 def join(*parts: str) -> str:
-    """Join parts of a path within the root; empty ones stand for the root itself.
+    """Join the parts of a path within the root; an empty part means the root itself.
 
     >>> join("", "real", "bus"), join("", "")
     ('real/bus', '')
@@ -94,15 +94,16 @@ def join(*parts: str) -> str:
 
 
 def only_folder(root: Path, what: str, fits: Callable[[Folder], bool], levels: int = 2) -> str | None:
-    """Return the uppermost folder that fits, relative to the root and at most `levels` below it, or None.
+    """Return the folder that fits, relative to the root, or None if there is none.
 
-    Raise UserError if two fit on one level; the message names their content, `what`.
+    The search begins at the root and ends `levels` levels below it, or at the first level with a folder that fits.
+    Raise UserError if several folders on this level fit; the message describes their content as `what`.
     """
     level = [""]
     for _ in range(levels + 1):
         found = [name for name in level if fits(list_folder(root / name))]
         if len(found) > 1:
-            raise UserError(f"{root}: {what} must lie in one folder, but they lie in {summarise_list(found)}.")
+            raise UserError(f"{root}: {what} must be in one folder, but they are in {summarise_list(found)}.")
         if found:
             return found[0]
         level = [join(name, folder) for name in level for folder in list_folder(root / name).folders]
@@ -110,7 +111,7 @@ def only_folder(root: Path, what: str, fits: Callable[[Folder], bool], levels: i
 
 
 def summarise_list(names: Iterable[str], most: int = 5) -> str:
-    """Return at most `most` of the names, in backquotes, and the number of others.
+    """Return the names in backquotes; beyond the first `most` names, return only their number.
 
     >>> summarise_list(["a", "b", "c"], most=2)
     '`a`, `b` and 1 more'
@@ -121,14 +122,15 @@ def summarise_list(names: Iterable[str], most: int = 5) -> str:
 
 
 def unexpected(root: Path, layout: str, looked_for: str) -> UserError:
-    """Return the error for a root of another layout."""
+    """Return the error for a root folder without the layout `layout`; it lists the expected and the existing files."""
     folder = list_folder(root)
     kinds = (("folders", folder.folders), ("files", folder.files))
     found = " and ".join(f"{kind} {summarise_list(names)}" for kind, names in kinds if names) or "nothing"
     deeper = sorted(path.parent for path in root.glob("*/*.parquet"))  # as Hugging Face's repositories have them
     hint = "."
     if deeper:
-        hint = f"; Parquet files lie one folder down: `--root {deeper[0]}`."
-    elif len(folder.folders) == 1:  # as archives unpack
-        hint = f"; perhaps all lies one folder down: `--root {root / folder.folders[0]}`."
-    return UserError(f"the root {root} has not the layout `{layout}`: looked for {looked_for}, but found {found}{hint}")
+        hint = f"; there are Parquet files one folder below, so try `--root {deeper[0]}`."
+    elif len(folder.folders) == 1:  # many archives contain a single folder
+        hint = f"; the data set may be one folder below, so try `--root {root / folder.folders[0]}`."
+    problem = f"looked for {looked_for}, but found {found}"
+    return UserError(f"the root {root} does not have the layout `{layout}`: {problem}{hint}")

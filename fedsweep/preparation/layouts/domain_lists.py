@@ -1,4 +1,4 @@
-"""DomainNet, NICO++, Office-Home and ImageCLEF-DA, mostly with one list of images per domain."""
+"""The layouts of DomainNet, NICO++, Office-Home and ImageCLEF-DA, most of which have a list of images per domain."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +20,10 @@ from fedsweep.preparation.layouts.disk_listing import fold, join, list_folder, u
 
 
 def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None = None) -> dict[str, str]:
-    """Return, from the first place with lists, the path before `_{train,test}.txt` for each domain (in `only`)."""
+    """Return the path of each domain's two lists, without the suffixes `_train.txt` and `_test.txt`.
+
+    The lists are those in the first of `places` that has any. If `only` is given, other domains are ignored.
+    """
     for place in places:
         files = list_folder(root / place).files if (root / place).is_dir() else ()
         train = {name.removesuffix("_train.txt") for name in files if name.endswith("_train.txt")}
@@ -37,14 +40,14 @@ def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None =
 
 
 def _names_from_folders(lines: Sequence[Line], most: int) -> tuple[str, ...]:
-    """Return the class of each label, which is the folder of its images, or "" for an unused label."""
+    """Return the class name of each label: the name of the folder with its images, or "" for an unused label."""
     by_label: dict[int, tuple[str, str]] = {}
     by_name: dict[str, tuple[int, str]] = {}
     for line in lines:
         label = label_within(line, most)
         name = line.path.split("/")[-2] if "/" in line.path else ""
         if not name:
-            raise UserError(f"{line.where}: an image must lie in a class folder, but the path is `{line.path}`.")
+            raise UserError(f"{line.where}: an image must be in a class folder, but its path is `{line.path}`.")
         named, place = by_label.setdefault(label, (name, line.where))
         if named != name:
             raise UserError(f"{line.where}: label {label} is class `{name}` here, but `{named}` in {place}.")
@@ -57,15 +60,15 @@ def _names_from_folders(lines: Sequence[Line], most: int) -> tuple[str, ...]:
 def _read_lists(
     root: Path, lists: Mapping[str, str], bases: Sequence[str], most: int, num_classes: int | None
 ) -> tuple[tuple[str, ...], tuple[Item, ...]]:
-    """Return the classes and images of the lists, without domains that have no folder.
+    """Return the class names and the images of the lists, without the domains that have no folder.
 
-    Paths start from the first of `bases`, folders within the root, that contains the first image.
+    Listed paths are relative to one of the folders `bases` within the root: the first that contains the first image.
     """
     unpacked = {domain for domain in lists if any((root / base / domain).is_dir() for base in bases)}
     lines = [
         line
         for domain, path in lists.items()
-        if domain in unpacked or not unpacked  # without any, an error message about the first line follows
+        if domain in unpacked or not unpacked  # without any folder, the first line leads to an error message
         for split in BOTH
         for line in read_list(root, f"{path}_{split}.txt", domain, split)
     ]
@@ -75,7 +78,7 @@ def _read_lists(
     existing, items = ExistingFiles(root), []
     for line in lines:
         path, label = join(base, line.path), label_within(line, most)
-        if num_classes is None or label < num_classes:  # images of other classes may have been left packed
+        if num_classes is None or label < num_classes:  # images of other classes need not be unpacked
             existing.require(path, line.where)
         items.append(Item(path, label, line.domain, line.split))
     return names, tuple(items)
@@ -86,7 +89,7 @@ _DOMAINNET_DOMAINS = frozenset({"clipart", "infograph", "painting", "quickdraw",
 
 
 class DomainNet(Layout):
-    """DomainNet: listed images, by default of the first 100 classes."""
+    """DomainNet: images in list files, by default those of the first 100 classes."""
 
     name = "domainnet"
     looks_like = "<domain>/<class>/*.jpg, splits/<domain>_{train,test}.txt"
@@ -108,7 +111,7 @@ _NICO_FOLDERS = (*_NICO_BASES, "public_dg_0416/train", "track_1/public_dg_0416/t
 
 
 class Nico(Layout):
-    """NICO++: listed images, or the images of the folders if there are no lists."""
+    """NICO++: images in list files, or all images in the folders if there are no lists."""
 
     name = "nico"
     looks_like = "NICO_DG/<domain>/<class>/*.jpg, NICO_DG_official/<domain>_{train,test}.txt or no lists"
@@ -125,11 +128,11 @@ class Nico(Layout):
 
 
 _OFFICE_HOME_DOMAINS = {"art": "Art", "clipart": "Clipart", "product": "Product", "realworld": "Real World"}
-_OFFICE_HOME_FOLDERS = ("", "OfficeHomeDataset_10072016")  # the second is what the archive unpacks to
+_OFFICE_HOME_FOLDERS = ("", "OfficeHomeDataset_10072016")  # the second is the folder in the published archive
 
 
 class OfficeHome(Layout):
-    """Office-Home: folders of domains with folders of classes."""
+    """Office-Home: a folder per domain, which contains a folder per class."""
 
     name = "office_home"
     looks_like = "{Art,Clipart,Product,Real World}/<class>/*.jpg"
@@ -158,7 +161,7 @@ _IMAGECLEF_LISTS = {"bList.txt": "b", "cList.txt": "c", "iList.txt": "i", "pList
 
 
 class ImageClef(Layout):
-    """ImageCLEF-DA: listed images."""
+    """ImageCLEF-DA: images in list files."""
 
     name = "imageclef"
     looks_like = "{b,c,i,p}/**/*.jpg, list/{b,c,i,p}List.txt"

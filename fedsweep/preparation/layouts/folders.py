@@ -1,4 +1,4 @@
-"""Data sets as folders of classes or of domains with classes, and EuroSAT."""
+"""The layouts of data sets with a folder per class, with or without folders per domain and split."""
 
 import os
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from fedsweep.preparation.layouts.base import Layout, Listing, Split, tree
 from fedsweep.preparation.layouts.disk_listing import Folder, join, list_folder, summarise_list, unexpected
 
 SPLITS: dict[str, Split] = {"train": "train", "val": "test", "valid": "test", "validation": "test", "test": "test"}
-"""Splits by their lower-case folder names in published data sets."""
+"""The split that a folder name in a published data set means, by the name in lower case."""
 
 
 class Classes(Layout):
-    """Folders of classes, or folders of splits with folders of classes."""
+    """A folder per class, or a folder per split that contains a folder per class."""
 
     name = "classes"
     looks_like = "<class>/* or {train,val,test}/<class>/*"
@@ -30,12 +30,15 @@ class Classes(Layout):
 
 
 def domain_of(root: Path) -> str:
-    """Return the name of the only domain of a data set without domains: that of its folder, or of a link to it."""
+    """Return the domain's name for a data set without domains: the name of its folder, or of the link to it."""
     return os.path.basename(os.path.abspath(root))
 
 
 def below_splits(outer: Folder) -> Literal["classes", "domains"] | None:
-    """Return what folders named after splits contain, or None if some folder is another or contains images."""
+    """Return whether the folders of splits in `outer` contain classes or domains.
+
+    Return None if a folder is not named after a split, contains images, or is empty.
+    """
     if not outer.folders or any(name.lower() not in SPLITS for name in outer.folders):
         return None
     splits = [*outer.inner()]
@@ -48,7 +51,7 @@ def below_splits(outer: Folder) -> Literal["classes", "domains"] | None:
 
 
 class Domains(Layout):
-    """Folders of domains with folders of classes, and folders of splits above or between them."""
+    """A folder per domain with a folder per class; folders per split may be above or below those of domains."""
 
     name = "domains"
     looks_like = "[{train,val,test}/]<domain>/[{train,val,test}/]<class>/*"
@@ -61,14 +64,14 @@ class Domains(Layout):
         names = found.class_names
         if all(name.lower() in SPLITS for name in names):
             raise UserError(
-                f"{root}: class folders must be called after classes, but they are {summarise_list(names)}; "
-                "`{train,test}/<domain>/<class>/<image>` and `<domain>/{train,test}/<class>/<image>` would be read."
+                f"{root}: class folders must be named after classes, but they are {summarise_list(names)}; the layout "
+                "must be `{train,test}/<domain>/<class>/<image>` or `<domain>/{train,test}/<class>/<image>`."
             )
         return found
 
 
 def _places(outer: Folder) -> Iterator[tuple[str, str, Split | None]]:
-    """Yield the domain, path within the root and split of each folder that contains class folders."""
+    """Yield the domain, the path within the root, and the split of each folder that contains class folders."""
     within = below_splits(outer) == "domains"
     for inner in outer.inner():
         name = inner.path.name
@@ -84,7 +87,7 @@ _EUROSAT_FOLDERS = ("2750", "EuroSAT/2750", "eurosat/2750", "EuroSAT_RGB", "Euro
 
 
 class EuroSat(Layout):
-    """EuroSAT: folders of classes."""
+    """EuroSAT: a folder per class."""
 
     name = "eurosat"
     looks_like = "[2750/ or EuroSAT/]<class>/*.jpg"

@@ -1,4 +1,4 @@
-"""Data sets as Parquet files with image columns, as the Hugging Face hub ships them."""
+"""The layout of Parquet files with a column of encoded images, which is the format of the Hugging Face hub."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from fedsweep.preparation.layouts.base import Item, Layout, Listing, Split
 from fedsweep.preparation.layouts.disk_listing import Folder, list_folder, summarise_list, unexpected
 from fedsweep.preparation.layouts.folders import SPLITS, domain_of
 
-_BATCH = 64  # images decoded from Parquet at a time; a row group may hold them all
+_BATCH = 64  # images read from Parquet at a time, because a row group may contain all images
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
@@ -30,17 +30,17 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or one_line(error)}.") from None
     except pa.ArrowException as error:
-        raise UserError(f"{path} is not a whole Parquet file: {one_line(error)}.") from None
+        raise UserError(f"{path} is not a complete Parquet file: {one_line(error)}.") from None
 
 
 def _read_rows(path: Path, rows: Iterable[int]) -> Iterator[bytes]:
-    """Yield the image of each row; a lower row than before reads its row group again."""
+    """Yield the encoded image of each row; if a row number is lower than the one before, its group is read again."""
     file = open_parquet(path)
     starts = [0, *accumulate(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))]
     group, first, images = -1, 0, pa.array([], pa.binary())  # `first`: row of the first of the images in memory
     for row in rows:
         if not 0 <= row < starts[-1]:
-            raise UserError(f"{path} has {starts[-1]} rows, but row {row} is asked for.")
+            raise UserError(f"{path} has no row {row}, because it has {starts[-1]} rows.")
         wanted = bisect_right(starts, row) - 1
         if wanted != group or row < first:
             group, first, images = wanted, starts[wanted], images[:0]
@@ -65,7 +65,7 @@ _SHARD = re.compile(r"[-_.]\d+(-of-\d+)?$")
 
 
 class Parquet(Layout):
-    """Rows of Parquet files."""
+    """Parquet files with one image per row."""
 
     name = "parquet"
     looks_like = "*.parquet with the columns image, label[, label_name, domain, split]"
@@ -94,7 +94,7 @@ class Parquet(Layout):
         return [*dict.fromkeys(row_of(item.path)[0] for item in items)]
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
-        """Yield the encoded bytes of each item, in order; fast if the rows of each file ascend."""
+        """Yield the encoded bytes of each item, in order; this is fastest if the rows of each file are ascending."""
         rows = map(row_of, (item.path for item in items))
         for file, of_file in groupby(rows, key=itemgetter(0)):
             yield from _read_rows(root / file, (row for _, row in of_file))
@@ -134,9 +134,9 @@ class _Table:
         if pa.types.is_struct(image) and image.get_field_index("bytes") >= 0:
             image = image.field("bytes").type
         if not (pa.types.is_binary(image) or pa.types.is_large_binary(image)):
-            raise UserError(f"{path}: the column `image` must hold bytes, or a struct with bytes, but holds {image}.")
+            raise UserError(f"{path}: the column `image` must contain bytes or a struct with bytes, but not {image}.")
         if not pa.types.is_integer(schema.field("label").type):
-            raise UserError(f"{path}: the column `label` must hold integers, but holds {schema.field('label').type}.")
+            raise UserError(f"{path}: the column `label` must contain integers, but not {schema.field('label').type}.")
         wanted = [name for name in ("label", "label_name", "domain", "split") if name in schema.names]
         table = file.read(columns=wanted)
         for name in wanted:
@@ -145,7 +145,7 @@ class _Table:
                 raise UserError(f"{path}: the column `{name}` must have no nulls, but row {row} is null.")
         _refuse_null_images(path, file)
         columns = {name: table[name].to_pylist() for name in wanted}
-        if "label_name" in columns:  # a class may be called 7, and its name is text all the same
+        if "label_name" in columns:  # names may be stored as numbers, such as 7
             columns["label_name"] = [str(name) for name in columns["label_name"]]
         return cls(path, columns, schema.metadata or {})
 
@@ -155,7 +155,9 @@ class _Table:
         splits = self.columns.get("split")
         for row, label in enumerate(labels):
             if not 0 <= label < classes:
-                raise UserError(f"{self.path}, row {row}: a label must be within 0..{classes - 1}, but it is {label}.")
+                raise UserError(
+                    f"{self.path}, row {row}: a label must be between 0 and {classes - 1}, but it is {label}."
+                )
             if splits:
                 split = SPLITS.get(str(splits[row]).lower())
                 if split is None:
@@ -166,7 +168,7 @@ class _Table:
 
 
 def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
-    """Raise UserError if an image is null, without reading images if the file has statistics."""
+    """Raise UserError if an image is null; the images are read only if the file has no statistics."""
     before = 0
     for group in range(file.num_row_groups):
         rows = file.metadata.row_group(group)
@@ -182,7 +184,7 @@ def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
 
 
 def _places(root: Path, stems: Sequence[str]) -> tuple[dict[str, tuple[str, Split | None]], bool]:
-    """Return the domain and the split that the name of each file implies, and whether all are named after splits."""
+    """Return the domain and split of each file by its name, and whether all files are named after splits."""
     bases = {stem: _SHARD.sub("", stem) for stem in stems}
     if all(base.lower() in SPLITS for base in bases.values()):
         return {stem: (domain_of(root), SPLITS[base.lower()]) for stem, base in bases.items()}, True
@@ -200,18 +202,20 @@ def _class_names(root: Path, tables: Sequence[_Table]) -> tuple[str, ...]:
             listed, first = names, table.path
         elif names is not None and names != listed:
             one, other = (summarise_list(sorted(set(a) - set(b)) or a) for a, b in ((names, listed), (listed, names)))
-            raise UserError(f"{table.path} must name the classes as {first.name} does: {one} against {other}.")
+            raise UserError(
+                f"{table.path} must have the same class names as {first.name}, but it has {one} instead of {other}."
+            )
     found: dict[int, str] = dict(enumerate(listed or ()))
     for table in tables:
         pairs = zip(table.columns["label"], table.columns.get("label_name", ()), strict=False)
         for label, name in sorted(set(pairs)):
             if label >= 0 and found.setdefault(label, name) != name:
-                raise UserError(f"{table.path}: label {label} is `{name}` here, but `{found[label]}` elsewhere.")
+                raise UserError(f"{table.path}: label {label} is `{name}` here, but `{found[label]}` in another row.")
     if listed is not None:
         return tuple(listed)
     top = max((max(table.columns["label"], default=-1) for table in tables), default=-1)
     if top < 0:
-        raise UserError(f"{root}: no Parquet file has a row with a label from 0.")
+        raise UserError(f"{root}: the Parquet files have no row with a label of 0 or more.")
     return tuple(found.get(label, "") if found else str(label) for label in range(top + 1))
 
 

@@ -1,4 +1,4 @@
-"""Food101, PACS and UCF101, which list their training and test images."""
+"""The layouts of Food101, PACS and UCF101, which have lists of training and test images."""
 
 import os
 import re
@@ -39,7 +39,7 @@ def _read_splits(root: Path, pattern: str, domain: str) -> list[Line]:
 
 
 class Food101(Layout):
-    """Food101: listed images."""
+    """Food101: images in list files."""
 
     name = "food101"
     looks_like = "images/<class>/<id>.jpg, meta/{classes,train,test}.txt"
@@ -50,7 +50,7 @@ class Food101(Layout):
         names = [name for _, name in read_lines(root, join(base, "meta/classes.txt"))]
         labels = {name: label for label, name in enumerate(names)}
         if len(labels) != len(names):
-            raise UserError(f"{root / base / 'meta/classes.txt'} must name each class once.")
+            raise UserError(f"{root / base / 'meta/classes.txt'} must list each class only once.")
         existing = ExistingFiles(root)
         items = []
         for line in _read_splits(root, join(base, "meta/{}.txt"), self.name):
@@ -67,7 +67,7 @@ _PACS_DOMAINS = frozenset({"art_painting", "cartoon", "photo", "sketch"})
 
 
 class Pacs(Layout):
-    """PACS: folders of domains with folders of classes, split by lists if there are any."""
+    """PACS: a folder per domain with a folder per class, and list files that define the split, if there are any."""
 
     name = "pacs"
     looks_like = "[kfold/]<domain>/<class>/*, <domain>_{train,crossval,test}_kfold.txt or no lists"
@@ -75,7 +75,7 @@ class Pacs(Layout):
     def _find(self, root: Path, num_classes: int | None) -> Listing:
         base = only_folder(root, "the domains' folders", lambda folder: not _PACS_DOMAINS.isdisjoint(folder.folders))
         if base is None:
-            looked_for = "the folders `art_painting`, `cartoon`, `photo`, `sketch`, up to two folders down"
+            looked_for = "the folders `art_painting`, `cartoon`, `photo`, `sketch`, at most two folders below"
             raise unexpected(root, self.name, looked_for)
         domains = sorted(_PACS_DOMAINS.intersection(list_folder(root / base).folders))
         found = tree(root, [(domain, join(base, domain), None) for domain in domains], tuple(_PACS_DOMAINS))
@@ -87,7 +87,11 @@ class Pacs(Layout):
         return replace(found, items=tuple(items))
 
     def _train(self, root: Path, base: str, place: str, domains: Sequence[str]) -> set[str]:
-        """Return the paths of the train lists, or raise UserError if a list names other images than the folders."""
+        """Return the paths in the train lists.
+
+        Raises:
+            UserError: A train list is missing, a listed image does not exist, or train and validation lists overlap.
+        """
         existing, train = ExistingFiles(root), set[str]()
         files = set(list_folder(root / place).files)
         for domain in domains:
@@ -102,7 +106,7 @@ class Pacs(Layout):
                 listed[part] = {join(base, line.path) for line in lines}
             if both := sorted(listed["train"] & listed["crossval"]):
                 raise UserError(
-                    f"{root / place}: the lists of `{domain}` name {summarise_list(both)} in train and in crossval."
+                    f"{root / place}: the lists of `{domain}` contain {summarise_list(both)} in train and in crossval."
                 )
             train |= listed["train"]
         return train
@@ -114,7 +118,7 @@ _UCF_FILES = {"classInd.txt", "trainlist01.txt", "testlist01.txt"}
 
 
 class Ucf101(Layout):
-    """UCF101: the middle frame of every listed video."""
+    """UCF101: the middle frame of each listed video."""
 
     name = "ucf101"
     looks_like = "UCF-101-midframes/<Class_Name>/v_*.jpg or <ClassName>/v_*/<frame>.jpg, ucfTrainTestlist/*01.txt"
@@ -125,7 +129,7 @@ class Ucf101(Layout):
         base = self._folder(root, _UCF_FOLDERS, lambda folder: bool(set(folder.folders) - {*_UCF_LISTS}), looked_for)
         names = _class_names(root, join(place, "classInd.txt"))
         labels = {_plain(name): label for label, name in enumerate(names)}
-        class_folders = {_plain(name): name for name in list_folder(root / base).folders}  # there may be none
+        class_folders = {_plain(name): name for name in list_folder(root / base).folders}  # may be empty
         list_once = cache(lambda folder: list_folder(root / folder))
         items = []
         for line in _read_splits(root, join(place, "{}list01.txt"), self.name):
@@ -134,7 +138,7 @@ class Ucf101(Layout):
                 hint = near(class_name, [name.replace("_", "") for name in names]) or "."
                 raise UserError(f"{line.where}: there is no class `{class_name}`{hint}")
             if line.label is not None and label_within(line, len(names), first=1) != label:
-                raise UserError(f"{line.where}: class `{class_name}` has label {label + 1}, but here {line.label}.")
+                raise UserError(f"{line.where}: class `{class_name}` has label {label + 1}, but it is {line.label}.")
             if num_classes is None or label < num_classes:
                 folder = join(base, class_folders.get(_plain(class_name), ""))
                 frame = _middle_frame(list_once(folder), os.path.splitext(video)[0], line.where)
@@ -151,11 +155,11 @@ def _middle_frame(folder: Folder, video: str, where: str) -> str:
     frames = [name for name in images if not name.startswith("flow_")]  # optical flow
     if not frames:
         hint = near(video, [*stems, *folder.folders]) or "."
-        raise UserError(f"{where}: no frame of `{video}` is under {folder.path}{hint}")
+        raise UserError(f"{where}: there is no frame of `{video}` in {folder.path}{hint}")
     kinds = sorted({re.sub(r"\d+$", "", os.path.splitext(name)[0]) for name in frames})
     if len(kinds) > 1:
         raise UserError(
-            f"{folder.path / video}: the frames of a video must be called alike but for their numbers, "
+            f"{folder.path / video}: the names of a video's frames must differ only in their numbers, "
             f"but they begin with {summarise_list(kinds)}."
         )
     return join(video, sorted(frames, key=_by_number)[len(frames) // 2])
@@ -166,14 +170,14 @@ def _class_names(root: Path, name: str) -> list[str]:
     for where, text in read_lines(root, name):
         number, _, class_name = text.partition(" ")
         if number != str(len(names) + 1) or not class_name.strip():
-            raise UserError(f"{where}: must be `{len(names) + 1} <ClassName>`, but it is `{text}`.")
-        # Separate words, as in CoOp's folder names, because prompts are made of them.
+            raise UserError(f"{where}: the line must be `{len(names) + 1} <ClassName>`, but it is `{text}`.")
+        # Words are separated, as in CoOp's folder names, because prompts contain the class names.
         names.append(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", class_name.strip()))
     return names
 
 
 def _plain(name: str) -> str:
-    # The lists write HandstandPushups where the videos, and some folders, write HandStandPushups.
+    # The lists spell HandstandPushups, but the videos and some folders spell HandStandPushups.
     return name.replace("_", "").casefold()
 
 

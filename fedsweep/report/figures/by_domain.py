@@ -32,7 +32,7 @@ BAR = 0.12, 1.3, 2.0  # the colour bar in inches: width, least height, greatest 
 
 
 def _by_seed(one: ArmStatistics, manifest: SweepManifest) -> dict[str, dict[int, float]]:
-    """Return the accuracies in percent by domain and seed, without domains on which no trial finished."""
+    """Return the accuracies in percent by domain and seed, without domains for which no finished trial has a value."""
     found = {name: one.arm.finals(manifest.metric, one.metric_on(name)) for name in manifest.domains}
     return {name: {seed: 100 * end for seed, end in ends.items()} for name, ends in found.items() if ends}
 
@@ -178,7 +178,7 @@ def _draw_bar(figure: "Picture", mesh: "QuadMesh", left: float, label: str) -> N
 
 
 def _readable(ground: Iterable[float]) -> str:
-    """Return black or white, whichever has the higher contrast with `ground` by the relative luminance of WCAG 2."""
+    """Return the text colour, black or white, with the higher WCAG 2 contrast on the background colour `ground`."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in ground]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "black"

@@ -1,4 +1,4 @@
-"""Common colours, labels and frames of all figures, and their PNG and SVG files; `look.mplstyle` is their style."""
+"""Colours, labels, axes and file formats that all figures share. Their Matplotlib style is `look.mplstyle`."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -97,7 +97,10 @@ def spans_decades(values: Sequence[float], decades: int = 2) -> bool:
 
 
 def logarithmic_if_wide(axis: "XAxis | YAxis", values: Sequence[float]) -> None:
-    """Make an axis logarithmic if the values span a decade, with ticks at 1, 2 and 5 times each power of ten."""
+    """Make an axis logarithmic if the values are positive and span more than one power of ten.
+
+    The ticks are at 1, 2 and 5 times each power of ten, or only at powers of ten for a span of three or more.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if not spans_decades(values, decades=1):
@@ -125,7 +128,7 @@ def colours(arms: Sequence[ArmStatistics], mode: str) -> list[str]:
 
 
 def labels(manifest: SweepManifest, arms: Sequence[ArmStatistics], lines: int = 2, letters: int = LETTERS) -> list[str]:
-    """Return the label of each arm, folded to at most `lines` lines of `letters` characters."""
+    """Return the label of each arm, wrapped to at most `lines` lines of `letters` characters."""
     dotted = names(manifest, arms)
     return [folded(arm_words(one.arm.values, dotted), lines, letters, BASELINE * one.is_baseline) for one in arms]
 
@@ -136,9 +139,9 @@ def dressed(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[tupl
 
 
 def folded(words: str, lines: int, letters: int, after: str = "") -> str:
-    """Fold text to at most `lines` lines of `letters` characters.
+    """Wrap `words`, followed by the suffix `after`, to at most `lines` lines of `letters` characters.
 
-    Longer text loses its middle, since the labels of arms differ at the ends.
+    The middle of longer text is replaced by an ellipsis, since the labels of arms differ at their ends.
 
     >>> folded("one  two three", 2, 8)
     'one two\\nthree'
@@ -169,7 +172,10 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def over_seeds(arm: ArmTrials, objective: str, metric: str) -> dict[int, Spread]:
-    """Return the spread over finished seeds for each round that all of them recorded, on the scale of the axis."""
+    """Return the lowest, mean and highest value of finished seeds, on the scale of the axis, by round.
+
+    Only rounds that all finished seeds recorded are included.
+    """
     series = [recorded(trial.history, metric) for trial in arm.finished(objective).values()]
     shared = sorted(set.intersection(*map(set, series))) if series else []
     return {number: spread([scale_of(metric) * values[number] for values in series]) for number in shared}

@@ -96,7 +96,7 @@ def _reading(kinds: set[str], bounded: bool) -> str:
         listed = " and ".join(filter(None, [", ".join(lost[:-1]), lost[-1]]))
         said.append(f"{listed.capitalize()} trials are drawn individually and are not part of any mean.")
         if not bounded:
-            said.append("Values of these trials that are far from those of finished trials lie outside the figure.")
+            said.append("Their values lie outside the figure if they are far from the values of finished trials.")
     if "grey" in kinds and kinds & {"mean", "finished"}:
         said.append("The best arms are coloured; the other arms are grey.")
     return " ".join(said)
@@ -117,7 +117,11 @@ def _legend(axes: "Axes", kinds: set[str]) -> None:
 
 
 def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> float | None:
-    """Label lines right of the axes, without overlap; return the lowest label's height as a share of the axes."""
+    """Label the lines to the right of the axes, without overlap.
+
+    Returns:
+        The height of the lowest label as a share of the axes' height, or None if there are no labels.
+    """
     if not ends:
         return None
     bottom, top = axes.get_ylim()
@@ -136,7 +140,10 @@ def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> 
 
 
 def _label_lost(axes: "Axes", lost: Sequence[tuple[str, str, str]], lowest: float | None) -> None:
-    """Label arms without a finished trial by samples of their lines; a leader would look like further rounds."""
+    """Label arms without a finished trial to the right of the axes, next to a short sample of each line style.
+
+    The labels of other arms are connected to their lines. Here, such a connection would look like further rounds.
+    """
     gap = _gap([label for label, *_ in lost])
     first = 1.0 if lowest is None else lowest - gap - LINE
     for place, (label, colour, kind) in enumerate(lost):

@@ -1,4 +1,4 @@
-"""The figure of the share of each hyperparameter or factor, as horizontal bars."""
+"""The figure of the shares of the variation that hyperparameters or factors explain, as horizontal bars."""
 
 from fedsweep.report.effects import Effects
 from fedsweep.report.figures.canvas import COLOURS, Drawing, folded
@@ -22,7 +22,7 @@ SEARCHED = (
 
 
 def draw(effects: Effects) -> Drawing | None:
-    """Draw a bar per share, the largest on top; return None without shares."""
+    """Draw a bar per share, the largest on top; return None if there are no shares."""
     shown = sorted(effects.shares, key=lambda one: -one.share)[:MOST]
     if not shown:
         return None

@@ -46,7 +46,7 @@ class Point:
 
 
 def draw_front(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
-    """Draw the first objective against the second; return None without a second objective or a finished arm."""
+    """Draw the first objective against the second; return None if there is no second objective or no finished arm."""
     return _draw(manifest, arms, manifest.against) if manifest.against else None
 
 
@@ -66,7 +66,7 @@ def draw_bytes(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawin
 
 
 def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> list[Point]:
-    """Return the arms whose finished seeds all have both values; the means of other arms would not be comparable."""
+    """Return a point for each arm whose finished seeds all have a cost, so that both means cover the same seeds."""
     up, across = canvas.scale_of(manifest.metric), canvas.scale_of(against.metric)
     found = []
     for one, label in zip(arms, canvas.labels(manifest, arms), strict=True):
@@ -78,7 +78,7 @@ def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Aga
 
 
 def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> Drawing | None:
-    """Draw points and join the efficient ones; return None without points."""
+    """Draw a point per arm and join the efficient arms by a stepped line; return None if there are no points."""
     points = _points(manifest, arms, against)
     if not points:
         return None

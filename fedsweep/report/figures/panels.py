@@ -66,12 +66,12 @@ ACTIVE_BLOCKS = "sal/active/"
 MOST_ACTIVE_PANELS = 8  # greatest number of panels; the first arms of the table are shown
 ACTIVE_READING = (
     "Each row is a client and each column is a round. Lighter cells have more active blocks (mean over the finished "
-    "seeds). The panels are the first arms of the table, at most eight."
+    "seeds). The panels show the first arms of the table, at most eight."
 )
 
 
 def draw_active_blocks(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
-    """Draw each client's active blocks by round, mean over finished seeds; return None if none are recorded."""
+    """Draw each client's active blocks by round, as a mean over finished seeds; return None if none are recorded."""
     named = zip(labels(manifest, arms, letters=46), arms, strict=True)
     grids = [(label, grid) for label, one in named if not (grid := active_blocks(one, manifest.metric)).empty]
     grids = grids[:MOST_ACTIVE_PANELS]
@@ -94,7 +94,10 @@ def draw_active_blocks(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -
 
 
 def active_blocks(one: ArmStatistics, metric: str) -> pd.DataFrame:
-    """Return the mean active blocks over finished seeds (clients, rounds); only rounds that all seeds recorded."""
+    """Return the mean number of active blocks over finished seeds, as a table of shape (clients, rounds).
+
+    Only rounds that all finished seeds recorded are included.
+    """
     names = {name for trial in one.arm.finished(metric).values() for record in trial.history for name in record.metrics}
     means = {}
     for name in sorted(names):
@@ -105,10 +108,10 @@ def active_blocks(one: ArmStatistics, metric: str) -> pd.DataFrame:
 
 MOST_TSNE_PANELS = 6  # greatest number of panels; the baselines and the best arms are shown
 TSNE_READING = (
-    "Each point is a test image, placed by its features in the global model after the last round. The panels are the "
-    "first finished seeds of at most six arms. t-SNE rotates and stretches each panel arbitrarily, so compare the "
-    "neighbours of points between panels, but not their positions. The silhouette is 1 if classes are compact and far "
-    "apart, and 0 if they touch."
+    "Each point is a test image, placed by its features in the global model after the last round. Each panel shows "
+    "the first finished seed of an arm, for at most six arms. t-SNE rotates and stretches each panel arbitrarily, so "
+    "compare the neighbours of points between panels, but not their positions. The silhouette is 1 if classes are "
+    "compact and far apart, and 0 if they touch."
 )
 
 

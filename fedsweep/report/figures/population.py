@@ -22,7 +22,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     },
 }
 READING = (
-    "A trial that falls behind is replaced by a copy of a better trial, which continues with new values. Each value "
+    "The worst trials are replaced by copies of better trials, and the copies continue with new values. Each value "
     "spans the rounds that were trained with it. A cross marks the end of a replaced trial."
 )
 
@@ -58,7 +58,7 @@ def draw(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> Drawing | No
 
 
 def _draw_objective(axes: "Axes", metric: str, lines: Sequence[tuple[str, Lineage]]) -> None:
-    """Draw the objective of every member, and of replaced trials only the rounds that they trained themselves."""
+    """Draw the objective of every member and every replaced trial, without rounds that a replaced trial only copied."""
     for look, one in lines:
         values = recorded(one.end.history, metric)
         since = one.end.plan.start.round if look == "replaced" and one.end.plan.start else 0

@@ -21,16 +21,16 @@ COUNTS = ("n_common", "seeds_needed", "last_round")
 TESTED = ("p", "p_holm", "p_exact", "p_exact_holm", "effect", "detectable", "seeds_needed")
 """The fields of `Comparison` that are columns with the same name."""
 DROPPED = ("mean_over_domains", "worst_domain", "out_of_domain", "worst_client", "megabytes")
-"""Columns that every table contains with a longer name."""
+"""Columns that are left out here, because every table contains them under a longer name."""
 
 
 def data_frame(table: AblationTable) -> pd.DataFrame:
-    """Return one row per arm: accuracies from 0 to 1, intervals and differences in the objective's own unit."""
+    """Return one row per arm. Accuracies are from 0 to 1; intervals and differences have the unit of the objective."""
     return of_records([_record(table, one) for one in table.arms])
 
 
 def of_records(records: Sequence[Mapping[str, object]]) -> pd.DataFrame:
-    """Return a data frame whose counts stay integers if some are missing."""
+    """Return a data frame with one row per record. Counts stay integers even if some of them are missing."""
     found = pd.DataFrame(records)
     return found.astype({name: "Int64" for name in COUNTS if name in found})
 

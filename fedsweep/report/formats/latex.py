@@ -16,7 +16,7 @@ SPECIAL = str.maketrans({
     "\N{MIDDLE DOT}": r"$\cdot$",
 })  # fmt: skip
 ASIDE = ("Other columns", "Explanations:", "Trials:")
-"""The openings of sentences that LaTeX has in a comment instead of the caption."""
+"""The first words of the sentences that are written into a LaTeX comment instead of the caption."""
 
 
 def latex(table: AblationTable) -> str:
@@ -25,7 +25,7 @@ def latex(table: AblationTable) -> str:
     Detectable differences have an asterisk, the baseline is in italics, and values of a reference paper are grey.
     Nothing is bold, since the arm with the largest mean need not be the best one.
     """
-    # A page has no space for the notes column, so the caption contains the notes.
+    # A column of notes would be too wide for a printed page, so the caption contains the notes.
     rows = [{name: cell for name, cell in row.items() if name != "note"} for row in table.cells()]
     short = short_names(table.names)
     columns = list(rows[0])

@@ -1,4 +1,4 @@
-"""The remote objects of a folder in the results folder, if it is a mirror."""
+"""The remote objects behind a folder of the results folder, if the results folder mirrors an object store."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Place:
         return Place(self.uri, "/".join((self.path, *names)))
 
     def folders(self, marker: str, known: Callable[[str], bool], above: str = "") -> Iterator[str]:
-        """Yield the folders below `above` that contain the file `marker`, or are `known` to without a request."""
+        """Yield the folders below `above` that contain the file `marker`; folders in `known` need no request."""
         from pyarrow.fs import FileSelector
 
         found = self.filesystem.get_file_info(FileSelector(f"{self.base}/{above}".rstrip("/"), allow_not_found=True))
@@ -57,7 +57,10 @@ class Place:
 
 @dataclass(eq=False)
 class Remote:
-    """The part of a mirror below a prefix, or nothing. Methods raise UnreachableError if the store does not answer."""
+    """The objects of a mirror below a prefix, or nothing.
+
+    Methods raise UnreachableError if the store does not answer.
+    """
 
     mirror: Mirror | None = None
     place: Place | None = None
@@ -68,7 +71,7 @@ class Remote:
     """Function that returns whether another process has taken the remote folder over."""
 
     def below(self, *names: str) -> Remote:
-        """Return the remote part of a folder or file within this one."""
+        """Return the remote copy of a folder or file within this one."""
         return replace(self, prefix="/".join((self.prefix, *names)).lstrip("/"))
 
     def pull(self, whole: bool = False, discard: bool = False) -> None:
@@ -77,9 +80,9 @@ class Remote:
             persistently(partial(self.mirror.pull, self.prefix, whole, discard))
 
     def push(self, needed: bool = False) -> None:
-        """Send new files, including those that could not be sent before.
+        """Send new files, including files that an earlier push could not send.
 
-        Files that are not `needed` at once are tried once, without an error, and again at the next push.
+        Files that are not `needed` at once are sent in one attempt. If it fails, the next push repeats it.
         """
         if self.mirror is None:
             return
@@ -126,7 +129,7 @@ class Remote:
             yield
 
     def __reduce__(self) -> tuple[type[Remote], tuple[()]]:
-        """Pickle as nothing: Ray pickles the search algorithm that holds this, but restores nothing of it."""
+        """Pickle as `NOTHING`: Ray pickles the search algorithm that contains this object, but never restores it."""
         return Remote, ()
 
 

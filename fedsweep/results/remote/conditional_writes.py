@@ -1,4 +1,4 @@
-"""Conditional writes of objects by `obstore`, which pyarrow lacks."""
+"""Conditional writes of objects with `obstore`, because pyarrow has none."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ConditionalObjects:
         return Found()
 
     def write(self, path: str, content: bytes, version: Any) -> None:
-        """Write an object if it still has this version, None for absent; otherwise leave it."""
+        """Write an object if it still has this version (None: it does not exist). Otherwise, leave it unchanged."""
         with _os_errors(), contextlib.suppress(AlreadyExistsError, PreconditionError):
             obstore.put(self.store, _key(path), content, mode=version or "create")
 

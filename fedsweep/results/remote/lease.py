@@ -65,7 +65,7 @@ class UnconditionalObjects:
 
 
 class Lease:
-    """The exclusive right to write a sweep, once acquired; `lost` tells that another process has taken it over."""
+    """The exclusive right to write a sweep, once acquired. `lost` is set if another process has taken it over."""
 
     def __init__(self, objects: ConditionalObjects | UnconditionalObjects, folder: str) -> None:
         self.objects, self.path = objects, f"{folder}/{NAME}"
@@ -102,7 +102,7 @@ class Lease:
                     self.objects.remove(self.path)
 
     def look(self) -> tuple[dict[str, Any] | None, Any]:
-        """Return the other living holder, if any, and the version of the object that a successor has to replace."""
+        """Return the other live holder, if any, and the version of the object that the next holder has to replace."""
         other, found = self._read()
         if other is None or self._is_mine(other) or is_dead(other.get("process", "")):
             return None, found.version
@@ -117,7 +117,7 @@ class Lease:
         return (holder if isinstance(holder, dict) and {"nonce", "host"} <= holder.keys() else None), found
 
     def _now(self) -> float:
-        """Return the store's time, which is that of an object written now."""
+        """Return the store's current time, read from an object that is written now."""
         probe = f"{self.path}-{self._mine['nonce']}"
         with contextlib.suppress(OSError):  # without the right to write, this machine's clock must do
             self.objects.write(probe, b"", None)
@@ -143,7 +143,7 @@ class Lease:
 
 
 def process() -> str:
-    """Return an identity of this process, unique over machines and time, or an empty string if the system has none."""
+    """Return an id of this process that is unique across machines and time, or an empty string if there is none."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getpid()} {_started(os.getpid())}"

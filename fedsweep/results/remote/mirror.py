@@ -1,4 +1,4 @@
-"""A local folder as a mirror of remote objects: whole files, compared by size and time, not by content.
+"""A local folder that mirrors remote objects. Files are compared by size and time, and transferred as a whole.
 
 Times in whole seconds suffice: the only files that are rewritten within a second, checkpoints, grow each time.
 """
@@ -39,7 +39,7 @@ class Mark(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A file when it last equalled its object; `remote` is None if it was sent and not listed since."""
+    """A file when it last equalled its object; `remote` is None if the object was not listed since the push."""
 
     local: Mark
     remote: Mark | None
@@ -123,7 +123,7 @@ class Mirror:
         return known.remote != remote or (whole and not known.whole)
 
     def _changed(self, name: str, local: Mark | None) -> bool:
-        """Return whether a file was changed locally, which shortened files never are."""
+        """Return whether a file was changed locally. Files fetched without tensors never count as changed."""
         known = self._known.get(name)
         return known is None or (known.local != local and not (local and Path(name).name in self._shorten))
 

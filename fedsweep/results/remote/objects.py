@@ -40,7 +40,10 @@ def is_uri(address: str | Path) -> bool:
 
 @cache
 def filesystem(uri: str) -> tuple[FileSystem, str]:
-    """Return pyarrow's file system for a URI and the path in it, or raise UserError, also if the URI has secrets."""
+    """Return pyarrow's file system for a URI, and the path in it.
+
+    Raise UserError if this fails or the URI has secrets.
+    """
     _check_secrets(uri)
     from pyarrow import ArrowException
     from pyarrow.fs import FileSystem
@@ -127,7 +130,7 @@ def remove(filesystem: FileSystem, path: str) -> None:
 
 
 def persistently(do: Callable[[], Answer], pauses: Sequence[float] | None = None) -> Answer:
-    """Call a function that uses an object store, and call it again after each of the pauses while it fails.
+    """Call a function that uses an object store. If it fails, repeat the call after each of the pauses.
 
     Raises:
         UnreachableError: Every attempt failed.

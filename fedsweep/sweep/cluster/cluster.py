@@ -1,4 +1,4 @@
-"""The machines of a sweep, this one or a Ray cluster's nodes, their GPUs, and the trials that they run side by side."""
+"""The machines of a sweep (this one, or a Ray cluster's nodes), their GPUs, and the number of parallel trials."""
 
 import math
 import platform
@@ -24,7 +24,7 @@ class Node:
     gpus: float
 
     def slots(self, resources: Resources) -> int:
-        """Return how many trials fit on the node; with `auto`, as many as its cores allow if it has a GPU."""
+        """Return the number of trials that fit on the node; with `auto`, only the cores of a GPU node count."""
         slots, share = int(self.cpus / resources.cpus_per_trial), resources.gpus_per_trial
         if share == "auto":
             return slots if self.gpus >= 1 else 0
@@ -77,7 +77,7 @@ def _nodes(resources: Resources, cluster: Cluster) -> tuple[Node, ...]:
 
 
 def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Return how many trials run side by side: as many as fit, or as requested."""
+    """Return how many trials run in parallel: as many as fit, or the requested number."""
     if cluster.at_once and not cluster.is_local:
         return cluster.at_once
     fit = max(sum(node.slots(resources) for node in _nodes(resources, cluster)), 1)
@@ -85,7 +85,7 @@ def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
 
 
 def most_on_a_gpu(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Return the number of trials per GPU that leaves no core idle; more would only split the GPU's memory."""
+    """Return the number of trials per GPU that keeps all cores busy. More trials would only divide the GPU's memory."""
     at_once = concurrency(resources, cluster)
     nodes = [node for node in _nodes(resources, cluster) if node.gpus >= 1]
     on_each = [math.ceil(min(node.slots(resources), at_once) / int(node.gpus)) for node in nodes]
@@ -98,7 +98,7 @@ def gpus_of(resources: Resources, cluster: Cluster = HERE) -> int:
 
 
 def processor(resources: Resources) -> str:
-    """Return the description of the hardware that the last digits of a trial depend on."""
+    """Return a description of the hardware that determines the last digits of a trial's results."""
     threads = f"{resources.threads} thread{'s' * (resources.threads > 1)}"
     if resources.device == "cpu":
         return f"{platform.machine()}, {threads}"

@@ -46,7 +46,7 @@ class Item:
         return sum(size for _, size in self.files)
 
     def is_there(self) -> bool:
-        """Return whether something is at the item's place here; a run's digests check its content."""
+        """Return whether the item exists on this machine. Its content is checked by the digests of a run."""
         return is_store(data_folder() / self.place) if self.is_set else resolve(self.place).exists()
 
     def check(self, root: Path) -> None:
@@ -126,7 +126,7 @@ class Library:
 
 
 def fetch(items: Iterable[Item], library: Any) -> None:
-    """Download the items that this machine lacks, in one process at a time; raise UserError for a damaged one."""
+    """Download the items that this machine lacks, one process at a time. Raise UserError if an item is damaged."""
     root = data_folder()
     arriving = root / ".arriving"
     arriving.mkdir(parents=True, exist_ok=True)

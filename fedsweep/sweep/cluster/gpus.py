@@ -1,4 +1,4 @@
-"""The GPUs of a machine, the share of one that a trial may use, and the memory that it takes.
+"""The GPUs of a machine, the share of a GPU that a trial may use, and the memory that the trial takes.
 
 A logical GPU, for machines without a real one, is a share of this machine's processor and memory under the name of a
 GPU: Ray hands it out, trials that share it are measured, and a trial that takes too much runs out of memory. It
@@ -27,17 +27,17 @@ def count_gpus() -> int:
 
 
 class Meter:
-    """Measures the memory that a trial takes of its GPU; this one measures nothing, for a trial on a CPU."""
+    """Meter of the GPU memory that a trial uses. This base class serves trials on a CPU and measures nothing."""
 
     def start(self) -> None:
-        """Forget earlier measurements, and hold the process to its share."""
+        """Reset the measurements, and limit the process to its share of the GPU."""
 
     def read(self) -> dict[str, int]:
         """Return the report's keys about memory; raise OutOfMemoryError if it was more than the share."""
         return {}
 
     def release(self) -> None:
-        """Give back unused memory, for the next trial in this process and for its neighbours."""
+        """Free unused memory, for the next trial in this process and for other trials on the GPU."""
 
 
 class CUDAMeter(Meter):
@@ -47,14 +47,17 @@ class CUDAMeter(Meter):
         self.gpus = gpus
 
     def start(self) -> None:
-        """Hold the allocator to its share, which the neighbours' memory depends on, and measure from here on."""
+        """Limit torch's allocator to the share, so that other trials on the GPU keep theirs, and start measuring."""
         import torch
 
         torch.cuda.set_per_process_memory_fraction(float(min(self.gpus, 1.0)))
         torch.cuda.reset_peak_memory_stats()
 
     def read(self) -> dict[str, int]:
-        """Return the allocator's peak, cached blocks included; on a GPU without neighbours, also memory outside it."""
+        """Return the allocator's peak with cached blocks.
+
+        On a GPU without other trials, include memory outside the allocator.
+        """
         import torch
 
         # Outside it are the CUDA context, which each process has, and other programs, counted as a precaution.
@@ -63,7 +66,10 @@ class CUDAMeter(Meter):
         return {PEAK: int(torch.cuda.max_memory_reserved()), BESIDE: int(beside), TOTAL: int(total)}
 
     def release(self) -> None:
-        """Call after the trial's last reference is gone: an error's traceback holds its tensors."""
+        """Free cached memory.
+
+        Call this after the last reference to the trial's tensors, for example in a traceback, is gone.
+        """
         import torch
 
         gc.collect()
@@ -77,11 +83,11 @@ class LogicalMeter(Meter):
         self.gpus, self.total = gpus, total
 
     def start(self) -> None:
-        """Measure from here on."""
+        """Start measuring."""
         forget_peak()
 
     def read(self) -> dict[str, int]:
-        """Return the peak if the share holds it."""
+        """Return the peak, or raise OutOfMemoryError if it exceeds the share."""
         import torch
 
         peak, held = resident_peak(), min(self.gpus, 1.0) * self.total
@@ -93,12 +99,12 @@ class LogicalMeter(Meter):
         return {PEAK: peak, BESIDE: 0, TOTAL: self.total}
 
     def release(self) -> None:
-        """Collect garbage; malloc gives its memory back as it sees fit."""
+        """Collect garbage. The C library decides when to return the memory to the system."""
         gc.collect()
 
 
 def meter(device: Device, gpus: float) -> Meter:
-    """Return the meter of a trial with `gpus` of a GPU, real or logical."""
+    """Return the meter of the GPU memory of a trial that has the share `gpus` of a real or a logical GPU."""
     if gpus > 0 and device == "cuda":
         return CUDAMeter(gpus)
     logical = logical_gpus() if gpus > 0 else None

@@ -57,7 +57,7 @@ def _probed(store: Store) -> Iterator[str]:
 
 
 def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) -> dict[Node, Findings]:
-    """Return the findings of each node that is not lost, after the library, if any, has sent missing data.
+    """Check every reachable node and return its findings. A `library`, if given, first sends missing data to the nodes.
 
     Raises:
         UserError: A node does not meet the requirements, or none is left.
@@ -79,7 +79,7 @@ def _start(function: Callable[..., Any], arguments: Mapping[Node, tuple[Any, ...
 
 
 def _everywhere(nodes: Sequence[Node], needs: Needs) -> dict[Node, Findings]:
-    """Return the findings of each node that is not lost; raise UserError if a node has a problem."""
+    """Return the findings of each reachable node; raise UserError if a node has a problem."""
     found = {}
     for node, answer in _answers(_start(look, dict.fromkeys(nodes, (needs,)))):
         failed = isinstance(answer, Exception)  # the node may be unable to import fedsweep
@@ -91,7 +91,7 @@ def _everywhere(nodes: Sequence[Node], needs: Needs) -> dict[Node, Findings]:
 
 
 def _answers(tasks: Mapping[Any, Node]) -> Iterator[tuple[Node, Any]]:
-    """Yield each node that is not lost, which Ray notices after some missed heartbeats, and its result or error."""
+    """Yield each node that answers, with its result or error. Ray drops lost nodes after some missed heartbeats."""
     for task, node in tasks.items():
         try:
             answer = ray.get(task)
@@ -127,7 +127,7 @@ def _deliver(lacking: Mapping[Node, Sequence[Item]], library: Any, console: Cons
 
 
 def _fetch(environment: Mapping[str, str], items: Sequence[Item], library: Any) -> None:
-    """Fetch in a process of the node, which need not be the process of `look`."""
+    """Fetch items from the driver's library in a task on the node; `look` may run there in another process."""
     enter(environment)
     fetch(items, library)
 

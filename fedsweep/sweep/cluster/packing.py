@@ -24,7 +24,7 @@ PEAK, BESIDE, TOTAL = "memory/peak", "memory/beside", "memory/total"
 
 @dataclass(frozen=True)
 class Offer:
-    """A trial to hand out, the round that it is to reach, and its share of a GPU."""
+    """A trial to start, the round that it has to reach, and its share of a GPU."""
 
     plan: TrialPlan
     until: int
@@ -50,12 +50,12 @@ def share(trials: int) -> float:
 
 
 def larger(gpus: float) -> float | None:
-    """Return the share to try after `gpus` of a GPU was too little: double, at most a whole one; None after that."""
+    """Return the share to try after the share `gpus` was too small: double, at most 1, or None after a whole GPU."""
     return min(2 * gpus, 1.0) if gpus < 1 else None
 
 
 def needed(attempts: Sequence[Attempt], most: int, otherwise: float | None = None) -> float | None:
-    """Return the share of a GPU that a trial needs, enlarged if memory ran out, or None if it must be measured."""
+    """Return the share of a GPU that a trial needs, larger after it ran out of memory; None if not yet measured."""
     fraction = otherwise
     if fraction is None:
         peak, total = _most_of(attempts)
@@ -66,7 +66,7 @@ def needed(attempts: Sequence[Attempt], most: int, otherwise: float | None = Non
 
 
 def _most_of(attempts: Sequence[Attempt]) -> tuple[int, int]:
-    """Return the most bytes that attempts took, and the total bytes of the smallest GPU; 0 without a measurement."""
+    """Return the largest number of bytes that an attempt took, and the bytes of the smallest GPU; 0 if not measured."""
     measured = [one for one in attempts if one.peak is not None and one.total]
     if not measured:
         return 0, 0
@@ -117,7 +117,10 @@ class Packing:
         return needed(self._of_arm(plan), self._most, self._asked)
 
     def choose(self, wanted: Sequence[tuple[TrialPlan, int]]) -> Offer | None:
-        """Return an offer of a wanted trial, probes first because they need a whole GPU, or None for now."""
+        """Return an offer for one of the wanted trials, or None for now.
+
+        Probes come first, because they need a whole GPU.
+        """
         for plan, until in wanted:
             if self._name(plan) not in self._probes and self.fraction(plan) is None:
                 recorded = self._sweep.trial(plan.key).recorded()

@@ -84,7 +84,7 @@ def prepare_environment(cluster: Cluster = HERE) -> None:
 
 @contextlib.contextmanager
 def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
-    """Yield the machines of a sweep, joined for the block; raise UserError if the cluster cannot be joined."""
+    """Join the cluster of a sweep for the duration of a `with` block, or raise UserError if this fails."""
     if address == LOCAL:
         yield Cluster(at_once=at_once)
         return
@@ -147,7 +147,7 @@ def _why_not(address: str, error: Exception, said: str) -> str:
 
 
 def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
-    """Return the nodes of `ray.nodes()` that are alive; a name that several nodes have is followed by their id."""
+    """Return the nodes of `ray.nodes()` that are alive. If several nodes have the same name, their id is appended."""
     up = [(one.get("NodeName") or one["NodeManagerAddress"], one) for one in found if one["Alive"]]
     names = [name for name, _ in up]
     return [
@@ -197,7 +197,7 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _running(stop: bool = True) -> Iterator[None]:
-    """Silence Tune's logs, handle SIGTERM, as `ray job stop` sends it, like SIGINT, and at the end `stop` Ray."""
+    """Silence Tune's logs and handle SIGTERM, which `ray job stop` sends, like SIGINT. Call `stop` at the end."""
     import ray
 
     for noisy in ("ray.tune", "ray.tune.execution.tune_controller", "ray.tune.tune"):
@@ -213,7 +213,7 @@ def _running(stop: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Handle SIGTERM like SIGINT within the block, so that what is recorded is reported before the process ends."""
+    """Handle SIGTERM like SIGINT within the block, so that the report is written before the process ends."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -45,11 +45,11 @@ class ClientCount:
 
     @property
     def bytes_up(self) -> int:
-        """Number of bytes that the client sends in one round, in bfloat16."""
+        """Number of bytes that the client sends in one round, in bfloat16 as in FedBRICK."""
         return BF16 * self.sent
 
     def seconds(self, megabytes_per_second: float) -> float:
-        """Return the seconds that the client takes to send its values of one round, in single precision."""
+        """Return the seconds that the client needs to send one round's values, in single precision as in FedMS."""
         return transmission_seconds(FP32 * self.sent, megabytes_per_second)
 
 

@@ -34,7 +34,7 @@ Asked = tuple[str, str, Sequence[str]]
 def check(resolved: ResolvedSpace) -> None:
     """Raise UserError for the first mistake in a search space or in one of its arms.
 
-    Of a sampled search, only the arms in `ResolvedSpace.probes` are checked.
+    For a sampled search, only the arms in `ResolvedSpace.probes` are checked.
     """
     for wrong in (_wrong_names, _wrong_arms, _wrong_conditions, _wrong_components, _wrong_runs, _wrong_metrics):
         for message in wrong(resolved):
@@ -42,7 +42,7 @@ def check(resolved: ResolvedSpace) -> None:
 
 
 def _wrong_names(resolved: ResolvedSpace) -> Iterator[str]:
-    """Yield an error message for each varied name that is not a hyperparameter.
+    """Yield an error message for each name in the search space that is not a hyperparameter.
 
     Names of conditional axes and named arms are checked later, by `ResolvedSpace.resolve`.
     """
@@ -112,7 +112,7 @@ def _wrong_components(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def _wrong_runs(resolved: ResolvedSpace) -> Iterator[str]:
-    """Yield an error message if two arms are the same run, or if synthetic images vary in an arm that uses none."""
+    """Yield an error message for two arms that are the same run, or for varied synthetic images that are not used."""
     if resolved.space.search.name != "grid":
         resolved.resolve_all(resolved.space.search.first)
     varies_synthetic = any(name.split(".")[0] == "synthetic" for name in resolved.space.names)
@@ -129,7 +129,7 @@ def _wrong_runs(resolved: ResolvedSpace) -> Iterator[str]:
 def _wrong_metrics(resolved: ResolvedSpace) -> Iterator[str]:
     """Yield an error message for each metric that an arm does not report.
 
-    A paper's domains may be missing if the user chose other data.
+    Metrics of a paper's domains are not checked if the user chose other data.
     """
     space, request, paper = resolved.space, resolved.request, resolved.space.reference
     other_data = "experiment" in request.options or any(name.split(".")[0] == "data" for name in request.overrides)
@@ -261,6 +261,6 @@ def _sha256(values: Json) -> str:
 
 
 def _content(config: RunConfig, *others: str) -> str:
-    """Return a string that identifies the images and weights that a run reads, and its fields `others`."""
+    """Return a string that identifies the images and weights of a run, and the configuration fields in `others`."""
     fields = config.model_dump_json(include={"data", "backbone", "synthetic", *others})
     return f"{fields} {OwnWeights.of_method(config.method).fingerprint()} {config.trains_on_synthetic}"

@@ -14,13 +14,13 @@ from fedsweep.sweep.space.designs import changes, left_out_values
 from fedsweep.sweep.space.search_space import RequestedSpace
 
 SHOWN = 3  # largest number of causes in an error message
-TRIED = 16  # largest number of messages for which a cause is searched at a time
+TRIED = 16  # largest number of different messages whose causes are compared to find the simplest one
 Items = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class WrongArm:
-    """An invalid arm, or the entries of arms that cause an error, and the error message."""
+    """An invalid arm and its error message. `arm` may contain only the entries that cause the error."""
 
     arm: Arm
     message: str
@@ -29,9 +29,10 @@ class WrongArm:
 def causes(wrong: Sequence[WrongArm], arms: Collection[Arm], most: int = SHOWN) -> list[WrongArm]:
     """Return at most `most` causes of the errors, the simplest first.
 
-    A cause is a set of entries that makes every arm with these entries invalid. An arm with two causes has the error
-    message of only one. An entry can therefore be dropped from a cause if every arm with the remaining entries has the
-    same message or is explained by an earlier cause.
+    A cause is a set of entries that makes every arm with these entries invalid. The search for a cause begins with all
+    entries of an invalid arm, and drops every entry that is not needed. An entry is not needed if each arm with the
+    remaining entries has the same error message or is explained by an earlier cause. (An arm with two causes has the
+    error message of only one.)
     """
     everything = {_items(arm): arm for arm in arms}
     left = {_items(one.arm): one.message for one in wrong}

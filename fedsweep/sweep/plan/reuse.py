@@ -21,9 +21,10 @@ class Reuse:
                 self._found |= {key: (manifest.id, other.trial(key)) for key in other.ended()}
 
     def give(self, plan: TrialPlan, together: bool = False) -> TrialPlan:
-        """Copy the equal trial of another sweep, if there is one, and return the plan with that sweep's id as a tag.
+        """Copy the same trial from another sweep, and return the plan with the id of that sweep as a tag.
 
-        `together` means that arms are judged together. The outcome then depends on the other arms and is not copied.
+        If no other sweep has the trial, the plan is returned unchanged. With `together`, the scheduler compares whole
+        arms. The outcome of a trial then depends on the other arms of the sweep, so it is not copied.
         """
         trial = self.sweep.trial(plan.key)
         if plan.key not in self._found or trial.planned:
@@ -34,7 +35,7 @@ class Reuse:
         if outcome is None or outcome.outcome == "failed":
             return plan
         marked = plan.model_copy(update={"marks": {**plan.marks, TAKEN_FROM: origin}})
-        # The outcome in arms that are judged together depends on the other arms.
+        # An outcome that depends on the other arms is decided anew in this sweep.
         trial.take(other, ends=() if together else ("finished", "diverged"))
         trial.plan(marked)
         return marked

@@ -15,7 +15,7 @@ FILE = "warm_start.json"
 class Known(Config):
     """A finished trial of another sweep."""
 
-    key: str = Field(description="the trial's key in that sweep")
+    key: str = Field(description="the trial's key in the earlier sweep")
     arm: Arm
     values: tuple[float, ...] = Field(description="the value of each objective")
 
@@ -46,7 +46,7 @@ def collect(plan: Plan, store: Store) -> WarmStart | None:
     """Return the finished trials of the sweep in `search.warm_start`, or None if it is not set.
 
     Raises:
-        UserError: The sweep has another objective, or none of its finished trials is within the axes.
+        UserError: The sweep has a different objective, or no finished trial whose values are within the axes.
     """
     search, objective, axes = plan.space.search, plan.space.objective, plan.space.space
     if search.name != "tpe" or search.warm_start is None:
@@ -71,9 +71,10 @@ def collect(plan: Plan, store: Store) -> WarmStart | None:
         if one.arm.keys() == axes.keys() and all(axis.has(one.arm[name]) for name, axis in axes.items())
     )
     if not known:
-        why = f"none of its {len(trials)} trials has finished"
+        why = f"none of its {len(trials)} trials has finished" if len(trials) > 1 else "no trial has finished"
         if finished:
-            why = f"none of its {len(finished)} finished trials is within the axes {', '.join(axes)}"
+            which = f"none of its {len(finished)} finished trials" if len(finished) > 1 else "no finished trial"
+            why = f"{which} is within the axes {', '.join(axes)}"
         raise UserError(f"{where} has no trial that search space {plan.name} can use: {why}.")
     unfinished, outside = len(trials) - len(finished), len(finished) - len(known)
     return WarmStart(

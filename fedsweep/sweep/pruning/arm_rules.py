@@ -1,6 +1,6 @@
 """Successive halving of whole arms: decisions are functions of the recorded metrics alone. No ray, no torch.
 
-Neither the order in which trials ran nor metrics after an arm's last rung matter. Values are better when larger.
+The order of the trials and the metrics after an arm's last rung have no influence. Values are better when larger.
 """
 
 import math
@@ -38,18 +38,22 @@ class Pruned:
         """Return the reason as a sentence, which the outcome stores; differences of accuracies are in points.
 
         >>> Pruned(3, 5, behind=0.041, behind_with=5).sentence("accuracy/mean")
-        'fell at round 3: 4.1 points below the last that went on (behind with 5 of 5 seeds)'
+        'pruned at round 3: 4.1 points below the last promoted arm (worse with 5 of 5 seeds)'
         >>> Pruned(3, 5, failed=(2,)).sentence("accuracy/mean")
-        'fell at round 3: no value of seed 2'
+        'pruned at round 3: no value of seed 2'
         """
         if self.failed:
             several = "s" * (len(self.failed) > 1)
-            return f"fell at round {self.round}: no value of seed{several} {', '.join(map(str, self.failed))}"
+            return f"pruned at round {self.round}: no value of seed{several} {', '.join(map(str, self.failed))}"
         gap = f"{100 * self.behind:.1f} points" if is_accuracy(metric) else f"{self.behind:.4g}"
-        closer = f"; {self.closer} closer {'was' if self.closer == 1 else 'were'} spared" if self.closer else ""
+        closer = (
+            f"; {self.closer} closer {'arm was' if self.closer == 1 else 'arms were'} promoted as tied"
+            if self.closer
+            else ""
+        )
         return (
-            f"fell at round {self.round}: {gap} below the last that went on "
-            f"(behind with {self.behind_with} of {self.seeds} seeds{closer})"
+            f"pruned at round {self.round}: {gap} below the last promoted arm "
+            f"(worse with {self.behind_with} of {self.seeds} seeds{closer})"
         )
 
 
@@ -78,7 +82,9 @@ def rungs(grace_rounds: int, reduction_factor: float, rounds: int) -> list[int]:
 
 
 def places(arms: int, reduction_factor: float, rung: int) -> int:
-    """Return how many of `arms` arms are promoted by their mean at a rung; at most as many tied arms are added.
+    """Return how many of `arms` arms are promoted by their mean at a rung.
+
+    At most the same number of tied arms is added.
 
     >>> [places(24, 3, rung) for rung in range(4)]
     [8, 3, 1, 1]
@@ -191,7 +197,10 @@ def _halve_stratum(
 
 
 def _values_at(round: int, arm: Arm, trials: Trials, failed: Collection[tuple[Arm, int]]) -> dict[int, float]:
-    """Return the value of each seed at a round: NaN if its trial failed before, and none if it is still to come."""
+    """Return the value of each seed at a round: NaN if its trial failed earlier.
+
+    Seeds without a value yet are left out.
+    """
     reached = {seed: history[round] for seed, history in trials.items() if round in history}
     return {seed: math.nan for seed in trials if (arm, seed) in failed} | reached
 

@@ -28,7 +28,7 @@ class RecordedTrials:
         self._errors: dict[str, Outcome] = {}
 
     def unplanned(self) -> list[TrialPlan]:
-        """Return the trials that start from others and are not on disk yet; all must be before any of those goes on."""
+        """Return successors without a plan on disk; all plans must be written before any of their parents continues."""
         return [one for key, one in self.plans.items() if one.start and not self.sweep.trial(key).planned]
 
     def _read(self, plan: TrialPlan) -> None:
@@ -45,8 +45,8 @@ class RecordedTrials:
 class ArmState(RecordedTrials):
     """The trials of a grid, their recorded metrics, and the decisions that follow from them.
 
-    Idle workers run arms past undecided rungs. Those rounds stay hidden until the arm is promoted, so that neither
-    tables nor decisions depend on which workers were idle.
+    Idle workers continue trials of undecided arms beyond the rung. These rounds stay hidden until the arm is promoted,
+    so that tables and decisions do not depend on which workers were idle.
     """
 
     def __init__(self, plan: Plan, scheduler: ArmsScheduler, sweep: SweepStore, plans: Sequence[TrialPlan]) -> None:
@@ -88,7 +88,7 @@ class ArmState(RecordedTrials):
         self.refresh(key)
 
     def wanted(self) -> list[tuple[str, int]]:
-        """Return unfinished trials, each with the round that its arm is to reach, the most urgent first."""
+        """Return the unfinished trials, most urgent first, each with the round that its arm has to reach."""
         verdicts, ends = self.verdicts, {arm: end for arm in self._keys if (end := self._end(arm)) is not None}
         found: list[tuple[str, int]] = []
         for goals in (ends, verdicts.promoted):
@@ -105,7 +105,10 @@ class ArmState(RecordedTrials):
         return [key for key in keys if self._last[key] < until and key not in self._errors]
 
     def _end(self, arm: str) -> int | None:
-        """Return the round of the first error of an arm that errors pruned; all its trials end there."""
+        """Return the round of the first error of an arm that was pruned for an error.
+
+        All trials of the arm end there.
+        """
         pruned = self.verdicts.pruned.get(arm)
         if pruned is None or not pruned.failed:
             return None
@@ -116,7 +119,7 @@ class ArmState(RecordedTrials):
         return self._arms[key] in self.verdicts.pruned
 
     def visible(self, key: str) -> int:
-        """Return the last round of a trial that may be shown: rounds past an undecided rung may not."""
+        """Return the last round of a trial that may be shown; rounds after an undecided rung stay hidden."""
         arm, verdicts = self._arms[key], self.verdicts
         if (end := self._end(arm)) is not None:
             return end

@@ -1,6 +1,6 @@
 """Population based training (Jaderberg et al., 2017) in synchronous generations. No ray.
 
-A generation is a function of the recorded metrics and of the search's seed, whatever the workers and their order.
+A generation depends only on the recorded metrics and on the seed of the search, not on the workers or their order.
 """
 
 import math
@@ -109,8 +109,8 @@ def numbers(arm: Arm) -> dict[str, float]:
 class Generations(RecordedTrials):
     """The trials of a population so far, their recorded metrics, and the decisions that follow from them.
 
-    A replaced member continues as a new trial from its parent's checkpoint, which stands at the end of the generation:
-    no member runs past it before all have reached it.
+    A replaced member continues as a new trial from its parent's checkpoint at the end of the generation. No member runs
+    beyond the end of a generation before all members have reached it.
     """
 
     def __init__(self, plan: Plan, sweep: SweepStore) -> None:
@@ -150,11 +150,11 @@ class Generations(RecordedTrials):
         return [] if self._over else [(key, self.until) for key in self._members if not self._settled(key)]
 
     def visible(self, key: str) -> int:
-        """Return the last round that may be shown: every one, because no trial runs past an undecided round."""
+        """Return the last round that may be shown: all rounds, because no trial runs beyond an undecided round."""
         return self.rounds
 
     def outcome(self, key: str) -> Outcome | None:
-        """Return a trial's outcome, or None while it has none."""
+        """Return a trial's outcome, or None if it has not ended."""
         finished = Outcome(outcome="finished", round=self.rounds) if self._last[key] >= self.rounds else None
         return self._errors.get(key) or self._replaced.get(key) or finished
 

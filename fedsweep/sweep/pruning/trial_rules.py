@@ -30,7 +30,7 @@ class Decision:
 
 
 class Decisions:
-    """The decisions of a sweep by trial and round, kept in a log whose last line is cut off if a crash tore it."""
+    """The decisions of a sweep, by trial and round, stored in a log. An incomplete last line is discarded."""
 
     def __init__(self, log: Path, remote: Remote = NOTHING) -> None:
         self.log, self._remote = log, remote.below(log.name)

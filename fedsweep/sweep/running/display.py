@@ -15,7 +15,7 @@ ROWS = 24
 
 
 class LiveTable:
-    """Table that is `live` on a terminal; without a terminal, one line for each trial that ends."""
+    """Live table on a terminal. Without a terminal, it prints one line for each trial that ends."""
 
     def __init__(self, console: Console, metric: str, rounds: int, total: int, done: Sequence[TrialRecord]) -> None:
         self.console, self.metric, self.rounds = console, metric, rounds
@@ -72,6 +72,6 @@ class LiveTable:
 
 @contextlib.contextmanager
 def delivering(console: Console) -> Iterator[Callable[[int], None]]:
-    """Show a status line, and yield a function that sets its number of runs that MLflow still lacks."""
+    """Show a status line, and yield a function that updates its number of runs that are not in MLflow yet."""
     with console.status("") as status:
         yield lambda left: status.update(f"MLflow takes the last rounds: {left} runs to go (Ctrl-C: later)")

@@ -16,7 +16,7 @@ from fedsweep.sweep.running.ray_tuner import SessionOutcome
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The result of a session of a sweep: its trials, its report, and the errors of writing."""
+    """The result of one session of a sweep: its trials, its report, and errors while writing them."""
 
     session: SessionOutcome
     report: Report | None

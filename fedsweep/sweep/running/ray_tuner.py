@@ -125,7 +125,7 @@ def _any_left(plan: Plan, recording: Recording, trials: Sequence[TrialRecord]) -
 
 
 def _strategy(plan: Plan, recording: Recording, planned: Sequence[TrialPlan] | None) -> tuple[Searcher, TrialScheduler]:
-    """Return what hands trials out, and what stops them."""
+    """Return the searcher that starts trials, and the scheduler that stops them."""
     sweep, state, announce, packing = recording.sweep, recording.state, recording.announce, recording.packing
     if state is not None:
         scheduler = ArmScheduler(state) if isinstance(state, ArmState) else FIFOScheduler()

@@ -27,7 +27,10 @@ LOST_WORKERS = 3
 
 @dataclass
 class WriteGuard:
-    """Errors of writing, which end the session in good order; an exception in a callback would break Ray's loop."""
+    """Guard that collects write errors and ends the session in an orderly way.
+
+    An exception in a callback would break Ray's loop.
+    """
 
     disk_full: bool = False
     remote_error: str = ""
@@ -47,7 +50,7 @@ class WriteGuard:
 
 @dataclass(eq=False)
 class Recording(Callback, Stopper):
-    """Callback that alone writes a sweep's outcomes, and passes its trials on to MLflow and the live table.
+    """The only callback that writes a sweep's outcomes. It passes the trials on to MLflow and to the live table.
 
     Ray asks it as a stopper before it tells callbacks of a round: the round is then fetched from a remote store.
     """
@@ -65,7 +68,7 @@ class Recording(Callback, Stopper):
     _lost: Counter[str] = field(default_factory=Counter, init=False)
 
     def announce(self, plan: TrialPlan) -> None:
-        """Write the plan of a trial before Ray gets it."""
+        """Write the plan of a trial before Ray receives the trial."""
         with self.writes.catching():
             plan, trial = self.reuse.give(plan), self.sweep.trial(plan.key)
             if plan.start is not None and not trial.planned:  # the plan is written after the start
@@ -111,7 +114,7 @@ class Recording(Callback, Stopper):
             self.end(key, Outcome(outcome="finished" if last >= self.rounds else "pruned", round=last))
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Record that a trial lost its worker; without an outcome, the searcher hands it out again."""
+        """Record that a trial lost its worker. The searcher starts a trial without an outcome again."""
         key = trial.config["trial"]
         self.fetch(key)
         history = self.sweep.trial(key).history()
@@ -134,7 +137,7 @@ class Recording(Callback, Stopper):
             self.decide()
 
     def decide(self) -> None:
-        """Record the outcomes that now follow from the records of all arms or members, and show their rounds."""
+        """Record the outcomes that the records of all arms or members now determine, and show their rounds."""
         if self.state is None:
             return
         for key, trial in {key: self.sweep.trial(key) for key in self.state.plans}.items():
@@ -160,7 +163,7 @@ class Recording(Callback, Stopper):
             self.sweep.trial(key).remote.pull()
 
     def sync_all(self) -> None:
-        """Show every trial again: an earlier session or a locked database may have left rounds out of MLflow."""
+        """Show every trial again, because MLflow may lack rounds after a killed session or a locked database."""
         for trial in self.sweep.trials():
             self.sync(trial.plan.key)
 

@@ -1,4 +1,4 @@
-"""Number of a sweep's trials side by side, and its duration, estimated from one round measured on this machine."""
+"""The number of a sweep's trials that run in parallel, and its duration, estimated from one measured round."""
 
 import math
 import time
@@ -16,13 +16,13 @@ WORKER_START = 20.0  # seconds until Ray and a worker's imports are up, measured
 
 
 def side_by_side(plan: Plan, cluster: Cluster = HERE) -> int:
-    """Return how many trials run side by side: those that fit, and for TPE at most `in_flight` samples."""
+    """Return how many trials run in parallel: as many as fit, and for TPE at most `in_flight`."""
     fit, search = concurrency(plan.space.resources, cluster), plan.space.search
     return min(fit, search.in_flight) if search.name == "tpe" else fit
 
 
 def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int]:
-    """Run the untuned evaluation and one round; return the sweep's seconds and its number of trials side by side.
+    """Run the untuned evaluation and one round; return the estimated seconds and the number of parallel trials.
 
     That number is at most `side`, and lower if `gpus_per_trial` is auto and the measured memory allows fewer trials.
     """

@@ -47,7 +47,7 @@ def scratch() -> Iterator[Path]:
 
 
 def _locked(stack: ExitStack) -> Path:
-    """Return a new lock file, locked; another one where a worker that removes leftovers was faster."""
+    """Return a new, locked lock file. If another worker removed the file as a leftover, create the next one."""
     while True:
         lock = Path(tempfile.gettempdir()) / f"{PREFIX}{uuid.uuid4().hex}.lock"
         with suppress(UserError):
@@ -127,7 +127,7 @@ def _trial_folder(remote: Place | None, key: str, local: TrialStore) -> Iterator
 def _rounds(
     store: TrialStore, until: int, threads: int, device: Device, measure: Meter, system_metrics: bool
 ) -> Generator[RoundRecord, None, None]:
-    """Yield the trial's rounds up to `until`; nothing is built for those that are on disk."""
+    """Yield the trial's rounds up to `until`. No model is built if all of them are on disk."""
     history = store.history()
     if history and history[-1].round >= until:
         yield from (record for record in history if record.round <= until)

@@ -1,4 +1,4 @@
-"""Samples that Optuna proposes. Each comes from a new study, so the order in which results arrive does not matter."""
+"""Samples that Optuna proposes. Each sample comes from a new study and does not depend on the order of the results."""
 
 import json
 import warnings
@@ -23,9 +23,9 @@ DIRECTIONS: dict[Mode, StudyDirection] = {"max": StudyDirection.MAXIMIZE, "min":
 
 
 class Proposals:
-    """The samples of a search space. Each depends only on its number and on the results that it may use.
+    """The samples of a search space. Each sample depends only on its number and on the results in `needed`.
 
-    `known` has the arms of an earlier sweep and their objective values, for a warm start.
+    For a warm start, `known` contains the arms of an earlier sweep with their objective values.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Searchers for Ray Tune: for a planned grid, a sampled search, halving of arms, and a population."""
+"""Searchers for Ray Tune: for a planned grid, a sampled search, successive halving of arms, and a population."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -79,7 +79,7 @@ class PlannedSearch(FolderSearcher):
         return [(plan, self._rounds) for plan in self._left]
 
     def returned(self, plan: TrialPlan) -> None:
-        """Note that the trial's outcome must be read before the next trial is chosen."""
+        """Mark the trial, so that its outcome is read before the next trial is chosen."""
         self._returned.append(plan)
 
 
@@ -108,14 +108,17 @@ class SampledSearch(PlannedSearch):
 
 
 class JointSearch(FolderSearcher):
-    """The searcher for halving of arms or a population. It hands out a trial for one rung or generation at a time."""
+    """The searcher for successive halving of arms or a population.
+
+    It hands out a trial up to the next rung or the end of the generation, and hands it out again to continue.
+    """
 
     def __init__(self, state: ArmState | Generations, announce: Announce, packing: Packing) -> None:
         super().__init__(announce, packing)
         self._state = state
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
-        """Return the members of the current generation, or the trials of promoted arms and then of undecided arms."""
+        """Return the unfinished members of the current generation, or the unfinished trials of arms by urgency."""
         return [(self._state.plans[key], until) for key, until in self._state.wanted()]
 
     def returned(self, plan: TrialPlan) -> None:
@@ -142,7 +145,7 @@ class ArmScheduler(FIFOScheduler):
         self.state = state
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Stop the trial if its arm was pruned and the trial has reached the last round that the report shows."""
+        """Stop the trial if its arm was pruned and the trial has completed the last round of the arm."""
         key = trial.config["trial"]
         if result["round"] in self.state.milestones:
             self.state.refresh(key)

@@ -1,4 +1,4 @@
-"""The axes of a search space. An axis has the values or the range of one hyperparameter, and conditions on others."""
+"""The axes of a search space. An axis has the values or the range of a hyperparameter and may depend on other axes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
@@ -198,7 +198,10 @@ def asking_order(axes: Mapping[str, Axis]) -> list[str]:
 
 
 def concerns(axis: Axis, other: str) -> bool:
-    """Return whether a condition of the axis depends on the axis `other`, as `method.name` depends on `method`."""
+    """Return whether a condition of the axis depends on the axis with the key `other`.
+
+    A condition on `method.name`, for example, depends on the axis `method`.
+    """
     return any(name == given or name.startswith(f"{given}.") for name in axis.when or () for given in names_of(other))
 
 
@@ -221,7 +224,10 @@ class Conditions:
         return all(holds(name, values, run) for name, values in self._axes[key].conditions.items())
 
     def run(self, key: str, arm: Arm) -> Mapping[str, Json]:
-        """Return values of an arm's run by dotted name, including those that the conditions of the axis `key` need."""
+        """Return the values that the conditions of the axis `key` are evaluated with, by dotted name.
+
+        Entries of the arm that the conditions do not depend on are ignored and replaced by the experiment's values.
+        """
         part = {name: value for name, value in arm.items() if name in self._decisive[key]}
         if (place := identity(part)) not in self._known:
             self._known[place] = self._resolve(part)

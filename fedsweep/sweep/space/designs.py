@@ -52,9 +52,10 @@ class Factorial:
         return [self.arm(picked) for picked in found]
 
     def one_factor(self, baseline: Arm) -> list[Arm]:
-        """Return the baseline, and for each other level an arm that differs from the baseline in that level only.
+        """Return the baseline, and one arm for every level of a factor that is not the baseline's level.
 
-        Factors that the other level deactivates are left out of its arm.
+        Each of these arms has the baseline's levels of all other factors. If its level makes another factor inactive,
+        the arm lacks that factor.
 
         Raises:
             ValueError: The baseline lacks a factor or is not one of the arms.
@@ -78,9 +79,9 @@ class Factorial:
     def pairs(self, deciding: set[str], most: int) -> list[Picked]:
         """Return at most `most` arms that contain every reachable level, and then every reachable pair of levels.
 
-        Each arm is built around one pair that no earlier arm contains. Every other factor gets the level that adds the
-        most missing pairs. If no arm contains the pair with these levels, other levels are tried, but only for the
-        factors in `deciding`: their levels decide whether other factors are active.
+        Each arm is built from a level or a pair that no earlier arm contains. Every other factor gets the level that
+        adds the most missing pairs. These levels may make a factor of the pair inactive. Other levels are then tried,
+        but only for factors in `deciding`, which decide whether other factors are active.
         """
         levels = [(key, number) for key in self.order for number in range(len(self.factors[key]))]
         couples = [pair for pair in combinations(levels, 2) if pair[0][0] != pair[1][0]]

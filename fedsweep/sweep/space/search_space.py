@@ -19,9 +19,9 @@ from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_ar
 from fedsweep.sweep.space.settings import Objective, RandomSearch, Scheduler, Search, TPESearch, population_violations
 
 PROBED = 4096
-"""Largest number of value combinations that are all checked before a sampled search.
+"""Largest number of value combinations that are all validated before a sampled search.
 
-Above it, the checked arms contain all pairs of values instead.
+If there are more combinations, the validated arms contain all pairs of values instead.
 """
 
 

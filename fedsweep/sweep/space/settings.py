@@ -33,7 +33,7 @@ FIRST = "points to try first, each as `{name: value}`; names that a point leaves
 class Objective(Config):
     """The metric by which trials are compared and tuned, and an optional second metric."""
 
-    metric: str = Field("accuracy/mean", description="metric that is compared, taken at the last round")
+    metric: str = Field("accuracy/mean", description="metric by which trials are compared, at the last round")
     mode: Mode = Field("max", description="`max` if larger values are better, `min` if smaller values are better")
     against: Against | None = Field(
         None, description="second objective; trials are compared by both, and the scheduler must be `none`"

@@ -1,4 +1,4 @@
-"""What is true of every layout, over the list of sources."""
+"""The properties that all layouts share."""
 
 import io
 import os
@@ -97,8 +97,8 @@ def test_first_classes(layout: Layout, tmp_path: Path) -> None:
     assert counts(first) == Counter({key: n for key, n in expected.items() if key[1] in first.class_names})
     there = len(whole.class_names)
     for wrong in (0, -1, there + 1):
-        expected_words = f"`--classes` must be within 1..{there}, the classes of {tmp_path / 'set'}, but it is {wrong}."
-        with pytest.raises(UserError, match=re.escape(expected_words)):
+        rule = f"`--classes` must be between 1 and {there}, the number of classes in {tmp_path}/set, but it is {wrong}."
+        with pytest.raises(UserError, match=re.escape(rule)):
             layout.list(tmp_path / "set", num_classes=wrong)
 
 
@@ -112,8 +112,10 @@ def test_root_must_be_a_folder(layout: Layout, tmp_path: Path) -> None:
 
 
 @every_layout
-def test_another_layout_is_refused_with_what_was_found(layout: Layout, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"not the layout `{layout.name}`: looked for .*, but found nothing\."):
+def test_another_layout_is_an_error_that_lists_the_content(layout: Layout, tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=rf"does not have the layout `{layout.name}`: looked for .*, but found nothing\."
+    ):
         layout.list(tmp_path)
     for number in range(7):
         (tmp_path / f"f{number}.txt").touch()

@@ -1,4 +1,4 @@
-"""Which source reads a root."""
+"""The detection of a root's layout."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_other_spellings_of_a_name(name: str, layout: str, tmp_path: Path) -> No
     assert find(name, tmp_path).name == layout
 
 
-def test_parquet_files_win_over_the_name(tmp_path: Path) -> None:
+def test_parquet_files_take_precedence_over_the_name(tmp_path: Path) -> None:
     trees.parquet(tmp_path)
     assert find("pacs", tmp_path).name == "parquet"
 
@@ -44,7 +44,7 @@ def test_depth_decides_for_an_unknown_name(layout: str, tmp_path: Path) -> None:
     assert find("my set", tmp_path).name == layout
 
 
-def test_folders_called_after_splits_are_no_domains(tmp_path: Path) -> None:
+def test_folders_named_after_splits_are_no_domains(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["train/cod/1.jpg", "val/cod/2.jpg"])
     assert find("my set", tmp_path).name == "classes"
 
@@ -61,18 +61,18 @@ def test_splits_above_and_within_domains(files: list[str], tmp_path: Path) -> No
     assert find("my set", tmp_path).name == "domains"
 
 
-def test_a_folder_beside_the_splits_is_no_domain(tmp_path: Path) -> None:
+def test_a_folder_next_to_splits_is_an_error(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["train/cod/1.jpg", "test/cod/2.jpg", "unlabeled/x/3.jpg"])
     expected = (
-        f"{tmp_path}: the folders `test`, `train` are called like splits, but `unlabeled` beside them is not; without "
-        "the others the splits are read, and `--layout domains` takes each folder for a domain."
+        f"{tmp_path}: the folders `test`, `train` are named after splits, but `unlabeled` is not; move the "
+        "other folders away to read the splits, or set `--layout domains` to read each folder as a domain."
     )
     with pytest.raises(UserError, match=re.escape(expected)):
         find("my set", tmp_path)
     assert find("my set", tmp_path, layout="domains").list(tmp_path).domains == ("test", "train", "unlabeled")
 
 
-def test_parquet_files_with_another_column_of_images_say_so(tmp_path: Path) -> None:
+def test_parquet_files_with_another_image_column_are_an_error(tmp_path: Path) -> None:
     trees.write_parquet(tmp_path / "x.parquet", {"img": [trees.picture()] * 2, "label": [0, 1]})
     with pytest.raises(UserError, match=re.escape("must have a column `image`, but it has `img`, `label`")):
         find("my set", tmp_path).list(tmp_path)
@@ -81,16 +81,16 @@ def test_parquet_files_with_another_column_of_images_say_so(tmp_path: Path) -> N
 def test_unknown_layout(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=re.escape("there is no layout `domain`; did you mean `domains`")):
         find("x", tmp_path, layout="domain")
-    with pytest.raises(UserError, match=re.escape("there is no layout `zzz`; there are domainnet, nico,")):
+    with pytest.raises(UserError, match=re.escape("there is no layout `zzz`; the layouts are domainnet, nico,")):
         find("x", tmp_path, layout="zzz")
 
 
-def test_nothing_fits(tmp_path: Path) -> None:
+def test_a_root_without_a_fitting_layout(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["a/b/c/d.jpg"])
     expected = (
-        f"the root {tmp_path} has not the layout `domains` or `classes`: looked for `<domain>/<class>/<image>`, "
-        "`<class>/<image>` or `*.parquet` (`pcas` is none of the layouts known by name), but found folders `a`; "
-        f"perhaps all lies one folder down: `--root {tmp_path / 'a'}`."
+        f"the root {tmp_path} does not have the layout `domains` or `classes`: looked for `<domain>/<class>/<image>`, "
+        "`<class>/<image>` or `*.parquet` (`pcas` is not the name of a layout), but found folders `a`; "
+        f"the data set may be one folder below, so try `--root {tmp_path / 'a'}`."
     )
     with pytest.raises(UserError, match=re.escape(expected)):
         find("pcas", tmp_path)
@@ -113,7 +113,9 @@ def test_the_data_folder_in_the_root_is_no_class(
     assert find("set", tmp_path / "set").list(tmp_path / "set") == before
 
 
-def test_a_class_may_be_called_like_a_data_folder_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_may_have_the_name_of_a_data_folder_in_another_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for elsewhere in ("not there", "there"):
         (tmp_path / "there" / "data").mkdir(parents=True, exist_ok=True)
         monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / elsewhere / "data"))

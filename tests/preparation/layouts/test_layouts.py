@@ -1,4 +1,4 @@
-"""What only one layout promises, and its sentences for bad input."""
+"""The properties of single layouts, and their error messages."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def refused(layout: str, root: Path, sentence: str) -> None:
 # Lists: DomainNet and NICO++
 
 
-def test_domainnet_lists_may_lie_beside_the_domains(tmp_path: Path) -> None:
+def test_domainnet_lists_may_be_next_to_the_domains(tmp_path: Path) -> None:
     trees.domainnet(tmp_path)
     expected = listing("domainnet", tmp_path)
     for path in (tmp_path / "splits").iterdir():
@@ -46,7 +46,7 @@ def test_domains_that_are_not_unpacked_are_left_out(tmp_path: Path) -> None:
     assert got.domains == ("real",)
     assert got.absent == ("clipart", "infograph", "painting", "quickdraw", "sketch")
     shutil.rmtree(tmp_path / "real")
-    refused("domainnet", tmp_path, "real_train.txt, line 1: names `real/bus/real_1.jpg`, which is not under")
+    refused("domainnet", tmp_path, "real_train.txt, line 1: there is no file `real/bus/real_1.jpg` in")
     trees.nico(tmp_path / "nico")
     shutil.rmtree(tmp_path / "nico" / "NICO_DG" / "dim")
     got = listing("nico", tmp_path / "nico")
@@ -61,28 +61,28 @@ def test_domainnet_takes_the_first_100_classes(tmp_path: Path) -> None:
     trees.grow(tmp_path, [*files[:110], "real/c000/b.jpg"], {"real_train.txt": lines, "real_test.txt": test})
     assert len(listing("domainnet", tmp_path).class_names) == 100
     assert len(listing("domainnet", tmp_path, 110).items) == 111
-    with pytest.raises(UserError, match=r"line 111: names `real/c110/a.jpg`, which is not under .*no folder"):
+    with pytest.raises(UserError, match=r"line 111: there is no file `real/c110/a.jpg` in .*no folder"):
         listing("domainnet", tmp_path, 120)
 
 
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("real/bus/none.jpg 1", "names `real/bus/none.jpg`, which is not under"),
+        ("real/bus/none.jpg 1", "there is no file `real/bus/none.jpg` in"),
         ("real/bus/real_4.jpg 1", "; did you mean `real_3.jpg` or `real_1.jpg` or `real_not_listed.jpg`?"),
         ("real/buss/real_1.jpg 3", "there is no folder `real/buss`."),
         ("real/bus/real_1.jpg", "must be `<path of an image> <label>`, but it is `real/bus/real_1.jpg`."),
         ("real/bus/real_1.jpg one", "must be `<path of an image> <label>`, but it is `real/bus/real_1.jpg one`."),
         ("1", "must be `<path of an image> <label>`, but it is `1`."),
-        ("real/bus/real_9.jpg -1", "a label must be within 0..344, but it is -1."),
-        ("real/bus/real_9.jpg 345", "a label must be within 0..344, but it is 345."),
+        ("real/bus/real_9.jpg -1", "a label must be between 0 and 344, but it is -1."),
+        ("real/bus/real_9.jpg 345", "a label must be between 0 and 344, but it is 345."),
         ("real/bus/real_9.jpg 2", "class `bus` has label 2 here, but 1 in "),
         ("real/zebra/real_9.jpg 1", "label 1 is class `zebra` here, but `bus` in "),
-        ("real_9.jpg 1", "an image must lie in a class folder, but the path is `real_9.jpg`."),
-        ("/etc/real_9.jpg 1", "a path must lie within the root, but it is `/etc/real_9.jpg`."),
-        ("real/../../real_9.jpg 1", "a path must lie within the root, but it is `real/../../real_9.jpg`."),
-        ("real/bus/real_3.jpg 1", "names `real/bus/real_3.jpg` again, after "),
-        ("./real/bus/real_1.jpg 1", "an image must be listed once, in train or in test."),
+        ("real_9.jpg 1", "an image must be in a class folder, but its path is `real_9.jpg`."),
+        ("/etc/real_9.jpg 1", "a path must not lead out of the root, but it is `/etc/real_9.jpg`."),
+        ("real/../../real_9.jpg 1", "a path must not lead out of the root, but it is `real/../../real_9.jpg`."),
+        ("real/bus/real_3.jpg 1", "`real/bus/real_3.jpg` is listed again, after "),
+        ("./real/bus/real_1.jpg 1", "an image must be listed only once, in train or in test."),
     ],
 )
 def test_lines_that_are_refused(line: str, sentence: str, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_label_without_images_is_refused_among_the_first_classes(tmp_path: Pat
 def test_a_domain_without_the_first_classes_is_refused(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["a/x/1.jpg", "b/y/1.jpg"])
     assert len(listing("domains", tmp_path).items) == 2  # a class may be missing from a domain
-    with pytest.raises(UserError, match=r"a domain must have images, but `b` has none of 1 classes\."):
+    with pytest.raises(UserError, match=r"a domain must have images in the first 1 of \d+ classes, but `b` has none\."):
         listing("domains", tmp_path, 1)
 
 
@@ -159,7 +159,7 @@ def test_office_home_with_both_spellings(tmp_path: Path) -> None:
     refused("office_home", tmp_path, "`Real World` and `Real_World` are both the domain `Real World`.")
 
 
-def test_imageclef_lists_beside_the_domains_and_a_domain_left_out(tmp_path: Path) -> None:
+def test_imageclef_lists_next_to_the_domains_and_a_missing_domain(tmp_path: Path) -> None:
     trees.imageclef(tmp_path)
     for path in (tmp_path / "list").iterdir():
         path.rename(tmp_path / path.name)
@@ -177,13 +177,13 @@ def test_imageclef_image_with_two_labels_counts_twice(tmp_path: Path) -> None:
     assert [item.label for item in items] == [0, 11]
     with (tmp_path / "list" / "pList.txt").open("a") as file:
         file.write("p/n000.JPEG 11\n")
-    refused("imageclef", tmp_path, "pList.txt, line 14: names `p/n000.JPEG` again, after ")
+    refused("imageclef", tmp_path, "pList.txt, line 14: `p/n000.JPEG` is listed again, after ")
 
 
 def test_imageclef_label_out_of_range(tmp_path: Path) -> None:
     trees.imageclef(tmp_path)
     (tmp_path / "list" / "pList.txt").write_text("p/n000.JPEG 12\n")
-    refused("imageclef", tmp_path, "pList.txt, line 1: a label must be within 0..11, but it is 12.")
+    refused("imageclef", tmp_path, "pList.txt, line 1: a label must be between 0 and 11, but it is 12.")
 
 
 def test_pacs_without_lists_has_no_split(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_pacs_lists_are_found_whatever_their_folder_is_called(place: str, tmp_pa
     copy = (tmp_path / place).with_name("copy")
     copy.mkdir()
     shutil.copy(tmp_path / place / "photo_train_kfold.txt", copy)
-    with pytest.raises(UserError, match="the lists must lie in one folder, but they lie in "):
+    with pytest.raises(UserError, match="the lists must be in one folder, but they are in "):
         listing("pacs", tmp_path)
 
 
@@ -216,7 +216,7 @@ def test_pacs_domains_are_found_up_to_two_folders_down(place: str, tmp_path: Pat
     assert (got.domains, got.absent) == (("photo", "sketch"), ("art_painting", "cartoon"))
 
 
-def test_pacs_trusts_the_folder_where_a_list_slips(tmp_path: Path) -> None:
+def test_pacs_classes_come_from_folders_even_if_a_list_is_wrong(tmp_path: Path) -> None:
     counts = trees.pacs(tmp_path)
     # As in copies of the authors' lists: label 0, and one image twice in place of another.
     (tmp_path / "photo_crossval_kfold.txt").write_text("photo/dog/pic_003.jpg 0\nphoto/dog/pic_003.jpg 1\n")
@@ -229,9 +229,9 @@ def test_pacs_lists_that_are_refused(tmp_path: Path) -> None:
     trees.pacs(tmp_path)
     crossval = tmp_path / "photo_crossval_kfold.txt"
     crossval.write_text("photo/dog/pic_000.jpg 1\n")
-    refused("pacs", tmp_path, "the lists of `photo` name `kfold/photo/dog/pic_000.jpg` in train and in crossval.")
+    refused("pacs", tmp_path, "the lists of `photo` contain `kfold/photo/dog/pic_000.jpg` in train and in crossval.")
     crossval.write_text("photo/dog/pic_009.jpg 1\n")
-    refused("pacs", tmp_path, f"{crossval}, line 1: names `kfold/photo/dog/pic_009.jpg`, which is not under")
+    refused("pacs", tmp_path, f"{crossval}, line 1: there is no file `kfold/photo/dog/pic_009.jpg` in")
     crossval.unlink()
     (tmp_path / "photo_train_kfold.txt").unlink()
     refused("pacs", tmp_path, "has lists `<domain>_train_kfold.txt`, but not `photo_train_kfold.txt`.")
@@ -240,7 +240,7 @@ def test_pacs_lists_that_are_refused(tmp_path: Path) -> None:
 # Food-101, EuroSAT, UCF101
 
 
-def test_food101_one_folder_down(tmp_path: Path) -> None:
+def test_food101_one_folder_below(tmp_path: Path) -> None:
     counts = trees.food101(tmp_path / "food-101")
     assert len(listing("food101", tmp_path).items) == counts.total()
 
@@ -251,11 +251,11 @@ def test_food101_bad_lists(tmp_path: Path) -> None:
     test.write_text("aple_pie/8\n")
     refused("food101", tmp_path, f"{test}, line 1: there is no class `aple_pie`; did you mean `apple_pie`?")
     test.write_text("apple_pie/7\n")
-    refused("food101", tmp_path, f"{test}, line 1: names `images/apple_pie/7.jpg`, which is not under {tmp_path}")
+    refused("food101", tmp_path, f"{test}, line 1: there is no file `images/apple_pie/7.jpg` in {tmp_path}")
     test.write_text("apple_pie/10\n")
-    refused("food101", tmp_path, f"names `apple_pie/10` again, after {tmp_path / 'meta' / 'train.txt'}, line 1;")
+    refused("food101", tmp_path, f"`apple_pie/10` is listed again, after {tmp_path / 'meta' / 'train.txt'}, line 1;")
     (tmp_path / "meta" / "classes.txt").write_text("apple_pie\napple_pie\n")
-    refused("food101", tmp_path, "classes.txt must name each class once.")
+    refused("food101", tmp_path, "classes.txt must list each class only once.")
     (tmp_path / "meta" / "classes.txt").unlink()
     refused("food101", tmp_path, "classes.txt cannot be read: No such file or directory.")
 
@@ -300,10 +300,10 @@ def test_ucf101_takes_no_optical_flow_for_frames(folder: str, tmp_path: Path) ->
     trees.grow(tmp_path, [f"{video}/{name}" for video in videos for name in names], lists)
     assert [item.path for item in listing("ucf101", tmp_path).items] == [f"{video}/img_00002.jpg" for video in videos]
     (tmp_path / videos[0] / "depth_00001.jpg").write_bytes(trees.picture())
-    refused("ucf101", tmp_path, "must be called alike but for their numbers, but they begin with `depth_`, `img_`.")
+    refused("ucf101", tmp_path, "must differ only in their numbers, but they begin with `depth_`, `img_`.")
 
 
-def test_ucf101_without_frames_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_ucf101_without_frames_is_an_error_with_the_expected_files(tmp_path: Path) -> None:
     trees.grow(tmp_path, [], trees.UCF_LISTS)
     refused("ucf101", tmp_path, "and image folders, but found folders `ucfTrainTestlist`")
 
@@ -313,17 +313,17 @@ def test_ucf101_bad_lists(tmp_path: Path) -> None:
     train = tmp_path / "ucfTrainTestlist" / "trainlist01.txt"
     train.write_text("YoYo/v_YoYo_g09_c03.avi 3\n")
     folder = tmp_path / "UCF-101-midframes" / "Yo_Yo"
-    refused("ucf101", tmp_path, f"{train}, line 1: no frame of `v_YoYo_g09_c03` is under {folder}; did you mean")
+    refused("ucf101", tmp_path, f"{train}, line 1: there is no frame of `v_YoYo_g09_c03` in {folder}; did you mean")
     train.write_text("YoYos/v_YoYo_g09_c02.avi 3\n")
     refused("ucf101", tmp_path, f"{train}, line 1: there is no class `YoYos`; did you mean `YoYo`?")
     train.write_text("YoYo/v_YoYo_g09_c02.avi 2\n")
-    refused("ucf101", tmp_path, f"{train}, line 1: class `YoYo` has label 3, but here 2.")
+    refused("ucf101", tmp_path, f"{train}, line 1: class `YoYo` has label 3, but it is 2.")
     train.write_text("YoYo/v_YoYo_g09_c02.avi 4\n")
-    refused("ucf101", tmp_path, f"{train}, line 1: a label must be within 1..3, but it is 4.")
+    refused("ucf101", tmp_path, f"{train}, line 1: a label must be between 1 and 3, but it is 4.")
     train.write_text("YoYo/v_YoYo_g01_c01.avi 3\n")
-    refused("ucf101", tmp_path, "names `YoYo/v_YoYo_g01_c01.avi` again, after ")
+    refused("ucf101", tmp_path, "`YoYo/v_YoYo_g01_c01.avi` is listed again, after ")
     (tmp_path / "ucfTrainTestlist" / "classInd.txt").write_text("1 YoYo\n3 Archery\n")
-    refused("ucf101", tmp_path, "classInd.txt, line 2: must be `2 <ClassName>`, but it is `3 Archery`.")
+    refused("ucf101", tmp_path, "classInd.txt, line 2: the line must be `2 <ClassName>`, but it is `3 Archery`.")
 
 
 # A user's own folders
@@ -358,11 +358,9 @@ def test_a_domain_may_have_no_splits_beside_one_that_has(tmp_path: Path) -> None
     assert [item.split for item in listing("domains", tmp_path).items] == ["test", "train", None]
 
 
-def test_splits_are_not_taken_for_classes(tmp_path: Path) -> None:
+def test_splits_are_not_mistaken_for_classes(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["cod/train/1.jpg", "cod/test/2.jpg", "eel/train/3.jpg"])
-    refused(
-        "domains", tmp_path, f"{tmp_path}: class folders must be called after classes, but they are `test`, `train`"
-    )
+    refused("domains", tmp_path, f"{tmp_path}: class folders must be named after classes, but they are `test`, `train`")
 
 
 def test_classes_are_named_after_the_root_however_it_is_written(
@@ -382,32 +380,38 @@ def test_empty_class_and_domain(tmp_path: Path) -> None:
     (tmp_path / "baltic" / "pike").mkdir()
     refused("domains", tmp_path, f"{tmp_path}: a class must have images, but `eel`, `pike` have none in any domain.")
     (tmp_path / "arctic").mkdir()
-    refused("domains", tmp_path, f"the domain `arctic` is empty: no images under {tmp_path / 'arctic'}/<class>/.")
+    refused(
+        "domains", tmp_path, f"the domain `arctic` is empty: there are no images in {tmp_path / 'arctic'}/<class>/."
+    )
 
 
 def test_images_in_the_wrong_place(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["a/x/1.jpg", "a/1.jpg"])
-    refused("domains", tmp_path, f"{tmp_path / 'a'}: images must lie in a class folder, but `1.jpg` lies beside them.")
+    refused("domains", tmp_path, f"{tmp_path / 'a'}: images must be in class folders, but `1.jpg` is not.")
     (tmp_path / "a" / "1.jpg").unlink()
     trees.grow(tmp_path, ["a/x/deep/1.jpg"])
-    refused("domains", tmp_path, "images must lie in the class folder itself, but it holds the folders `deep`.")
+    refused("domains", tmp_path, "images must be directly in the class folder, but it contains the folders `deep`.")
 
 
-def test_links_to_nothing(tmp_path: Path) -> None:
+def test_broken_links(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["a/x/1.jpg"])
     (tmp_path / "a" / "x" / "2.jpg").symlink_to(tmp_path / "gone.jpg")
-    refused("domains", tmp_path, f"`{tmp_path / 'a' / 'x' / '2.jpg'}` is a link to nothing, or no regular file.")
+    refused("domains", tmp_path, f"`{tmp_path / 'a' / 'x' / '2.jpg'}` is a broken link or not a regular file.")
 
 
 @pytest.mark.parametrize(("name", "sentence"), [("a\\b", r"'a\\b'"), ("a\nb", r"'a\nb'")])
 def test_names_that_cannot_name_a_file(name: str, sentence: str, tmp_path: Path) -> None:
     trees.grow(tmp_path, [f"{name}/x/1.jpg"])
-    refused("domains", tmp_path, "it must be printable, without `/` and `\\` and a leading dot, but it is " + sentence)
+    refused(
+        "domains",
+        tmp_path,
+        "a domain must be printable, contain no `/` or `\\` and not begin with a dot, but it is " + sentence,
+    )
 
 
 def test_long_names_and_names_that_differ_in_case(tmp_path: Path) -> None:
     trees.grow(tmp_path, [f"{'é' * 101}/x/1.jpg"])
-    refused("domains", tmp_path, "a domain names a file: it must have at most 200 bytes, but it is 'éé")
+    refused("domains", tmp_path, "the name of a domain must have at most 200 bytes, but it is 'éé")
     trees.grow(tmp_path / "other", ["Photo/x/1.jpg", "photo/x/1.jpg"])
     refused("domains", tmp_path / "other", "the domains `Photo` and `photo` must differ in more than case.")
 
@@ -418,7 +422,7 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
         Path(os.fsdecode(bytes(tmp_path / "a" / "x") + b"/\xff.jpg")).write_bytes(trees.picture())
     except OSError:
         pytest.skip("this file system takes no such names")
-    refused("domains", tmp_path, r"names must be UTF-8, but one is 'a/x/\udcff.jpg'.")
+    refused("domains", tmp_path, r"names must be encoded in UTF-8, but 'a/x/\udcff.jpg' is not.")
 
 
 def test_folders_that_cannot_be_read(tmp_path: Path) -> None:

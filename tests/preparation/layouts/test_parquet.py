@@ -91,21 +91,21 @@ def test_names_from_label_name(tmp_path: Path) -> None:
     [
         ({"image": None}, "must have a column `image`, but it has `label`, `lable`."),
         ({"label": None}, "must have a column `label`, but it has `image`, `lable`; did you mean `lable`?"),
-        ({"image": ["a", "b", "c"]}, "the column `image` must hold bytes, or a struct with bytes, but holds string."),
+        ({"image": ["a", "b", "c"]}, "the column `image` must contain bytes or a struct with bytes, but not string."),
         ({"image": [b"a", None, b"c"]}, "the column `image` must have no nulls, but row 1 is null."),
         ({"image": [b"a", b"b", None]}, "the column `image` must have no nulls, but row 2 is null."),
         ({"image": [{"bytes": b"a"}, {"bytes": b"b"}, {"bytes": None}]}, "must have no nulls, but row 2 is null."),
         ({"image": [{"bytes": b"a"}, None, {"bytes": b"c"}]}, "must have no nulls, but row 1 is null."),
         ({"label": [0, None, 1]}, "the column `label` must have no nulls, but row 1 is null."),
-        ({"label": [0.0, 1.0, 1.0]}, "the column `label` must hold integers, but holds double."),
-        ({"label": [0, 1, -1]}, "row 2: a label must be within 0..1, but it is -1."),
-        ({"label": [-1, -1, -1]}, "no Parquet file has a row with a label from 0."),
+        ({"label": [0.0, 1.0, 1.0]}, "the column `label` must contain integers, but not double."),
+        ({"label": [0, 1, -1]}, "row 2: a label must be between 0 and 1, but it is -1."),
+        ({"label": [-1, -1, -1]}, "the Parquet files have no row with a label of 0 or more."),
         ({"label": [0, 2, 2]}, "a class must have images, but `1` has none in any domain."),
         ({"domain": ["a", None, "a"]}, "the column `domain` must have no nulls, but row 1 is null."),
-        ({"domain": ["a", "b/c", "a"]}, "without `/` and `\\` and a leading dot, but it is 'b/c'."),
-        ({"domain": ["a", "", "a"]}, "a leading dot, but it is ''."),
+        ({"domain": ["a", "b/c", "a"]}, "contain no `/` or `\\` and not begin with a dot, but it is 'b/c'."),
+        ({"domain": ["a", "", "a"]}, "not begin with a dot, but it is ''."),
         ({"split": ["train", "trian", "test"]}, "a split must be one of train, val, valid, validation, test, but it"),
-        ({"label_name": ["a", "b", "c"]}, "label 0 is `c` here, but `a` elsewhere."),
+        ({"label_name": ["a", "b", "c"]}, "label 0 is `c` here, but `a` in another row."),
     ],
 )
 @pytest.mark.parametrize("statistics", [True, False])
@@ -115,16 +115,19 @@ def test_columns_that_are_refused(changes: dict[str, object], sentence: str, sta
     refused(tmp_path, sentence)
 
 
-def test_files_whose_names_differ(tmp_path: Path) -> None:
+def test_files_with_different_class_names(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", columns(), {"fedsweep": {"labels": ["cod", "eel"]}})
     write_parquet(tmp_path / "b.parquet", columns(), {"fedsweep": {"labels": ["cod", "pike"]}})
-    refused(tmp_path, "b.parquet must name the classes as a.parquet does: `pike` against `eel`.")
+    refused(tmp_path, "b.parquet must have the same class names as a.parquet, but it has `pike` instead of `eel`.")
     write_parquet(tmp_path / "b.parquet", columns(), {"fedsweep": {"labels": ["eel", "cod"]}})
-    refused(tmp_path, "b.parquet must name the classes as a.parquet does: `eel`, `cod` against `cod`, `eel`.")
+    refused(
+        tmp_path,
+        "b.parquet must have the same class names as a.parquet, but it has `eel`, `cod` instead of `cod`, `eel`.",
+    )
     write_parquet(tmp_path / "b.parquet", columns(label_name=["cod", "pike", "cod"]))
-    refused(tmp_path, "b.parquet: label 1 is `pike` here, but `eel` elsewhere.")
+    refused(tmp_path, "b.parquet: label 1 is `pike` here, but `eel` in another row.")
     write_parquet(tmp_path / "b.parquet", columns(label=[0, 1, 2]))
-    refused(tmp_path, "b.parquet, row 2: a label must be within 0..1, but it is 2.")
+    refused(tmp_path, "b.parquet, row 2: a label must be between 0 and 1, but it is 2.")
 
 
 @pytest.mark.parametrize("metadata", [[1], {"labels": "cod"}, {"labels": [1, 2]}])
@@ -133,13 +136,13 @@ def test_metadata_that_is_refused(metadata: object, tmp_path: Path) -> None:
     refused(tmp_path, "metadata")
 
 
-def test_files_that_are_not_whole(tmp_path: Path) -> None:
+def test_incomplete_files(tmp_path: Path) -> None:
     parquet(tmp_path)
     whole = (tmp_path / "photo.parquet").read_bytes()
     (tmp_path / "photo.parquet").write_bytes(whole[: len(whole) // 2])
-    refused(tmp_path, f"{tmp_path / 'photo.parquet'} is not a whole Parquet file: ")
+    refused(tmp_path, f"{tmp_path / 'photo.parquet'} is not a complete Parquet file: ")
     (tmp_path / "photo.parquet").write_bytes(b"")
-    refused(tmp_path, f"{tmp_path / 'photo.parquet'} is not a whole Parquet file: ")
+    refused(tmp_path, f"{tmp_path / 'photo.parquet'} is not a complete Parquet file: ")
 
 
 def test_a_file_without_rows_is_an_empty_domain(tmp_path: Path) -> None:
@@ -151,7 +154,7 @@ def test_a_file_without_rows_is_an_empty_domain(tmp_path: Path) -> None:
     assert SOURCE.list(tmp_path).domains == ("x",)  # a shard may be empty
 
 
-def test_pages_that_are_damaged_are_told_in_a_sentence(tmp_path: Path) -> None:
+def test_damaged_pages_are_an_error_in_one_sentence(tmp_path: Path) -> None:
     write_parquet(path := tmp_path / "x.parquet", columns(40), rows=40)
     content = bytearray(path.read_bytes())
     content[4:2000] = b"\xff" * 1996
@@ -163,7 +166,7 @@ def test_pages_that_are_damaged_are_told_in_a_sentence(tmp_path: Path) -> None:
     assert not str(caught.value).endswith("..")
 
 
-def test_only_files_called_after_splits_are_without_a_domain_of_their_own(tmp_path: Path) -> None:
+def test_only_files_named_after_splits_have_no_domain_of_their_own(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train.parquet", columns())
     assert SOURCE.list(tmp_path).nameless
     write_parquet(tmp_path / "train.parquet", columns(domain=["a", "b", "b"]))
@@ -172,13 +175,13 @@ def test_only_files_called_after_splits_are_without_a_domain_of_their_own(tmp_pa
     assert not SOURCE.list(tmp_path).nameless
 
 
-def test_reading_any_order_and_a_row_that_is_not_there(tmp_path: Path) -> None:
+def test_rows_in_any_order_and_a_missing_row(tmp_path: Path) -> None:
     parquet(tmp_path)
     items = SOURCE.list(tmp_path).items
     images = dict(zip(items, SOURCE.read(tmp_path, items), strict=True))
     mixed = [items[number] for number in (20, 3, 3, 11, 0, 23, 12)]
     assert list(SOURCE.read(tmp_path, mixed)) == [images[item] for item in mixed]
-    with pytest.raises(UserError, match=re.escape("photo.parquet has 12 rows, but row 12 is asked for.")):
+    with pytest.raises(UserError, match=re.escape("photo.parquet has no row 12, because it has 12 rows.")):
         next(SOURCE.read(tmp_path, [Item("photo.parquet:12", 0, "photo", None)]))
 
 
@@ -199,11 +202,11 @@ def test_names_of_classes_may_be_numbers(tmp_path: Path) -> None:
     assert SOURCE.list(tmp_path).class_names == ("70", "80")
 
 
-def test_the_root_of_a_hugging_face_repository_is_told_the_folder_below(tmp_path: Path) -> None:
+def test_for_the_root_of_a_hugging_face_repository_the_error_names_the_folder_below(tmp_path: Path) -> None:
     root = tmp_path / "repository"
     (root / "data").mkdir(parents=True)
     write_parquet(root / "data" / "train-00000-of-00001.parquet", columns())
-    sentence = re.escape(f"; Parquet files lie one folder down: `--root {root / 'data'}`.")
+    sentence = re.escape(f"; there are Parquet files one folder below, so try `--root {root / 'data'}`.")
     for action in (lambda: SOURCE.list(root), lambda: find("birds", root)):
         with pytest.raises(UserError, match=f"{sentence}$"):
             action()

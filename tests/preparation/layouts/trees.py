@@ -1,4 +1,4 @@
-"""Data sets in miniature, each in its own layout, with what a listing of it must count."""
+"""Small data sets in all layouts, with the number of images that a listing must contain."""
 
 import io
 import json
@@ -11,18 +11,18 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 Counts = Counter[tuple[str, str, str | None]]
-"""Images by (domain, class, split)."""
+"""The number of images by (domain, class, split)."""
 
 
 def picture(shade: int = 0, kind: str = "JPEG") -> bytes:
-    """A tiny image; `shade` tells one from another."""
+    """Return a tiny image, whose pixels depend on `shade`."""
     buffer = io.BytesIO()
     Image.new("RGB", (4, 4), (shade % 256, 128, 255 - shade % 256)).save(buffer, kind)
     return buffer.getvalue()
 
 
 def grow(root: Path, files: Iterable[str], lists: Mapping[str, str] | None = None, backwards: bool = False) -> None:
-    """Writes an image to each path and each list, in the order given or backwards."""
+    """Write an image to each path, and all list files, in the given or the reverse order."""
     texts = dict(lists or {})
     for number, name in enumerate(sorted([*files, *texts], reverse=backwards)):
         path = root / name
@@ -184,7 +184,7 @@ def classes(root: Path, backwards: bool = False) -> Counts:
 def write_parquet(
     path: Path, columns: Mapping[str, object], metadata: Mapping[str, object] | None = None, rows: int = 2
 ) -> None:
-    """A Parquet file with row groups of `rows` rows, and JSON metadata."""
+    """Write a Parquet file with row groups of `rows` rows and JSON metadata."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table(dict(columns))
     table = table.replace_schema_metadata({key: json.dumps(value) for key, value in (metadata or {}).items()})

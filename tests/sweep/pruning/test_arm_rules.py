@@ -85,7 +85,8 @@ def test_no_more_tied_arms_are_promoted_than_there_are_places() -> None:
     pruned = judge(values, 1, 3)
     assert pruned == {arm: Pruned(3, 2, behind=arm / 2, behind_with=1, closer=1) for arm in (2, 3)}
     assert pruned[3].sentence("loss/test") == (
-        "fell at round 3: 1.5 below the last that went on (behind with 1 of 2 seeds; 1 closer was spared)"
+        "pruned at round 3: 1.5 below the last promoted arm "
+        "(worse with 1 of 2 seeds; 1 closer arm was promoted as tied)"
     )
 
 

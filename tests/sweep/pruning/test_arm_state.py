@@ -216,7 +216,7 @@ def test_a_pruned_arm_says_why() -> None:
     play(state, folder, 1, random.Random(0))
     outcome = state.outcome("1-0")
     assert outcome is not None
-    assert outcome.reason == "fell at round 1: 40.0 points below the last that went on (behind with 1 of 1 seeds)"
+    assert outcome.reason == "pruned at round 1: 40.0 points below the last promoted arm (worse with 1 of 1 seeds)"
     assert math.isfinite(state.verdicts.pruned[identity({"lora.rank": 1})].behind)
 
 

@@ -74,7 +74,7 @@ def test_arms_fall_and_what_was_played_ahead_is_not_shown(undisturbed: Path) -> 
     assert_mlflow_equals_store(undisturbed, "arms")
     _, children, _ = runs(undisturbed, "arms")
     fallen = [run for run in children if run.data.tags["fedsweep.outcome"] == "pruned"]
-    assert all("below the last that went on" in run.data.tags["fedsweep.reason"] for run in fallen)
+    assert all("below the last promoted arm" in run.data.tags["fedsweep.reason"] for run in fallen)
     assert fallen
 
 

@@ -85,7 +85,7 @@ def test_the_report_has_the_schedule_of_every_member(undisturbed: Path) -> None:
             assert float(row[name]) == value
         assert float(row["accuracy/mean"]) == member.history[int(row["round"])].metrics["accuracy/mean"]
     assert (sweep.folder / "report" / "population.png").exists()
-    assert "trials go on from another one's state" in (sweep.folder / "report" / "table.md").read_text()
+    assert "trials continued from the state of another trial" in (sweep.folder / "report" / "table.md").read_text()
 
 
 def test_killed_and_resumed_equals_undisturbed(undisturbed: Path, tmp_path: Path) -> None:

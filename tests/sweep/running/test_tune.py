@@ -77,9 +77,9 @@ def test_it_leaves_the_report_and_a_finished_parent_run_and_returns_the_outcome(
 
 
 def test_options_that_contradict_one_another_are_refused() -> None:
-    with pytest.raises(UserError, match="needs --resume"):
+    with pytest.raises(UserError, match="needs `--resume`"):
         TuneOptions("tiny", sweep_id="x")
-    with pytest.raises(UserError, match="cannot be given with --resume"):
+    with pytest.raises(UserError, match="cannot be combined with `--resume`"):
         TuneOptions("tiny", fresh=True, resume=True)
     with pytest.raises(UserError, match="counts parameters and runs nothing"):
         tune(TuneOptions("papers/fedbrick/table3"))
