@@ -51,7 +51,7 @@ def write_images(root: Path, count: int, size: int) -> None:
 
 
 def from_folder(root: Path, size: int, workers: int) -> Callable[[], int]:
-    """Return a function that reads all images once with ImageFolder and DataLoader, like the released code."""
+    """Return a function that reads all images once with ImageFolder and DataLoader, like the papers' code."""
     transform = v2.Compose(
         [
             v2.Resize(size, v2.InterpolationMode.BICUBIC),

@@ -59,7 +59,7 @@ def of_sweep(sweep: SweepStore) -> Iterator[list[str]]:
 
 
 def numbers(arm: Mapping[int, float], baseline: Mapping[int, float]) -> list[str]:
-    """Return the cells of a row for an arm and its baseline, given their values by seed. Spreads are in points."""
+    """Return a table row from the values of an arm and its baseline by seed. Spreads are in percentage points."""
     seeds = sorted(set(arm) & set(baseline))
     first, second = (np.array([values[seed] for seed in seeds]) for values in (arm, baseline))
     common, independent = np.std(first - second, ddof=1), np.hypot(first.std(ddof=1), second.std(ddof=1))
@@ -78,7 +78,7 @@ def numbers(arm: Mapping[int, float], baseline: Mapping[int, float]) -> list[str
 
 
 def saved(first: NDArray[np.float64], second: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-    """Return (var(first) + var(second)) / var(first - second), the factor by which pairing reduces the seeds."""
+    """Return (var(first) + var(second)) / var(first - second), by which pairing divides the number of seeds."""
     apart = np.var(first - second, axis=axis, ddof=1)
     return (np.var(first, axis=axis, ddof=1) + np.var(second, axis=axis, ddof=1)) / np.maximum(apart, 1e-12)
 

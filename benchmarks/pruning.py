@@ -119,8 +119,8 @@ def stopped_of(name: str, problem: Problem, order: Sequence[Trial], grace: int, 
 def waiting(of_problems: Sequence[Problem], grace: int, eta: float) -> list[dict[str, Any]]:
     """Compare the time of a sweep if workers wait at rungs and if idle workers run ahead of the decisions.
 
-    A row has, for one strategy and number of workers, means over the problems: the time in average rounds, the share of
-    the time in which workers are busy, and the share of all rounds that were run.
+    Each row belongs to a strategy and a number of workers. It has means over the problems: the time in mean durations
+    of a round, the share of the time in which workers are busy, and the share of all rounds that were run.
     """
     rows = []
     for workers in (2, 4, 8, 16):
@@ -146,7 +146,8 @@ def waiting(of_problems: Sequence[Problem], grace: int, eta: float) -> list[dict
 def stratified(labels: Sequence[str], curves: Array, seeds: int, grace: int, eta: float) -> list[dict[str, Any]]:
     """Compare pruning over all tasks with pruning per task, on a sweep over tasks of unequal difficulty.
 
-    A row has, for each task, the share of trials that pass the first rung, and how often the task's best arm survives.
+    Each row belongs to a strategy. For each task, it has the share of trials that pass the first rung, and the share of
+    problems in which the best arm of the task survives.
     """
     tasks = list(dict.fromkeys(label.split(", ")[0] for label in labels))
     of_arm = [tasks.index(label.split(", ")[0]) for label in labels]

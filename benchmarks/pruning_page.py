@@ -56,7 +56,7 @@ def setting_table(rows: Sequence[Row], settings: Sequence[str]) -> str:
         for setting in settings
         for row in of(rows, setting=setting)
     ]
-    head = ["", "rounds", "survives with all seeds", "with any", "is the answer", "answer in top 3", "regret, points"]
+    head = ["", "rounds", "survives with all seeds", "with any", "selected", "selected arm in top 3", "regret, points"]
     return table(head, lines)
 
 
@@ -70,7 +70,7 @@ def mean_table(rows: Sequence[Row]) -> str:
         }
         shares = [f"{mean[name]:.0%}" for name in ("budget", "whole", "survived", "right")]
         lines.append([family, *shares, f"{mean['regret']:.2f}"])
-    return table(["", "rounds", "survives with all seeds", "with any", "is the answer", "regret, points"], lines)
+    return table(["", "rounds", "survives with all seeds", "with any", "selected", "regret, points"], lines)
 
 
 def figure(rows: Sequence[Row]) -> None:
@@ -206,18 +206,18 @@ that finished in every arm are used.
 
 The tables compare these strategies:
 
-- *arms (ours)*: the scheduler `arms`, which promotes or prunes all seeds of an arm together. At each rung, the arms
-  with the best means are promoted. Another arm is spared, that is, promoted too, if it is at least as good as the last
-  promoted arm on at least one seed. All remaining arms are pruned.
-- *arms, nobody spared*: successive halving by the mean over the seeds. No arms are spared.
-- *arms, spared by a t test*: like *arms (ours)*, but an arm is spared unless a paired t-test over the seeds finds that
-  it is worse (one-sided, at the 10 % level). With a single seed, no arms are spared.
+- *arms (ours)*: the scheduler `arms`, which compares whole arms after some rounds, called rungs. The arms with the best
+  means over the seeds are promoted. Each other arm is pruned if it is worse than the last promoted arm with every seed.
+  Otherwise, the arm is spared and continues too.
+- *arms, nobody spared*: successive halving of whole arms. All arms that are not promoted are pruned.
+- *arms, spared by a t test*: as *arms (ours)*, but an arm is spared if a paired t-test over the seeds does not find
+  it worse (one-sided, at 10 %).
 - *per-trial ASHA*, *per-trial median stopping*: the schedulers `asha` and `median`, which prune single trials.
 - *synchronous halving of trials*: successive halving of single trials.
 - *random search*: complete arms or complete trials in random order, until the rounds are used up.
 
-No strategy spares more arms than it promotes by their means. *Grace* is the round of the first rung. At each rung, one
-in *eta* arms or trials is promoted.
+At a rung, at most as many arms are spared as are promoted. The setting *grace* is the round of the first rung. The
+setting *eta* determines the share of arms or trials that are promoted at each rung, which is one in *eta*.
 
 ## Survival for the same number of rounds
 
@@ -227,65 +227,65 @@ round over *all* recorded seeds. The *answer* of a strategy is the arm with the 
 
 Each cell of the next tables has three numbers: `survives with any seed / survives with all seeds · regret`.
 
-- `survives with any seed`: percentage of the problems in which at least one seed of the truly best arm reaches the last
+- The first number is the percentage of problems in which at least one trial of the truly best arm reaches the last
   round.
-- `survives with all seeds`: percentage of the problems in which all seeds of the truly best arm reach the last round.
-  Only then are all its paired differences available.
-- `regret`: difference between the true means of the truly best arm and of the answer, in percentage points.
+- The second number is the percentage of problems in which all trials of the truly best arm do. Only arms with all their
+  seeds have complete paired differences.
+- The regret is the difference in true accuracy, in percentage points, between the truly best arm and the selected arm.
+  A strategy selects the arm with the highest mean over its finished trials.
 
-A strategy has several settings (grace 1 to 3, eta 2 to 4). Each number belongs to the best setting among those that run
-at most the share of all rounds in the heading of the column. The best setting can differ between the three numbers of a
-cell. The settings were chosen on the same problems, so the numbers are optimistic for all strategies with settings.
+Each number is the best that a strategy reaches with any of its settings (grace 1 to 3, eta 2 to 4). Settings that run a
+larger share of the rounds than the heading of the column are excluded. The settings were chosen on the same problems,
+so the numbers are optimistic for all strategies that have settings.
 
-Two limits apply:
+The results have two limits:
 
-- All problems are drawn from one sweep of {seeds} seeds, so they resemble each other. Differences of a few percent do
-  not carry over to another sweep.
+- All problems are drawn from one sweep of {seeds} seeds and resemble each other. Differences of a few percent may not
+  occur in another sweep.
 - With {seeds} seeds, a problem contains exactly the seeds that define the truly best arm, so a strategy that prunes
-  nothing is always right. With fewer seeds, no strategy is always right.
+  nothing always selects this arm. With fewer seeds, no strategy always selects this arm.
 
 {by_budget}
 
 ![survival of the best arm and regret against the share of rounds](pruning.png)
 
-The next tables list means over all nine settings instead of the best setting. With these settings, the strategies run
-different shares of the rounds. The column "is the answer" is the share of the problems in which the truly best arm is
-the answer.
+The next tables list means over all nine settings instead of the best setting. Averaged in this way, the strategies run
+different shares of the rounds. The column "selected" is the share of the problems in which the truly best arm is
+selected.
 
 {means}
 
-The last table of this section compares two settings with {seeds} seeds. Its last row is the result without pruning.
-The column "answer in top 3" is the share of the problems in which the answer is one of the three truly best arms.
+The last table shows two of the settings with {seeds} seeds, and a sweep that runs all rounds without pruning:
 
 {defaults}
 
 ## Dependence on the order of trials
 
-Each strategy ran {count} times on all arms and seeds of `curves` (grace 3, eta 3). Each time, the trials had another
-order, the number of workers was between 1 and 16, and rounds had unequal durations. An outcome is the set of pruned
-trials with the rounds at which they were pruned. For the last two columns, a single worker ran the arms from the truly
-worst to the truly best, and from the best to the worst. These columns list the number of pruned trials.
+All arms and seeds of `curves` were run {count} times (grace 3, eta 3): each time in another order, on 1 to 16 workers,
+and with rounds of unequal duration. An outcome is the set of pruned trials with the rounds at which they were
+pruned. The last two columns count the pruned trials if one worker runs the arms in the order of their true values,
+from the worst to the best or from the best to the worst.
 
 {stopped}
 
 ## Waiting at rungs
 
-The problems are drawn as above, with {seeds} seeds and with rounds of unequal duration (grace 3, eta 3). Each cell has
-three numbers: `time · utilisation · rounds`.
+The problems are drawn as in the first section, with {seeds} seeds and with rounds of unequal duration (grace 3, eta
+3). Each cell has three numbers: `time · utilisation · rounds`.
 
-- `time`: time until the last worker is finished, in units of the mean duration of a round.
-- `utilisation`: share of the time in which workers are busy.
-- `rounds`: share of all rounds that were run, including rounds that were run before the decision at a rung.
+- The time is measured until the last worker has finished. Its unit is the mean duration of a round.
+- The utilisation is the share of this time in which workers are busy.
+- The third number is the share of all rounds that were run. This share includes rounds beyond a rung that idle workers
+  ran before the decision at this rung.
 
 {waited}
 
 ## Tasks of unequal difficulty
 
-In `strata`, the arms belong to three tasks of unequal difficulty, one for each value of `partition.alpha`. Each cell
-has two numbers for one task: the share of the task's trials that pass the first rung, and the share of the problems in
-which the task's best arm survives with any seed. In the rows "per task", only arms of the same task are compared with
-each other (`per: [partition.alpha]`). In the other rows, all arms are compared with each other. All rows have grace 3
-and eta 3.
+In `strata`, the arms belong to three tasks of unequal difficulty. Each cell has two numbers for one task: the share
+of its trials that pass the first rung, and the share of the problems in which its best arm survives with any seed.
+The strategies "per task" compare only arms or trials of the same task (`per: [partition.alpha]`). The other strategies
+compare the arms or trials of all tasks. All strategies use grace 3 and eta 3.
 
 {per}
 """

@@ -39,7 +39,7 @@ def pages() -> dict[str, str]:
 
 
 def _wrapped(page: str) -> str:
-    """Wrap the paragraphs of a page; tables and code blocks have no line of this length that begins with a word."""
+    """Wrap the paragraphs of a page that are longer than 120 characters. No line in a code block is that long."""
     lines = (
         textwrap.fill(line, 118, break_long_words=False, break_on_hyphens=False)
         if len(line) > 120 and line[0] != "|"

@@ -63,7 +63,7 @@ def test_a_name_cannot_lead_out_of_its_folder(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", ["ablations/lora_rank", "x", "a b", "métho.de", "..x", "x..y"])
-def test_other_names_are_paths_below_it(tmp_path: Path, name: str) -> None:
+def test_other_names_are_paths_below_the_folder(tmp_path: Path, name: str) -> None:
     assert inside(tmp_path, name) == tmp_path / name
     assert Store(tmp_path).sweep(name, "s1").folder == tmp_path.resolve() / "sweeps" / name / "s1"
 
@@ -98,7 +98,7 @@ def test_the_domains_of_a_foreign_data_set_cannot_be_paths(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("domain", ["../x", "a/b", "/x", "a\\b", "x\0", ".x", ""])
-def test_a_domain_that_cannot_name_a_file_is_refused(tmp_path: Path, domain: str) -> None:
+def test_a_domain_that_cannot_name_a_file_is_rejected(tmp_path: Path, domain: str) -> None:
     with pytest.raises(UserError, match="a domain names a file"):
         check_domains(tmp_path, [domain])
 

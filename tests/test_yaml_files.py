@@ -61,7 +61,7 @@ def dotted(node: dict, prefix: str = "") -> set[str]:
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=name_of)
-def test_an_experiment_resolves_and_names_every_hyperparameter(path):
+def test_an_experiment_is_valid_and_names_every_hyperparameter(path):
     assert available("experiments")[name_of(path)] == path
     data = read_yaml(path)
     config = RunConfig.of(data, path.name)

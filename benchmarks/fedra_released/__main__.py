@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def compare(code: Path) -> dict[str, list[agreement.Groups]]:
-    """Return the largest differences of tensors after each round, by method."""
+    """Return the largest differences between the tensors of both programs after each round, by method."""
     compared = {}
     for name, comparison in COMPARISONS.items():
         with console.status(f"agreement: {name}"):

@@ -40,9 +40,10 @@ def agreement(code: Path, comparison: Comparison) -> list[Groups]:
 
 
 def _whole_epoch(seen: list[Batch], images: int) -> list[Batch]:
-    """Return the batches for a released client: those that fedsweep's client trained on, then NaN for the whole epoch.
+    """Return a whole epoch of batches for a client of the released code.
 
-    The limit on local steps must keep the released code from reading the NaN batches, or its tensors become NaN.
+    The first batches are those that fedsweep's client trained on. All others are NaN. The limit on local steps must
+    keep the released code from reading them, or its tensors become NaN.
     """
     epoch = math.ceil(images / BATCH)
     if len(seen) != min(epoch, math.ceil(min(UNEQUAL) / BATCH) + 1):

@@ -25,7 +25,7 @@ _COLUMNS = (
     "columns of the table in addition to the objective: `worst_domain`, `megabytes_up`, `rounds_to=0.7` or any metric"
 )
 ColumnsOption = Annotated[str | None, Option("--columns", metavar="NAME,...", help=_COLUMNS)]
-_MLFLOW = "http(s) address of an MLflow server, or `store` for the database in the results folder"
+_MLFLOW = "http(s) address of an MLflow server, or the word `store` for the database in the results folder"
 MlflowOption = Annotated[str | None, Option("--mlflow", envvar="FEDSWEEP_MLFLOW", metavar="ADDRESS", help=_MLFLOW)]
 DEFAULT_STORE = "mlruns"
 DeviceOption = Annotated[str, Option("--device", help="device to compute on: `cpu` or `cuda`")]

@@ -39,7 +39,7 @@ def report(
     columns: ColumnsOption = None,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Write the report of a sweep (table, figures and HTML page) again from the recorded results.
+    """Print the report of a sweep, and write its files (table, figures and HTML page) again from the recorded results.
 
     Example: `fedsweep report ablations/lora_rank --columns worst_domain,megabytes_up,rounds_to=0.7 --format latex`
     """

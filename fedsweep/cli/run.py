@@ -200,7 +200,7 @@ class RoundTable:
     """A table of a run's rounds on stdout, with a progress bar and a time estimate on stderr."""
 
     def __init__(self, config: RunConfig, as_json: bool) -> None:
-        """Choose the columns: the global model's accuracies by domain, and those of the clients' models if known."""
+        """Choose the columns: accuracies of the global model and, if clients have test images, of client models."""
         self.as_json = as_json
         self.shown: dict[str, str] = {}
         if config.partition.test_share > 0:

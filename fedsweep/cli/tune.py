@@ -28,7 +28,8 @@ SPACE_OPTIONS = {
 }
 """The entry of the search space that each option of `tune` changes."""
 ADDRESS = (
-    "where trials run: `local`, HOST:PORT of a Ray cluster, or `auto` for the cluster in RAY_ADDRESS or on this machine"
+    "`local` (run trials on this machine), HOST:PORT of a Ray cluster, or `auto` (the cluster in RAY_ADDRESS or on "
+    "this machine)"
 )
 
 
@@ -50,11 +51,11 @@ def tune(
     ] = None,
     subsets: Annotated[
         str | None,
-        Option(help="with `ablate`: `one` leaves out one component at a time, `all` leaves out every combination"),
+        Option(help="`one` (leave out one component of `ablate` at a time) or `all` (leave out every combination)"),
     ] = None,
     design: Annotated[
         str | None,
-        Option(help="arms to run: `full` is the whole grid, `one_factor` changes one value of the baseline at a time"),
+        Option(help="`full` (run the whole grid) or `one_factor` (change one value of the baseline at a time)"),
     ] = None,
     scheduler: Annotated[
         str | None,
@@ -62,7 +63,8 @@ def tune(
     ] = None,
     cpus_per_trial: Annotated[float | None, Option(help="CPU cores per trial")] = None,
     gpus_per_trial: Annotated[
-        str | None, Option(help="GPUs per trial: 0.5 lets two trials share one, `auto` measures how many fit on one")
+        str | None,
+        Option(help="GPUs per trial: with 0.5, two trials share a GPU; `auto` measures how many trials fit on one"),
     ] = None,
     system_metrics: Annotated[
         bool | None, Option("--system-metrics", help="record the CPU, memory and GPU use of each round in MLflow")
@@ -127,7 +129,7 @@ def tune(
 
 
 def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes to the search space, by dotted name, that the given options of `tune` ask for."""
+    """Return the changes to the search space that the given options of `tune` make, by dotted name."""
     given = {dotted: options[name] for name, dotted in SPACE_OPTIONS.items() if options.get(name) is not None}
     if "seeds" in given:
         parsed = parse_yaml(f"[{given['seeds']}]", "`--seeds`")

@@ -31,7 +31,7 @@ _COUNT = re.compile(r" after validation, not \d+")
 
 
 class Config(BaseModel):
-    """The base class of all configuration. It is immutable, converts no types, and rejects unknown names."""
+    """The base class of all configuration. It is immutable, does not convert types, and rejects unknown names."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 

@@ -1,6 +1,6 @@
-"""The CPU, memory and GPU use of this process and this machine, and logical GPUs for tests without a GPU.
+"""The CPU, memory and GPU use of this process and this machine, and logical GPUs.
 
-A logical GPU is a share of the CPU and the memory of this machine that Ray treats as a GPU.
+A logical GPU is a simulated one: Ray assigns trials to it as to a GPU, but they run on the CPU.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ STAGES = (ROOT / "search_spaces" / "ablations" / "brick_stages.yaml").read_text(
 PARTS = ["server_epochs", "compensate", "parallel", "anneal", "domains"]
 
 
-def test_arms_are_shown_by_what_they_leave_out(call: Call):
+def test_arms_are_labelled_with_the_components_that_they_leave_out(call: Call):
     shown = call("show", "ablations/brick_stages").out
     rows = [line.split("│")[2].strip() for line in shown.splitlines() if line.startswith("│")]
     assert rows == ["full", *(f"without {part}" for part in PARTS)]

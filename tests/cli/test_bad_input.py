@@ -210,7 +210,7 @@ def test_a_sampled_search_needs_one_seed_and_at_least_one_sample(refused: Refuse
          "12, the number of blocks of digits_vit, but one is 13."),
     ],
 )  # fmt: skip
-def test_a_wrong_experiment_file_is_refused(refused: Refused, change, sentence):
+def test_a_wrong_experiment_file_is_rejected(refused: Refused, change, sentence):
     write("experiments", "mine", EXPERIMENT, change)
     assert refused("run", "mine") == f"experiment mine: {sentence}"
 
@@ -234,7 +234,7 @@ def test_a_search_space_with_a_repeated_key_is_rejected(refused: Refused):
     assert refused("tune", "mine") == f"{path}: the key `a` occurs twice (line 3)."
 
 
-def test_a_file_that_refers_to_itself_is_refused(refused: Refused):
+def test_a_file_that_refers_to_itself_is_rejected(refused: Refused):
     write("experiments", "mine", "a: &a {b: *a}\n")
     assert refused("run", "mine") == (
         "experiment mine contains a value that no hyperparameter can have: Circular reference detected."
@@ -305,12 +305,12 @@ RANKS = "{grid: [1, 4, 8, 16]}"
          ": `resources.cpus_per_trial` must be greater than or equal to 0.1, but it is 0."),
     ],
 )  # fmt: skip
-def test_a_wrong_search_space_file_is_refused(refused: Refused, change, sentence):
+def test_a_wrong_search_space_file_is_rejected(refused: Refused, change, sentence):
     write("search_spaces", "mine", GRID, change)
     assert refused("tune", "mine") == f"search space mine{sentence}"
 
 
-def test_a_misspelt_hyperparameter_of_the_space_is_refused(refused: Refused):
+def test_a_misspelt_hyperparameter_of_the_space_is_rejected(refused: Refused):
     write("search_spaces", "mine", GRID, ("  lora.rank: {grid", "  lora.rnk: {grid"), ("baseline: {lora.rank: 8}", ""))
     assert refused("tune", "mine") == (
         "search space mine: `lora.rnk` is not a hyperparameter of this run; did you mean `lora.rank` or `lora.scaling` "
@@ -341,7 +341,7 @@ def test_a_misspelt_hyperparameter_of_the_space_is_refused(refused: Refused):
          ": `scheduler.reduction_factor` must be greater than 1, but it is 1."),
     ],
 )  # fmt: skip
-def test_a_wrong_sampled_search_is_refused(refused: Refused, change, sentence):
+def test_a_wrong_sampled_search_is_rejected(refused: Refused, change, sentence):
     write("search_spaces", "mine", SAMPLED, change)
     assert refused("tune", "mine") == f"search space mine{sentence}"
 
@@ -384,7 +384,7 @@ PRINTED = """reference:
         (("77.17", ".nan"), "`reference.arms.0.values.accuracy/mean` must be a finite number, but it is NaN."),
     ],
 )  # fmt: skip
-def test_wrong_values_of_a_paper_are_refused(refused: Refused, change, sentence):
+def test_wrong_values_of_a_paper_are_rejected(refused: Refused, change, sentence):
     write("search_spaces", "mine", METHODS + PRINTED.replace(*change))
     assert PRINTED.count(change[0]) == 1
     assert refused("tune", "mine").startswith(f"search space mine: {sentence}")
@@ -416,7 +416,7 @@ RUN, TUNE = ("run", "fedra_digits"), ("tune", SPACE)
         (TUNE, "a folder", "unable to open database file (mlflow.db)"),
     ],
 )
-def test_a_store_that_cannot_be_written_is_refused(refused: Refused, tmp_path, words, fault, reason):
+def test_a_store_that_cannot_be_written_is_rejected(refused: Refused, tmp_path, words, fault, reason):
     # Errors that also occur for root, who can ignore permissions.
     store = tmp_path / "store"
     match fault:

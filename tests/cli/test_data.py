@@ -155,7 +155,7 @@ def test_list_names_an_unfinished_preparation(tree, call: Call, refused: Refused
     )
 
 
-def test_list_without_data_sets(tree, call: Call):
+def test_list_works_without_data_sets(tree, call: Call):
     assert call("data", "list").out.startswith("No data set is prepared yet in the folder data.\n")
 
 
@@ -193,7 +193,7 @@ def test_many_classes_are_summarised_without_all(tmp_path, monkeypatch, call: Ca
     assert all(["class_" + str(number), str(1 + number % 3), "/", "1"] in rows(whole) for number in range(41))
 
 
-def test_names_are_printed_as_they_are(tree, call: Call):
+def test_names_are_printed_without_interpreting_brackets(tree, call: Call):
     (tree / "photo").rename(tree / "[red]$a$")
     for domain in ("[red]$a$", "sketch"):
         (tree / domain / "cat").rename(tree / domain / "[x]\u732b")

@@ -50,7 +50,7 @@ def test_the_printed_report_is_the_written_file(call: Call, sweeps, format, name
     assert answer.out == (sweeps[0] / "report" / name).read_text()
 
 
-def test_parquet_goes_to_a_file_and_to_no_terminal(call: Call, refused: Refused, sweeps, monkeypatch):
+def test_parquet_is_written_to_a_file_but_not_to_a_terminal(call: Call, refused: Refused, sweeps, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout.isatty", lambda: True)
         assert refused("report", SPACE, "--format", "parquet").startswith(
@@ -64,7 +64,7 @@ def test_parquet_goes_to_a_file_and_to_no_terminal(call: Call, refused: Refused,
     assert written == (sweeps[1] / "report" / "table.parquet").read_bytes()
 
 
-def test_without_a_format_it_is_the_table_of_the_newest_sweep(call: Call, sweeps):
+def test_without_a_format_report_prints_the_table_of_the_newest_sweep(call: Call, sweeps):
     answer = call("report", SPACE)
     assert answer.out.startswith(SPACE)
     assert "rank 16 against 8: " in answer.out
@@ -97,7 +97,7 @@ def test_every_format_has_the_given_columns(call: Call, sweeps):
          "`--columns` needs a number after rounds_to=, such as rounds_to=0.7, but it is rounds_to=soon."),
     ],
 )  # fmt: skip
-def test_a_wrong_report_is_refused(refused: Refused, sweeps, words, sentence):
+def test_a_wrong_report_is_rejected(refused: Refused, sweeps, words, sentence):
     assert refused("report", SPACE, *words).startswith(sentence)
     assert not (sweeps[1] / "report").exists()
 
@@ -136,7 +136,7 @@ def test_two_sweeps_are_compared_by_the_arms_that_both_have(call: Call):
     assert found["verdict"].tolist() == ["no detectable difference"] * 2
 
 
-def test_two_arms_are_compared_as_the_report_does(call: Call, tmp_path: Path):
+def test_two_arms_are_compared_by_the_statistics_of_the_report(call: Call, tmp_path: Path):
     found = pd.read_csv(
         io.StringIO(call("compare", f"{SPACE}@s2:lora.rank=8", f"{SPACE}@s2:lora.rank=16", "--format", "csv").out)
     )
@@ -184,5 +184,5 @@ def test_no_number_of_a_comparison_is_truncated_at_any_width(call: Call, monkeyp
          "`--format` must be terminal, markdown or csv, but it is `latex`."),
     ],
 )  # fmt: skip
-def test_a_wrong_comparison_is_refused(refused: Refused, tmp_path, words, sentence):
+def test_a_wrong_comparison_is_rejected(refused: Refused, tmp_path, words, sentence):
     assert refused("compare", *words).replace(str(tmp_path / "mlruns"), "mlruns").startswith(sentence)

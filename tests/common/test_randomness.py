@@ -21,7 +21,7 @@ def test_another_seed_gives_another_derived_seed(first, second, key):
     assert (derived_seed(first, "batches", *key) == derived_seed(second, "batches", *key)) == (first == second)
 
 
-def test_every_argument_matters():
+def test_every_argument_changes_the_derived_seed():
     arguments = [(0, "batches", 1, "a"), (1, "batches", 1, "a"), (0, "dropout", 1, "a"), (0, "batches", 2, "a"),
                  (0, "batches", 1, "b"), (0, "batches", "a", 1), (0, "batches", 1), (0, "batches", "1", "a"),
                  (0, "batches", 11, ""), (10, "batches", 1, "a")]  # fmt: skip

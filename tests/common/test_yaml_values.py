@@ -19,7 +19,7 @@ from fedsweep.common.yaml_values import parse_overrides, parse_yaml, read_yaml
         ("1e", "1e"), ("'1e-3'", "1e-3"), ("e5", "e5"), (".", "."), ("[12, 1e-1, no]", [12, 0.1, "no"]),
     ],
 )  # fmt: skip
-def test_a_value_reads_as_yaml_1_2_says(text, value):
+def test_values_are_read_by_the_rules_of_yaml_1_2(text, value):
     read = parse_yaml(f"key: {text}", "test")["key"]
     assert read == value
     assert type(read) is type(value)
