@@ -209,15 +209,15 @@ The tables compare these strategies:
 - *arms (ours)*: the scheduler `arms`, which promotes or prunes all seeds of an arm together. At each rung, the arms
   with the best means are promoted. Another arm is spared, that is, promoted too, if it is at least as good as the last
   promoted arm on at least one seed. All remaining arms are pruned.
-- *arms, nobody spared*: successive halving by the mean over the seeds. No arms are spared.
+- *arms, nobody spared*: successive halving by the mean over the seeds, in which no arms are spared.
 - *arms, spared by a t test*: like *arms (ours)*, but an arm is spared unless a paired t-test over the seeds finds that
   it is worse (one-sided, at the 10 % level). With a single seed, no arms are spared.
 - *per-trial ASHA*, *per-trial median stopping*: the schedulers `asha` and `median`, which prune single trials.
 - *synchronous halving of trials*: successive halving of single trials.
 - *random search*: complete arms or complete trials in random order, until the rounds are used up.
 
-No strategy spares more arms than it promotes by their means. *Grace* is the round of the first rung. At each rung, one
-in *eta* arms or trials is promoted.
+No strategy spares more arms than it promotes by their means. A *rung* is a round after which arms or trials are judged.
+*Grace* is the round of the first rung. At each rung, one in *eta* of the arms or trials is promoted.
 
 ## Survival for the same number of rounds
 
@@ -229,13 +229,14 @@ Each cell of the next tables has three numbers: `survives with any seed / surviv
 
 - `survives with any seed`: percentage of the problems in which at least one seed of the truly best arm reaches the last
   round.
-- `survives with all seeds`: percentage of the problems in which all seeds of the truly best arm reach the last round.
-  Only then are all its paired differences available.
+- `survives with all seeds`: percentage of the problems in which all seeds of the truly best arm reach the last round,
+  so that all paired differences of this arm are available.
 - `regret`: difference between the true means of the truly best arm and of the answer, in percentage points.
 
-A strategy has several settings (grace 1 to 3, eta 2 to 4). Each number belongs to the best setting among those that run
-at most the share of all rounds in the heading of the column. The best setting can differ between the three numbers of a
-cell. The settings were chosen on the same problems, so the numbers are optimistic for all strategies with settings.
+A strategy has several settings: grace 1 to 3 and eta 2 to 4, or grace 1 to 6 for median stopping. Each number belongs
+to the best setting among those that run at most the share of all rounds in the heading of the column. The best setting
+can differ between the three numbers of a cell. The settings were chosen on the same problems, so the numbers are optimistic
+for all strategies with settings.
 
 Two limits apply:
 
@@ -248,13 +249,13 @@ Two limits apply:
 
 ![survival of the best arm and regret against the share of rounds](pruning.png)
 
-The next tables list means over all nine settings instead of the best setting. With these settings, the strategies run
-different shares of the rounds. The column "is the answer" is the share of the problems in which the truly best arm is
+The next tables list means over all nine settings instead of the best setting. The strategies run different shares of
+the rounds. The column "is the answer" is the share of the problems in which the truly best arm is
 the answer.
 
 {means}
 
-The last table of this section compares two settings with {seeds} seeds. Its last row is the result without pruning.
+The last table of this section compares two settings with {seeds} seeds. The last row of this table is the result without pruning.
 The column "answer in top 3" is the share of the problems in which the answer is one of the three truly best arms.
 
 {defaults}
@@ -263,8 +264,8 @@ The column "answer in top 3" is the share of the problems in which the answer is
 
 Each strategy ran {count} times on all arms and seeds of `curves` (grace 3, eta 3). Each time, the trials had another
 order, the number of workers was between 1 and 16, and rounds had unequal durations. An outcome is the set of pruned
-trials with the rounds at which they were pruned. For the last two columns, a single worker ran the arms from the truly
-worst to the truly best, and from the best to the worst. These columns list the number of pruned trials.
+trials with the rounds at which they were pruned. The last two columns list the number of pruned trials if a single worker
+runs the arms from the truly worst to the truly best ("worst first"), or from the best to the worst ("best first").
 
 {stopped}
 
