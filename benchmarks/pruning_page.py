@@ -206,18 +206,18 @@ that finished in every arm are used.
 
 The tables compare these strategies:
 
-- *arms (ours)*: the scheduler `arms`, which compares whole arms after some rounds, called rungs. The arms with the best
-  means over the seeds are promoted. Each other arm is pruned if it is worse than the last promoted arm with every seed.
-  Otherwise, the arm is spared and continues too.
-- *arms, nobody spared*: successive halving of whole arms. All arms that are not promoted are pruned.
-- *arms, spared by a t test*: as *arms (ours)*, but an arm is spared if a paired t-test over the seeds does not find
-  it worse (one-sided, at 10 %).
+- *arms (ours)*: the scheduler `arms`, which promotes or prunes all seeds of an arm together. At each rung, the arms
+  with the best means are promoted. Another arm is spared, that is, promoted too, if it is at least as good as the last
+  promoted arm on at least one seed. All remaining arms are pruned.
+- *arms, nobody spared*: successive halving by the mean over the seeds, in which no arms are spared.
+- *arms, spared by a t test*: like *arms (ours)*, but an arm is spared unless a paired t-test over the seeds finds that
+  it is worse (one-sided, at the 10 % level). With a single seed, no arms are spared.
 - *per-trial ASHA*, *per-trial median stopping*: the schedulers `asha` and `median`, which prune single trials.
 - *synchronous halving of trials*: successive halving of single trials.
 - *random search*: complete arms or complete trials in random order, until the rounds are used up.
 
-At a rung, at most as many arms are spared as are promoted. The setting *grace* is the round of the first rung. The
-setting *eta* determines the share of arms or trials that are promoted at each rung, which is one in *eta*.
+No strategy spares more arms than it promotes by their means. A *rung* is a round after which arms or trials are judged.
+*Grace* is the round of the first rung. At each rung, one in *eta* of the arms or trials is promoted.
 
 ## Survival for the same number of rounds
 
@@ -229,14 +229,14 @@ Each cell of the next tables has three numbers: `survives with any seed / surviv
 
 - The first number is the percentage of problems in which at least one trial of the truly best arm reaches the last
   round.
-- The second number is the percentage of problems in which all trials of the truly best arm do. Only arms with all their
-  seeds have complete paired differences.
-- The regret is the difference in true accuracy, in percentage points, between the truly best arm and the selected arm.
-  A strategy selects the arm with the highest mean over its finished trials.
+- `survives with all seeds`: percentage of the problems in which all seeds of the truly best arm reach the last round,
+  so that all paired differences of this arm are available.
+- `regret`: difference between the true means of the truly best arm and of the answer, in percentage points.
 
-Each number is the best that a strategy reaches with any of its settings (grace 1 to 3, eta 2 to 4). Settings that run a
-larger share of the rounds than the heading of the column are excluded. The settings were chosen on the same problems,
-so the numbers are optimistic for all strategies that have settings.
+A strategy has several settings: grace 1 to 3 and eta 2 to 4, or grace 1 to 6 for median stopping. Each number belongs
+to the best setting among those that run at most the share of all rounds in the heading of the column. The best setting
+can differ between the three numbers of a cell. The settings were chosen on the same problems, so the numbers are
+optimistic for all strategies with settings.
 
 The results have two limits:
 
@@ -249,22 +249,24 @@ The results have two limits:
 
 ![survival of the best arm and regret against the share of rounds](pruning.png)
 
-The next tables list means over all nine settings instead of the best setting. Averaged in this way, the strategies run
-different shares of the rounds. The column "selected" is the share of the problems in which the truly best arm is
-selected.
+The next tables list means over all nine settings instead of the best setting. The strategies run different shares of
+the rounds. The column "selected" is the share of the problems in which the truly best arm is the answer.
 
 {means}
 
-The last table shows two of the settings with {seeds} seeds, and a sweep that runs all rounds without pruning:
+The last table of this section compares two settings with {seeds} seeds. The last row of this table is the result
+without pruning. The column "selected arm in top 3" is the share of the problems in which the answer is one of the three
+truly best arms.
 
 {defaults}
 
 ## Dependence on the order of trials
 
-All arms and seeds of `curves` were run {count} times (grace 3, eta 3): each time in another order, on 1 to 16 workers,
-and with rounds of unequal duration. An outcome is the set of pruned trials with the rounds at which they were
-pruned. The last two columns count the pruned trials if one worker runs the arms in the order of their true values,
-from the worst to the best or from the best to the worst.
+Each strategy ran {count} times on all arms and seeds of `curves` (grace 3, eta 3). Each time, the trials had another
+order, the number of workers was between 1 and 16, and rounds had unequal durations. An outcome is the set of pruned
+trials with the rounds at which they were pruned. The last two columns list the number of pruned trials if a single
+worker runs the arms from the truly worst to the truly best ("worst first"), or from the best to the worst ("best
+first").
 
 {stopped}
 

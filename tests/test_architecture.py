@@ -58,14 +58,14 @@ def test_every_dotted_name_exists():
 
 
 def test_the_steps_of_a_sweep_can_be_imported():
-    steps = re.findall(r"^(sweep\.\S+)", section("A sweep flows forward"), re.MULTILINE)
+    steps = re.findall(r"^(sweep\.\S+)", section("The steps of a sweep"), re.MULTILINE)
     assert len(steps) == 6
     for step in steps:
         resolve(step)
 
 
 def test_the_names_on_the_path_of_a_hyperparameter_can_be_imported():
-    stations = rows(section("The walk of `lora.rank`"))
+    stations = rows(section("The path of `lora.rank` through the code"))
     names = [name for row in stations[1:] for name in re.findall(r"`([\w.]+)`", row[1])]
     assert len(names) >= len(stations)
     for name in names:
