@@ -324,5 +324,5 @@ def test_a_missing_trunk_is_reported_before_a_run(tiny, random_clip):
     trunk = {"name": "timm", "model": "resnet18", "pretrained": "not/there.safetensors"}
     method = {"method": {"name": "fedms", "gate": {"trunk": trunk}}, "partition.validation_share": 0.1}
     config = tiny.override({**clip, **method}, "test")
-    with pytest.raises(UserError, match=r"^`method\.gate\.trunk\.pretrained` not/there\.safetensors is not there"):
+    with pytest.raises(UserError, match=r"^`method\.gate\.trunk\.pretrained` not/there\.safetensors does not exist"):
         config.method.check_weights(config.backbone, ("a", "b"))

@@ -103,7 +103,7 @@ def test_a_baseline_must_equal_an_arm_exactly(read: Any) -> None:
 
 def test_the_t_sne_of_every_arm_is_checked_before_the_sweep(read: Any) -> None:
     axis = {"evaluation.tsne_classes": {"grid": [None, 10, 11]}}
-    with pytest.raises(UserError, match="at most the 10 classes of the data, but it is 11"):
+    with pytest.raises(UserError, match="at most 10, the number of classes of the data, but it is 11"):
         read({**GRID, "space": axis, "baseline": None}).preflight()
 
 
