@@ -1,4 +1,4 @@
-"""CLIP checkpoints in transformers' format: shapes, tensors, normalisation, tokenizers and names of tensors."""
+"""CLIP checkpoints in transformers' format: configuration, weights, normalisation, tokenizer and names of tensors."""
 
 import json
 import math
@@ -42,10 +42,12 @@ KNOWN = {
 
 
 def config_of(model: str) -> Any:
-    """Return transformers' CLIPConfig of a checkpoint, which is not downloaded if its name is in KNOWN.
+    """Return transformers' CLIPConfig of the checkpoint `model`.
+
+    The checkpoint is downloaded if necessary, unless `KNOWN` contains its name and sizes.
 
     Raises:
-        UserError: The checkpoint is missing, or is not a CLIP that transformers can read.
+        UserError: The checkpoint is missing, or transformers cannot read it as a CLIP model.
     """
     import transformers
 
@@ -75,7 +77,7 @@ def load(folder: Path, name: str) -> Any:
     """Return transformers' CLIPModel with the weights in `folder`, in single precision and evaluation mode.
 
     Raises:
-        UserError: The checkpoint cannot be loaded or lacks tensors. The message uses `name` for the checkpoint.
+        UserError: The checkpoint cannot be loaded or lacks tensors. The message calls the checkpoint `name`.
     """
     import transformers
 
@@ -100,10 +102,10 @@ def load(folder: Path, name: str) -> Any:
 
 
 def normalisation(path: Path, name: str) -> tuple[list[float], list[float]]:
-    """Return the mean and standard deviation of each colour from a preprocessor's JSON file.
+    """Return the mean and the standard deviation of each colour channel from a preprocessor's JSON file.
 
     Raises:
-        UserError: The file is malformed. The message uses `name` for the checkpoint.
+        UserError: The file is malformed. The message calls the checkpoint `name`.
     """
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
@@ -120,12 +122,12 @@ def normalisation(path: Path, name: str) -> tuple[list[float], list[float]]:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer of a checkpoint, which is read when it is first called."""
+    """The tokenizer of the checkpoint in `folder`, which is read from disk on the first call."""
 
     folder: Path
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the tokens of n texts (n, longest) and the position of each text's last token (n,).
+        """Return the padded tokens (n, longest) of n texts and the position of each text's last token (n,).
 
         Raises:
             UserError: The tokenizer cannot be read.
@@ -157,7 +159,7 @@ THEIRS = {
 
 
 def in_clip_model(name: str, place: int | None) -> str:
-    """Return a tensor's name in transformers' CLIPModel.
+    """Return the name in transformers' CLIPModel of the tensor that fedsweep calls `name`.
 
     `place` is the index of the tensor's block in its encoder, or None if the tensor is outside the blocks.
 
