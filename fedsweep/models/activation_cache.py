@@ -28,14 +28,14 @@ from fedsweep.types import AdapterState, ImageSet
 GROUP = 16
 """The number of images in a group: frozen functions are called with whole groups only.
 
-Rows are therefore bit-identical, whichever of them are cached. A CPU kernel computes each row independently of the
-others, except in the remainder of a batch, which it processes differently.
+Rows are therefore bit-identical, no matter which of them are cached. A CPU kernel computes each row independently of
+the others, except in the remainder of a batch, which it processes differently.
 """
 PAGE, SUFFIX = 4096, ".rows"
 PACKAGES = ("torch", "timm", "transformers", "peft", "numpy")
 LOOKS = 64
-"""A process measures the size of the folder again after it has written `limit` / LOOKS bytes, because other processes
-write to the folder too."""
+"""After every `limit` / LOOKS bytes that a process writes, it measures the size of the folder again, because other
+processes write to the folder too."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,11 @@ class FrozenRows:
 
     @classmethod
     def of(cls, sources: Mapping[int, str]) -> Self:
-        """Return a cache whose folder and size limit come from the variables FEDSWEEP_CACHE and FEDSWEEP_CACHE_GB.
+        """Return a cache as the environment variables FEDSWEEP_CACHE and FEDSWEEP_CACHE_GB configure it.
 
-        If the folder cannot be created or the limit is 0, the returned cache stores nothing. `sources` maps the memory
-        address of each image tensor to an identifier of the tensor's content.
+        The variables set the folder and its maximum size in gigabytes. If the folder cannot be created or the size is
+        0, the returned cache stores nothing. `sources` maps the memory address of each image tensor to an identifier of
+        the tensor's content.
         """
         folder, limit = activation_folder(), activation_bytes()
         with contextlib.suppress(OSError):
@@ -96,8 +97,8 @@ class FrozenRows:
     def rows(self, function: FrozenFunction, images: ImageSet, index: Tensor) -> Tensor:
         """Return the outputs (k, ...) of `function` for the k images at `index`, from the cache if possible.
 
-        New outputs are added to the cache. The result is on the CPU if `images` can be cached, and otherwise on the
-        model's device.
+        New outputs are added to the cache. The result is on the CPU if the cache can store outputs for `images`, and
+        otherwise on the model's device.
         """
         places = images.places(index)
         if self.folder is None or any(part.data_ptr() not in self.sources for part, _, _ in places):
@@ -146,8 +147,8 @@ class FrozenRows:
     def _kept(self, place: Path, count: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return a boolean mask of the image numbers `rows` that the file `place` contains, and their cached outputs.
 
-        `place` lacks the file's suffixes, and `count` is the number of images for which the file has room. If the file
-        cannot be read, the mask is false for all images.
+        The path `place` does not include the file's suffixes. `count` is the number of images for which the file has
+        room. If the file cannot be read, the mask is false for all images.
         """
         with contextlib.suppress(OSError):
             if place not in self._files and (paths := list(place.parent.glob(f"{place.name}.*{SUFFIX}"))):
@@ -161,8 +162,8 @@ class FrozenRows:
     def _keep(self, place: Path, count: int, rows: Tensor, values: Tensor) -> None:
         """Write `values`, the outputs for the image numbers `rows`, to the file `place`, if the size limit permits it.
 
-        `place` lacks the file's suffixes, and `count` is the number of images for which the file has room. Errors of
-        the operating system are ignored, because the cache only saves time.
+        The path `place` does not include the file's suffixes. `count` is the number of images for which the file has
+        room. Errors of the operating system are ignored, because the cache only saves time.
         """
         with contextlib.suppress(OSError):
             if not self._may_grow(place.parent, values.nbytes):
@@ -241,7 +242,7 @@ class _Rows:
         return torch.from_numpy(found)
 
     def write(self, rows: Tensor, values: Tensor) -> None:
-        """Write `values`, the outputs for the image numbers `rows`, and stop at the first incomplete write.
+        """Write `values`, the outputs for the image numbers `rows`, until the disk is full.
 
         Raises:
             OSError: The file cannot be written.

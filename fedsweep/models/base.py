@@ -31,7 +31,7 @@ class Recipe(Config):
     call: Literal["timm.create_model", "timm.models.MlpMixer", "transformers.CLIPModel.from_pretrained"]
     model: str = Field("", description="name of the model in the call; empty if the call takes no name")
     arguments: dict[str, Json] = Field(default_factory=dict, description="other arguments of the call, by name")
-    fetched: bool = Field(description="whether the library can load or download the weights by that name")
+    fetched: bool = Field(description="whether the library can load or download the weights by the name of the model")
 
     @field_validator("arguments")
     @classmethod
@@ -55,7 +55,7 @@ class Outline:
     width: int  # number of features of an image token
     image_size: int  # height and width in pixels
     largest_rank: Mapping[str, int]
-    """The largest LoRA rank for each position: the smallest side of the adapted matrices."""
+    """The largest LoRA rank for each value of `lora.position`: the smallest dimension of the adapted matrices."""
 
 
 class Backbone(Config, ABC):
@@ -96,7 +96,7 @@ class Backbone(Config, ABC):
         """Return a string that identifies the content of the weights.
 
         The string is `none` for random weights, `timm:` and the model's name for weights of timm, or `sha256:` and a
-        digest of the weights' files.
+        digest of the files that contain the weights.
 
         Raises:
             UserError: The weights are missing.
@@ -204,7 +204,7 @@ class Reader:
         done: int,
         side_inputs: Mapping[str, Tensor],
     ) -> Images:
-        """Return the images at `index` in the form in which the model takes them.
+        """Return the model's input for the images at `index`.
 
         Args:
             images: The set that contains the images.

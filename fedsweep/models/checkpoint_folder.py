@@ -65,7 +65,9 @@ def _from_hub(model: str) -> Path:
         if not _lacking(folder):
             return folder
     except HFValidationError:
-        raise UserError(f"`backbone.model` {model} is neither a folder nor a name on the Hugging Face Hub.") from None
+        raise UserError(
+            f"`backbone.model` {model} is neither a folder nor a valid name on the Hugging Face Hub."
+        ) from None
     except LocalEntryNotFoundError:
         pass
     try:

@@ -26,11 +26,11 @@ Position = Literal["l0", "l1", "both", "mlp", "attention", "all"]
 - `mlp`, `attention`, `all`, for CLIP only: all linear layers of the MLP, of the attention, or of both
 """
 Images: TypeAlias = Tensor | Batch
-"""uint8 images (n, 3, height, width), or a batch, which may contain the output of its first steps."""
+"""uint8 images (n, 3, height, width), or a batch, which may contain cached outputs of the first blocks."""
 Step: TypeAlias = int | Callable[["LayeredModel", Tensor], Tensor]
-"""One step of a walk: the number of a block, or a function of model and tokens that replaces a block."""
+"""One step of a forward pass: the number of a block, or a function of the model and tokens that replaces a block."""
 Walk: TypeAlias = Sequence[Step]
-"""The steps of a walk, in order, without the blocks that a client skips."""
+"""The steps of a forward pass, in order, without the blocks that a client skips."""
 
 
 class LayeredModel(nn.Module, ABC):
@@ -52,8 +52,8 @@ class LayeredModel(nn.Module, ABC):
     def __init__(self, backbone: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self.backbone = backbone
-        self.heads = nn.ModuleDict()  # additional classifiers, by the number of blocks before them
-        self.bricks = nn.ModuleDict()  # BRICKs, FedBRICK's small replacements for blocks, by set of BRICKs
+        self.heads = nn.ModuleDict()  # additional classifiers, keyed by the number of blocks before them
+        self.bricks = nn.ModuleDict()  # BRICKs, FedBRICK's small replacements for blocks, keyed by set of BRICKs
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
@@ -96,7 +96,7 @@ class LayeredModel(nn.Module, ABC):
         self.head_is_fresh = True
 
     def add_heads(self, depths: Iterable[int], seed: int) -> None:
-        """Add further trainable classifiers: for each d in `depths`, the classifier `heads.<d>` after d blocks."""
+        """Add a trainable classifier, `heads.<d>`, after the first d blocks, for each d in `depths`."""
         shape = self.backbone.num_features, self.backbone.num_classes
         for depth in sorted(depths):
             head = nn.Linear(*shape, device="meta").to_empty(device="cpu")
@@ -157,8 +157,8 @@ class LayeredModel(nn.Module, ABC):
     def begin(self, images: Images) -> tuple[Tensor, int]:
         """Return the tokens with which a forward pass starts, and the number of blocks that they have already passed.
 
-        If `images` is a batch with cached tokens, these are returned. Otherwise, the pixels are embedded, and the
-        number is 0.
+        If `images` is a batch with cached tokens, the cached tokens are returned. Otherwise, the pixels are embedded,
+        and the number of passed blocks is 0.
         """
         if isinstance(images, Batch):
             if images.tokens is not None:
@@ -186,7 +186,7 @@ class LayeredModel(nn.Module, ABC):
     def ahead(self, state: AdapterState, walk: Walk, steps: int) -> AdapterState:
         """Return the tensors of `state` on which the output of the first `steps` blocks in `walk` depends.
 
-        If `steps` is the length of `walk`, the tensors after the last block (`top`) are included.
+        If `steps` is the length of `walk`, the tensors of the layers after the last block are included.
         """
         top = self.top if steps == len(walk) else ()
         behind = tuple(prefix for prefix in self.behind if prefix not in top)
@@ -219,9 +219,9 @@ class LayeredModel(nn.Module, ABC):
 
     @contextmanager
     def frozen(self, walk: Walk, steps: int) -> Iterator[None]:
-        """Keep the first `steps` blocks in `walk` in evaluation mode while the context is open.
+        """Keep the first `steps` blocks in `walk` in evaluation mode until the `with` statement ends.
 
-        Frozen adapters then have no dropout.
+        Frozen adapters therefore have no dropout.
         """
         blocks = [self.backbone.blocks[step] for step in walk[:steps]]
         for block in blocks:
@@ -320,5 +320,5 @@ def draw_linears(layers: nn.Sequential, seed: int, purpose: str, *key: str) -> N
 
 
 def standardize_(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Compute (pixels - mean) / std in place: allocating memory would take longer than the arithmetic."""
+    """Compute (pixels - mean) / std in place, because allocating memory would take longer than the arithmetic."""
     return pixels.sub_(mean).div_(std)

@@ -30,9 +30,9 @@ class LoraConfig(Config):
     scaling: float | None = Field(None, gt=0, description="scaling s of the adapters' output; null if `alpha` is set")
     position: Position = Field(
         "both",
-        description="adapted linear layers of each block: `l0` (the last one of the attention or token mixing), `l1` "
-        "(the last one of the MLP or channel mixing), or `both`; for CLIP also `mlp` or `attention` (all linear layers "
-        "of that part), or `all` (those of both parts)",
+        description="adapted linear layers of each block: `l0` (the last one of the attention or of a Mixer's token "
+        "mixing), `l1` (the last one of the MLP or of a Mixer's channel mixing), or `both`; for CLIP also `mlp` or "
+        "`attention` (all linear layers of that part), or `all` (the linear layers of both parts)",
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate of the adapters' inputs")
     patch_embed: bool = Field(False, description="also adapt the patch embedding, as FedRA's released code does")

@@ -27,7 +27,7 @@ def moved_to(name: str, layer: int) -> str:
 
 
 def names_within(names: Iterable[str], layers: Iterable[int], excluded_prefixes: tuple[str, ...] = ()) -> list[str]:
-    """Return the `names` of tensors that are in one of the blocks `layers` or outside all blocks.
+    """Return the names of the tensors in the blocks `layers` and of the tensors outside all blocks.
 
     A tensor outside the blocks is left out if its name begins with one of `excluded_prefixes`.
     """

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 
 T_co = TypeVar("T_co", covariant=True)
 Role = Literal["backbone", "beside"]
-"""The role of a network in a run: the backbone, or a second network of the method, like the server's CLIP."""
+"""The role of a network in a run: the backbone, or a second network of the method, such as the server's CLIP model."""
 
 
 class Source(Protocol[T_co]):
@@ -37,7 +37,8 @@ def built(role: Role, source: Source[T_co], content: str, *arguments: Hashable) 
     The caller may change the returned network in place.
 
     Args:
-        role: The role of the network in the run: the backbone, or (`beside`) a second network of the method.
+        role: The role of the network in the run: `backbone`, or `beside` for a second network of the method, such as
+            the server's CLIP model.
         source: The configuration of the network.
         content: The fingerprint of the weights. The network is built again if the fingerprint changes. A network with
             the fingerprint `none`, which has random weights, is not cached.

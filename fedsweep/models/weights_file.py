@@ -89,7 +89,9 @@ def read_card(path: Path) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise UserError(f"{beside} must contain a JSON object, but it contains a value of type {type(said).__name__}.")
     if said.get("sha256") not in (None, digest(path)):
-        raise UserError(f"{path} is not the file that its card {beside.name} describes: its sha256 is {digest(path)}.")
+        raise UserError(
+            f"{path} is not the file that its card {beside.name} describes: the SHA-256 of the file is {digest(path)}."
+        )
     for name, least, kind in (("mean", -LARGEST, "finite numbers"), ("std", SMALLEST, "finite positive numbers")):
         values = said.get(name, [0.5])
         # JSON's NaN and true are not numbers here. A number that overflows float32 is not finite.
@@ -205,7 +207,7 @@ def _check(state: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -
 
 
 def reason(error: Exception) -> str:
-    """Return the first sentence of a loading error, without torch's further advice.
+    """Return the first sentence of a loading error, without torch's advice on how to load the file anyway.
 
     Users who follow the advice could execute malicious code in a pickled file.
     """

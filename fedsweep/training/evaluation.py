@@ -15,7 +15,7 @@ from fedsweep.types import ClientId, Domain, ImageSet
 
 OF_CLIENTS, OF_WORST, OF_CLIENT = "accuracy/clients/mean", "accuracy/clients/worst", "accuracy/client"
 OF_BOTTOM = "accuracy/clients/bottom_10"
-"""The mean accuracy of the worst tenth of the clients, at least one client (as in q-FFL)."""
+"""The mean accuracy of the worst tenth of the clients, but of at least one client (as in q-FFL)."""
 DOMAIN_SPREAD = "accuracy/domain_spread"
 """The population standard deviation of the accuracy over domains; accuracies are between 0 and 1."""
 OUT_OF_DOMAIN, OUT_OF_DOMAINS = "accuracy/out_of_domain", "accuracy/out_of_domain_mean"
@@ -95,7 +95,7 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
 def client_scores(accuracies: Mapping[ClientId, float], left_out: Collection[ClientId]) -> dict[str, float]:
     """Return the metrics of the clients' own models, given the accuracy of each client on its own test images.
 
-    The clients in `left_out` do not count in the mean, the minimum and the mean of the worst tenth.
+    The clients in `left_out` do not count in the mean, the minimum, or the mean of the worst tenth.
 
     >>> client_scores({"a": 0.5, "b": 1.0, "c": 0.0}, left_out={"c"})["accuracy/clients/mean"]
     0.75

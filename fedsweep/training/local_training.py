@@ -24,7 +24,7 @@ from fedsweep.training.optimizers import OptimizerConfig
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAllocation
 
 Objective = Callable[[LayeredModel, Images, Tensor, Walk], Tensor]
-"""A function that returns a loss, given the model, a batch of images, its labels (batch,), and the steps to run."""
+"""A function that returns the loss, given the model, a batch of images, their labels (batch,), and the steps to run."""
 
 
 class LocalConfig(Config):
@@ -33,8 +33,8 @@ class LocalConfig(Config):
     batch_size: int = Field(128, gt=0, description="number of images per step")
     steps: Literal["epoch", "min_client"] | Annotated[int, Field(gt=0)] = Field(
         "epoch",
-        description="`epoch`: whole epochs; `min_client`: epochs cut to at most one step more than an epoch of the "
-        "smallest client (FedRA's released code); or a number of steps",
+        description="`epoch`: whole epochs; `min_client`: epochs of at most one step more than an epoch of the client "
+        "with the fewest images (as in FedRA's released code); or a number of steps",
     )
     epochs: int = Field(1, gt=0, description="number of epochs; not used if `local.steps` is a number")
 
@@ -56,7 +56,7 @@ class LocalTask:
     """One session of local training of a client.
 
     Attributes:
-        client: The client, whose training images are used.
+        client: The client, which trains on its own training images.
         start: The tensors at the beginning of the session, keyed by name.
         allocation: The blocks that the client holds and trains.
         objective: The function that computes the loss.
@@ -78,7 +78,7 @@ class LocalTask:
     side_inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     def walk(self, over: float) -> Walk:
-        """Return the steps of the forward pass after the share `over` of the session, in [0, 1).
+        """Return the steps of the forward pass when the share `over` of the session, in [0, 1), is finished.
 
         A step is a block, or a module that replaces a block.
         """

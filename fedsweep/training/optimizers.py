@@ -34,7 +34,9 @@ class AdamConfig(Config):
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.98), description="decay rates of the running means of the gradient and of the squared gradient"
     )
-    eps: float = Field(1e-6, gt=0, description="added to the denominator, the root of the mean squared gradient")
+    eps: float = Field(
+        1e-6, gt=0, description="number added to the denominator, which is the root of the mean squared gradient"
+    )
     weight_decay: float = Field(0.05, ge=0, description="strength of the weight decay; see `decoupled`")
     decoupled: bool = Field(
         False, description="decay the weights directly (AdamW); `false`: an L2 penalty in the gradient (torch's Adam)"

@@ -13,7 +13,7 @@ from fedsweep.training.evaluation import features
 from fedsweep.types import Domain, ImageSet
 
 PERPLEXITY = 30.0
-"""The perplexity, scikit-learn's default; a smaller one is used for fewer than 91 images."""
+"""The perplexity, which is scikit-learn's default; fewer than 91 images get a smaller perplexity."""
 
 
 def draw(
@@ -56,8 +56,8 @@ def draw(
     present = {int(label) for part in parts.values() for label in part.labels}
     if not 2 <= len(present) < len(chosen):
         raise UserError(
-            f"`evaluation.tsne_classes` {classes} needs at least two classes with test images and more images "
-            f"than classes, but the number of images is {len(chosen)} and the number of classes {len(present)}."
+            f"`evaluation.tsne_classes` {classes} needs test images of at least two classes, and more images than "
+            f"classes, but there are {len(chosen)} images, and the number of their classes is {len(present)}."
         )
     return parts
 

@@ -51,7 +51,8 @@ class _Clip(Backbone):
     def build(self, num_classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> LayeredClip:
         """Return the model with its weights, in evaluation mode on the CPU.
 
-        `seed` has no effect, because no parameter is random. The numbers of the classes replace missing class names.
+        `seed` has no effect, because no parameter is random. If `class_names` is None, the numbers of the classes serve
+        as their names.
 
         Raises:
             UserError: The checkpoint is missing or unsuitable, or a prompt is longer than the text encoder allows.
@@ -114,7 +115,7 @@ class ClipBackbone(_Clip):
 
 
 class DigitsClip(_Clip):
-    """A small CLIP model that is shipped with fedsweep, trained on MNIST's digits and captions that name them."""
+    """A small CLIP model that is shipped with fedsweep, trained on MNIST images with captions that name the digits."""
 
     name: Literal["digits_clip"] = "digits_clip"
     encoder: Literal["base", "patch8", "large"] = Field(

@@ -25,7 +25,7 @@ class Towers(nn.Module):
     """The network of transformers' CLIPModel, with the blocks of its two encoders arranged in pairs.
 
     Block l is a pair of one image block and one text block. The last blocks of both encoders form the last pair. If one
-    encoder is deeper (L/14 has 24 image blocks and 12 text blocks), its first blocks have no partner.
+    encoder is deeper (CLIP L/14 has 24 image blocks and 12 text blocks), its first blocks have no partner.
     """
 
     def __init__(self, clip: Any) -> None:
@@ -128,9 +128,10 @@ class LayeredClip(LayeredModel):
         return in_clip_model(name, None if layer_of(name) is None else self.height(name)[0])
 
     def cut(self, layers: Sequence[int]) -> dict[str, int]:
-        """Return how many blocks of each encoder are in `layers`, keyed by CLIPModel's name of the encoder's blocks.
+        """Return the number of blocks that each encoder of CLIPModel must keep to run only the blocks `layers`.
 
-        The dict is empty if `layers` are all blocks.
+        The dict maps the name of the encoder's list of blocks to its new length. It is empty if `layers` are all
+        blocks.
         """
         if len(layers) == self.num_layers:
             return {}
@@ -166,7 +167,7 @@ class LayeredClip(LayeredModel):
         return F.normalize(projected if self.image_adapter is None else self.image_adapter(projected), dim=-1)
 
     def forward(self, images: Images, walk: Walk | None = None) -> Tensor:
-        """Return logits (batch, classes); both encoders run the blocks in `walk`, or all blocks if `walk` is None."""
+        """Return the images' logits (batch, classes); both encoders run the blocks in `walk`, by default all blocks."""
         walk = range(self.num_layers) if walk is None else walk
         return self._logits(self.placed(self.passed(images, walk)), walk)
 
@@ -271,7 +272,7 @@ class LayeredClip(LayeredModel):
 
     @contextmanager
     def frozen(self, walk: Walk, steps: int) -> Iterator[None]:
-        """Keep the first `steps` blocks in `walk` in evaluation mode while the context is open.
+        """Keep the first `steps` blocks in `walk` in evaluation mode until the `with` statement ends.
 
         If the prompts and word embeddings are frozen too, the text tokens after these blocks are computed only once.
         """

@@ -19,7 +19,7 @@ SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention
 
 
 def _known(width: int, blocks: int, patch: int, size: int, text: int) -> dict[str, Any]:
-    # All of OpenAI's CLIPs have 64 features per attention head, MLPs of four times the width and 12 text blocks.
+    # All of OpenAI's CLIP models have 64 features per attention head, MLPs of four times the width and 12 text blocks.
     vision = {
         "hidden_size": width,
         "intermediate_size": 4 * width,
@@ -38,7 +38,7 @@ KNOWN = {
     "openai/clip-vit-large-patch14": _known(1024, 24, 14, 224, 768),
     "openai/clip-vit-large-patch14-336": _known(1024, 24, 14, 336, 768),
 }
-"""The shapes of public checkpoints. With them, runs can be planned before a checkpoint is downloaded."""
+"""The sizes of public checkpoints, so that runs can be planned before a checkpoint is downloaded."""
 
 
 def config_of(model: str) -> Any:
@@ -69,7 +69,7 @@ def config_of(model: str) -> Any:
         return config.from_pretrained(folder, attn_implementation="sdpa")
     except Exception as error:  # transformers' checks raise exceptions of various classes
         raise UserError(
-            f"`backbone.model` {model} is not a CLIP that transformers can read: {one_line(error)}."
+            f"`backbone.model` {model} is not a CLIP model that transformers can read: {one_line(error)}."
         ) from None
 
 
@@ -97,7 +97,9 @@ def load(folder: Path, name: str) -> Any:
         if bars:
             logging.enable_progress_bar()
     if wrong := sorted(found["missing_keys"]) or sorted(map(str, found["mismatched_keys"])):
-        raise UserError(f"`backbone.model` {name} lacks tensors of a CLIP or has them in another shape: {wrong[0]}.")
+        raise UserError(
+            f"`backbone.model` {name} lacks tensors of a CLIP model or has them in another shape: {wrong[0]}."
+        )
     return clip.eval()
 
 
@@ -114,8 +116,8 @@ def normalisation(path: Path, name: str) -> tuple[list[float], list[float]]:
         raise UserError(f"`backbone.model` {name} has a {path.name} that cannot be read: {one_line(error)}.") from None
     if len(mean) != 3 or len(std) != 3 or not all(math.isfinite(one) for one in mean + std) or min(std) <= 0:
         raise UserError(
-            f"`backbone.model` {name} must have three finite means and positive deviations in {path.name}, "
-            f"but it has {mean} and {std}."
+            f"`backbone.model` {name} must have three finite means and three positive standard deviations in "
+            f"{path.name}, but it has {mean} and {std}."
         )
     return mean, std
 
@@ -155,7 +157,7 @@ THEIRS = {
     "top.text_norm.": "text_model.final_layer_norm.",
     "top.text_projection.": "text_projection.",
 }
-"""Prefixes of the names of tensors outside the blocks: ours, and those of transformers' CLIPModel."""
+"""A map from fedsweep's to CLIPModel's prefixes of the names of tensors outside the blocks."""
 
 
 def in_clip_model(name: str, place: int | None) -> str:

@@ -23,7 +23,7 @@ class Architecture:
     """The name of a timm model, and optional changes of its shape; a size of None keeps the model's own value."""
 
     model: str
-    """timm's name, with or without a tag of weights."""
+    """timm's name of the model, with or without the tag of its weights."""
     in_chans: int = 3
     img_size: int | None = None
     patch_size: int | None = None
@@ -61,7 +61,7 @@ class Architecture:
             raise ValueError(f"timm cannot build `backbone.model` {self.name} in this shape: {first_line}") from error
 
     def recipe(self, num_classes: int, fetched: bool) -> Recipe:
-        """Return the function call of timm that builds the same network.
+        """Return the function call of timm that builds a network with this architecture.
 
         Args:
             num_classes: The number of outputs of the head.
@@ -101,7 +101,7 @@ class Architecture:
         now = outline(self).facts
         try:
             trained = Architecture._of_recipe(backbone)
-            # Another model in a recipe may be unknown to the installed timm.
+            # The installed timm may not know another model in a recipe.
             was = outline(trained).facts if trained.name == self.name else {"model": trained.name}
         except ValueError as error:
             raise UserError(f"`recipe.backbone` of the card {path.with_suffix('.json')} is invalid: {error}.") from None
@@ -119,9 +119,9 @@ class Architecture:
         }
         for field, value in {"in_chans": backbone.get("in_chans", 3), **sizes}.items():
             if type(value) is not int and (value is not None or field == "in_chans"):
-                raise ValueError(f"its `{field}` is {value}")
+                raise ValueError(f"its `{field}` must be a whole number, but it is {value}")
         if not isinstance(model := backbone.get("model"), str):
-            raise ValueError(f"its `model` is {model}")
+            raise ValueError(f"its `model` must be a name, but it is {model}")
         return cls(model, backbone.get("in_chans", 3), **sizes)
 
     @property
@@ -188,7 +188,7 @@ def outline(architecture: Architecture) -> TimmOutline:
 
 
 def timm_config(model: str) -> "PretrainedCfg":
-    """Return timm's configuration of the weights that `model` names by a tag, or else of its default weights."""
+    """Return timm's configuration of a model's weights: those that the tag in `model` names, or the default weights."""
     import timm
     from timm.models import PretrainedCfg
 
@@ -197,7 +197,7 @@ def timm_config(model: str) -> "PretrainedCfg":
 
 @lru_cache(maxsize=64)  # called for every arm of a search space
 def check_name(model: str) -> None:
-    """Raise ValueError, with similar names, unless timm has the model and, if `model` contains one, the tag."""
+    """Raise ValueError unless timm has the model and the tag in `model`, if any; the message lists similar names."""
     import timm
 
     name, dot, tag = model.partition(".")
@@ -217,7 +217,7 @@ def check_name(model: str) -> None:
 
 @lru_cache(maxsize=64)
 def check_pinned(model: str) -> None:
-    """Raise ValueError unless the name contains the tag of its weights, because timm's default tags can change."""
+    """Raise ValueError unless `model` contains the tag of its weights, because timm's default tags can change."""
     import timm
 
     name, _, tag = model.partition(".")

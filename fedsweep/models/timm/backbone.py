@@ -115,7 +115,7 @@ class TimmBackbone(Backbone):
         path, card = self._file()
         digest = weights_file.digest(path)
         if self.sha256 not in (None, digest):
-            raise UserError(f"`backbone.sha256` is {self.sha256}, but that of {path} is {digest}.")
+            raise UserError(f"`backbone.sha256` is {self.sha256}, but the SHA-256 of {path} is {digest}.")
         free = [name for name in ("mean", "std") if getattr(self, name) is None]
         # Whether the head is kept depends on the class names.
         used = {name: card[name] for name in (*free, "class_names") if name in card}
@@ -132,8 +132,8 @@ class TimmBackbone(Backbone):
         """Return the model with its weights, in evaluation mode on the CPU.
 
         The pre-trained head is kept if it has `num_classes` outputs, unless the JSON card of a weights file lists other
-        class names than `class_names`. Otherwise, the head is drawn at random, depending only on `seed` and the names
-        of its tensors.
+        class names than `class_names`. Otherwise, the head has random initial values that depend only on `seed` and the
+        names of its tensors.
 
         Raises:
             UserError: The weights are missing or do not fit the model, or the model cannot run block by block.
@@ -153,7 +153,7 @@ class TimmBackbone(Backbone):
             model = family(backbone, *self._normalisation())
             if not kept:
                 model.draw_head(seed)
-            check_walk(model, model.backbone, self.image_size, self.model, "timm's forward")
+            check_walk(model, model.backbone, self.image_size, self.model, "timm's forward pass")
         return model
 
     def outlined(self, num_classes: int) -> LayeredModel:
@@ -164,7 +164,7 @@ class TimmBackbone(Backbone):
             return self._outline.family(backbone, [0.5] * self.in_chans, [0.5] * self.in_chans)
 
     def recipe(self, num_classes: int) -> Recipe:
-        """Return the function call of timm that builds the same network, and whether its weights are timm's."""
+        """Return the function call of timm that builds this backbone's network, and whether the weights are timm's."""
         return self._architecture.recipe(num_classes, fetched=self.pretrained == "timm")
 
     def _create(self) -> nn.Module:
@@ -178,8 +178,8 @@ class TimmBackbone(Backbone):
     def _normalisation(self) -> tuple[list[float], list[float]]:
         """Return the mean and the standard deviation of each channel.
 
-        Values in the configuration have precedence over those on the JSON card of the weights file, and these over
-        timm's.
+        Values in the configuration take precedence over values on the JSON card of the weights file. If both are
+        missing, timm's values are used.
         """
         card = {} if self.pretrained in ("timm", "none") else self._file()[1]
         found = {}

@@ -41,7 +41,7 @@ class DigitsViT(Backbone):
         """
         if num_classes != 10:
             raise UserError(
-                f"`backbone.name` digits_vit classifies ten digits, but the data has {num_classes} classes."
+                f"`backbone.name` digits_vit classifies ten digits, but the data set has {num_classes} classes."
             )
         card = weights_file.read_card(WEIGHTS)
         model = LayeredViT(self.architecture(), mean=card["mean"], std=card["std"])
@@ -56,7 +56,7 @@ class DigitsViT(Backbone):
             return LayeredViT(backbone, mean=[0.5] * 3, std=[0.5] * 3)
 
     def recipe(self, num_classes: int) -> Recipe:
-        """Return the function call of timm that builds the same network: timm's smallest ViT with other sizes."""
+        """Return the function call of timm that builds this network: timm's ViT-Tiny with other sizes."""
         arguments: dict[str, Json] = {**DIGITS_SHAPE, "num_classes": num_classes}
         return Recipe(call="timm.create_model", model="vit_tiny_patch16_224", arguments=arguments, fetched=False)
 

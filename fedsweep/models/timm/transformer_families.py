@@ -51,7 +51,7 @@ class LayeredBeit(LayeredModel):
         return cast(Tensor, beit.pos_drop(tokens))
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
-        """Return the output (batch, tokens, width) of a block, to which its relative positions are passed."""
+        """Return the output (batch, tokens, width) of a block, computed with its relative positions."""
         shared = self.backbone.rel_pos_bias
         bias = None if shared is None else shared()
         return cast(Tensor, self.backbone.blocks[layer](tokens, shared_rel_pos_bias=bias))
@@ -88,7 +88,7 @@ class LayeredEva(LayeredModel):
         return cast(Tensor, eva.norm_pre(tokens))
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
-        """Return the output (batch, tokens, width) of a block, to which its rotary positions are passed."""
+        """Return the output (batch, tokens, width) of a block, computed with rotary positions."""
         rope = self.rope[layer] if self.rope is not None and self.backbone.rope_mixed else self.rope
         return cast(Tensor, self.backbone.blocks[layer](tokens, rope=rope))
 
@@ -101,7 +101,7 @@ class LayeredMixer(LayeredModel):
     patch_projection = "backbone.stem.proj"
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return the patches as tokens (batch, tokens, width), without position embeddings and a class token."""
+        """Return the patches as tokens (batch, tokens, width), without position embeddings or a class token."""
         return cast(Tensor, self.backbone.stem(pixels))
 
 
@@ -148,7 +148,7 @@ FAMILIES: dict[Family, tuple[str, ...]] = {
     LayeredBeit: ("beit.Beit", "beit.Block"),
     LayeredEva: ("eva.Eva", "eva.EvaBlock", "eva.EvaBlockPostNorm"),
 }
-"""The classes of timm's networks and blocks that each of our classes can run."""
+"""For each of our classes, the classes of timm's networks and blocks that it can run."""
 WHAT_WORKS = (
     "fedsweep can run only timm's VisionTransformer (ViT, DeiT, DINOv2), MlpMixer, Beit and Eva (EVA-02, DINOv3) "
     "block by block, with two sublayers in every block"

@@ -12,7 +12,7 @@ from fedsweep.models.weights_file import reason
 
 
 def pretrained_network(model: str, **shape: Any) -> nn.Module:
-    """Return a timm model with the pre-trained weights and the head that the tag in `model` names.
+    """Return a timm model with the pre-trained weights and the head that the tag in `model` selects.
 
     `shape` are timm's arguments that set sizes, such as `img_size`.
 
