@@ -242,7 +242,7 @@ class _Rows:
         return torch.from_numpy(found)
 
     def write(self, rows: Tensor, values: Tensor) -> None:
-        """Write `values`, the outputs for the image numbers `rows`, until the disk is full.
+        """Write `values`, the outputs for the image numbers `rows`, or only the first of them if the disk becomes full.
 
         Raises:
             OSError: The file cannot be written.
