@@ -121,7 +121,7 @@ class Partition(Config, ABC):
         return False
 
     def joined(self, parts: Split, synthetic: Mapping[str, ImageSet]) -> Split:
-        """Return `parts` with synthetic images for the server and, if `takes_synthetic` is true, for all clients."""
+        """Return the split `parts` with synthetic images for the server and, if `takes_synthetic`, for the clients."""
         clients = parts.clients
         if self.takes_synthetic:
             clients = tuple(replace(one, train=pool([one.train, *synthetic.values()])) for one in clients)

@@ -79,8 +79,8 @@ class Proportioned(Synthetic, ABC):
     def labels(self, domain: Domain, classes: int) -> Tensor:
         """Return the class of each synthetic image of a domain, int64 (n,).
 
-        The numbers of images of the `classes` classes differ by at most one, because the server does not know how many
-        images of each class the clients have.
+        Each of the `classes` classes gets the same number of images, give or take one, because the server does not know
+        how many images of each class the clients have.
         """
         return torch.arange(max(1, round(self.share * len(domain.train)))) % classes
 

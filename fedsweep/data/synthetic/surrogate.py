@@ -13,7 +13,7 @@ from fedsweep.types import FederatedData, ImageSet
 
 
 class Surrogate(Proportioned):
-    """Surrogate images: samples from a Gaussian over pixels, fitted to the server's images of each class and domain.
+    """Surrogate images: samples of a Gaussian over pixels, fitted to the server's real images of each class and domain.
 
     Surrogate images replace the output of a text-to-image model, so reports mention them next to the results.
     """

@@ -32,7 +32,7 @@ class Classes(Layout):
 def domain_of(root: Path) -> str:
     """Return the name of the root folder, or of the link to it.
 
-    In a data set without domains, this name becomes the name of the only domain.
+    Layouts use this name for the only domain of a data set without domains.
     """
     return os.path.basename(os.path.abspath(root))
 

@@ -60,7 +60,7 @@ def _read_rows(path: Path, rows: Iterable[int]) -> Iterator[bytes]:
 
 
 def _encoded(images: pa.Array) -> pa.Array:
-    """Return a column of encoded images as bytes, which Hugging Face wraps in structs."""
+    """Return a column of encoded images as bytes; files from Hugging Face wrap the bytes in structs."""
     return pc.struct_field(images, "bytes") if pa.types.is_struct(images.type) else images
 
 
