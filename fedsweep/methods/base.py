@@ -54,7 +54,7 @@ class Server:
 class FederatedMethod(Config, ABC):
     """A federated method, with its hyperparameters as fields.
 
-    A run calls the functions in the order in which this class defines them. The defaults are FedAvg on the LoRA
+    A run calls the functions in the order of their definitions in this class. The defaults are FedAvg on the LoRA
     adapters and the head, and a method overrides the functions in which it differs. Methods never inherit from each
     other, but they may inherit capabilities such as personal models (`fedsweep.methods.capabilities`).
     """
@@ -70,8 +70,7 @@ class FederatedMethod(Config, ABC):
         """Raise ValueError if the method cannot run with these settings.
 
         Args:
-            capacities: The number of blocks that each client of a cohort holds. The cohort is that with the smallest
-                sum among all possible cohorts.
+            capacities: The number of blocks that fit on each client, in the possible cohort with the smallest sum.
             num_layers: The number of blocks of the backbone.
             aggregation: The settings for averaging the clients' updates.
         """
@@ -137,7 +136,7 @@ def synthetic_of(domain: str, synthetic: Mapping[str, ImageSet]) -> ImageSet:
     """Return the synthetic images of one domain, or of all domains for a client whose images come from all domains.
 
     Args:
-        domain: The name of the domain. Clients with images of all domains have the special name `POOL`.
+        domain: The name of the domain, or `POOL` for a client whose images come from all domains.
         synthetic: The synthetic images, keyed by domain.
 
     Raises:

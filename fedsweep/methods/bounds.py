@@ -12,7 +12,10 @@ from fedsweep.types import Client, ServerState
 
 
 class AllLarge(FederatedMethod):
-    """FedAvg in which every client trains all blocks, whatever its own depth (FedRA, Section 4.1, baseline 1)."""
+    """FedAvg in which every client trains all blocks (FedRA, Section 4.1, baseline 1).
+
+    The hyperparameter `federation.depths` is ignored.
+    """
 
     name: Literal["all_large"] = "all_large"
 

@@ -1,7 +1,7 @@
 """Capabilities: optional base classes for methods with special features, such as personal models.
 
 A method inherits from `FederatedMethod` and from its capabilities, whose functions it overrides. The functions of a
-capability itself are the defaults for all other methods, so a caller need not distinguish the two cases:
+capability itself are the defaults for all other methods, so callers need not check whether a method has the capability:
 `Messages.of_method(method).sent_names(...)`. `FrozenEncoders`, by contrast, is a base class for complete methods.
 """
 
@@ -64,7 +64,7 @@ class Messages(Capability):
         return names_within(names, row.trained, row.excluded_prefixes)
 
     def trained_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """Return the tensor names among `names` that a client with the allocation `row` trains, sent back or not."""
+        """Return the tensor names among `names` that a client with the allocation `row` trains, sent or not."""
         return self.sent_names(state, names, row)
 
 
@@ -73,7 +73,7 @@ class StandIns(Capability):
 
     @property
     def has_stand_ins(self) -> bool:
-        """True if clients run stand-ins, small modules in place of missing blocks, with these hyperparameters."""
+        """True if these hyperparameters let clients run stand-ins, small modules in place of missing blocks."""
         return False
 
     def stand_ins(self, model: LayeredModel, client: Client) -> Mapping[int, Step]:
@@ -95,8 +95,8 @@ class PersonalModels(Capability):
 class SeparateModels(PersonalModels):
     """A base class for methods whose clients have separate models, which are never averaged into a global model.
 
-    The base optimizer FedDyn, `evaluation.metrics` and t-SNE need such an average, so a run of these methods rejects
-    them.
+    The base optimizer FedDyn, `evaluation.metrics` and t-SNE need such an average, so they cannot be combined with
+    these methods.
     """
 
     def sent_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
@@ -121,7 +121,7 @@ class SideInputs(Capability):
     def side_inputs(
         self, state: ServerState, reader: Reader, sets: Mapping[str, ImageSet]
     ) -> dict[str, Mapping[str, Tensor]]:
-        """Return the side inputs of the clients' models, values that they use for an image in addition to its pixels.
+        """Return the side inputs of the clients' models, values that they use for an image besides its pixels.
 
         Args:
             state: The server's state.
@@ -129,7 +129,7 @@ class SideInputs(Capability):
             sets: The image sets, each under a name that the caller chooses.
 
         Returns:
-            A dict for each name in `sets`, from the names of the side inputs to tensors (n, ...) for the set's n
+            For each name in `sets`, a dict from the names of the side inputs to tensors (n, ...) for the set's n
             images.
         """
         return {name: {} for name in sets}
@@ -216,8 +216,8 @@ def predicted(
         reader: The reader of image batches. The adapter that predicts must already be loaded into its model.
         images: The image set.
         client: The client whose model predicts, or None for the global model.
-        side_inputs: Tensors (n, ...) that the model uses in addition to the pixels, keyed by name. For the global
-            model, they are computed if they are None.
+        side_inputs: Tensors (n, ...) that the model uses in addition to the pixels, keyed by name. If None, the side
+            inputs of the global model are computed.
         domain: The domain of the images, or None if the domain is unknown or no client has it.
     """
     owner = client.id if client else None

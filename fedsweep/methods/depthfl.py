@@ -66,8 +66,8 @@ class DepthFL(FederatedMethod, ExportObstacle):
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """Add the heads between blocks that a client can have.
 
-        The depths of these heads are those in `heads` that the deepest client reaches. If `own_head` is `by_depth`,
-        there is also a head at each possible depth of a client.
+        A head follows after each number of blocks in `heads` that the deepest client reaches. If `own_head` is
+        `by_depth`, a head also follows after each possible number of blocks of a client.
         """
         own = set(depths) - {model.num_layers} if self.own_head == "by_depth" else set()
         model.add_heads({*(head for head in self.heads if head <= max(depths)), *own}, seed)
@@ -90,9 +90,9 @@ class DepthFL(FederatedMethod, ExportObstacle):
         }
 
     def objective(self, round: int, rounds: int) -> Objective:
-        """Return the loss function of a round: the cross-entropies of the heads plus their weighted divergences.
+        """Return the loss of a round: the cross-entropies of all heads plus weighted divergences between heads.
 
-        The divergences make the heads learn from each other. Their weight grows over the rounds.
+        The divergences make the heads learn from each other. The weight of the divergences grows over the rounds.
         """
         weight = ramp_up(round - 1, self.ramp * rounds)
 

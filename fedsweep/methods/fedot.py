@@ -22,7 +22,8 @@ from fedsweep.types import Client, LayerAllocation, ServerState
 class FedOT(FederatedMethod):
     """FedAvg on all weights of the lowest and the topmost blocks, and on the head.
 
-    Every client trains the same blocks, whatever its own depth, and runs only some of the frozen blocks between them.
+    Every client trains the same blocks, and runs some of the frozen blocks between them. The hyperparameter
+    `federation.depths` is ignored.
     """
 
     name: Literal["fedot"] = "fedot"
@@ -48,7 +49,8 @@ class FedOT(FederatedMethod):
     def emulator(self, layers: Sequence[int]) -> tuple[int, ...]:
         """Return the numbers of the frozen blocks that clients run between the two trained ends.
 
-        The blocks are spread evenly over the middle, from its first to its last block; a single block is the first.
+        The blocks are spread evenly over the middle, from its first to its last block. A single block is the first of
+        the middle.
 
         >>> FedOT(bottom=1, top=1, kept=0.5).emulator(range(12)), FedOT(bottom=1, top=1, kept=0.1).emulator(range(12))
         ((1, 3, 5, 8, 10), (1,))
@@ -65,7 +67,7 @@ class FedOT(FederatedMethod):
             parameter.requires_grad_(layer in ends if layer is not None else name.startswith(model.head_prefix))
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Allocate to each client the trained lowest and topmost blocks, and the frozen blocks between them."""
+        """Allocate to each client the trained lowest and topmost blocks, and some frozen blocks between them."""
         ends = self.ends(state.layers)
         row = LayerAllocation(held=tuple(sorted({*ends, *self.emulator(state.layers)})), trained=ends)
         return {client.id: row for client in cohort}

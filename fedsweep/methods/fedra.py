@@ -33,9 +33,9 @@ class FedRA(FederatedMethod):
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError if `missing_layers` is `ensure_cover` and some cohort holds too few blocks for this.
+        """Raise ValueError if `missing_layers` is `ensure_cover`, but a cohort cannot hold every block (Eq. 4).
 
-        The depths of a cohort's clients must sum to at least the number of blocks, so that Eq. 4 can hold.
+        A cohort can hold every block only if the depths of its clients sum to at least the number of blocks.
         """
         if self.missing_layers == "ensure_cover" and sum(capacities) < num_layers:
             raise ValueError(

@@ -22,7 +22,7 @@ from fedsweep.types import Client, ClientId, LayerAllocation, ServerState
 class FT(FederatedMethod):
     """Vanilla fine-tuning: FedAvg on all parameters (FedMS, Section 4.1.2).
 
-    Every client trains all blocks, whatever its own depth.
+    Every client trains all blocks, and the hyperparameter `federation.depths` is ignored.
     """
 
     name: Literal["ft"] = "ft"
@@ -35,7 +35,10 @@ class FT(FederatedMethod):
 
     @property
     def needs(self) -> Needs:
-        """The required parts of a run: synthetic images if the server trains on them, but no LoRA adapters."""
+        """The parts of a run that FT requires.
+
+        FT needs synthetic images if the server trains on them, and no LoRA adapters.
+        """
         return Needs(lora=False, synthetic=self.synthetic_epochs > 0)
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
@@ -61,7 +64,7 @@ class FT(FederatedMethod):
 class LFFT(FederatedMethod, FrozenBlocks):
     """Layer-freeze fine-tuning: FedAvg on the upper blocks and the layers after them (FedMS, Section 4.1.2).
 
-    Every client runs all blocks, whatever its own depth.
+    Every client runs all blocks, and the hyperparameter `federation.depths` is ignored.
     """
 
     name: Literal["lfft"] = "lfft"
@@ -84,7 +87,7 @@ class LFFT(FederatedMethod, FrozenBlocks):
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """Make the upper blocks trainable, and the norms, projections and the head after the last block.
 
-        The share of frozen blocks holds for each encoder separately, because CLIP's two encoders can differ in depth.
+        The share of frozen blocks applies to each encoder separately, because CLIP's two encoders can differ in depth.
         """
         for name, parameter in model.named_parameters():
             if layer_of(name) is None:

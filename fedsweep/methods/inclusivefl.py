@@ -82,8 +82,8 @@ class InclusiveFL(FederatedMethod):
     def _distilled(self, update: ClientUpdate, state: InclusiveState) -> ClientUpdate:
         """Return the update with momentum in the client's last block, whose change d becomes (1 - beta) d + beta m.
 
-        m is the mean change of the blocks that only clients of the next greater depth hold, in the last round. The
-        update of the largest clients is returned unchanged.
+        m is the mean change, in the last round, of the additional blocks that clients of the next greater depth hold.
+        The update of the largest clients is returned unchanged.
         """
         depth = len(update.allocation.held)
         larger = min((other for other in state.steps if other > depth), default=None)

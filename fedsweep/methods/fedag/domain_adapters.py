@@ -23,7 +23,7 @@ ClipConfig = Annotated[DigitsClip | ClipBackbone, Field(discriminator="name")]
 
 
 class AdaptersConfig(Config):
-    """The sizes of the server's trained modules: an adapter for each domain, and the attention (FedAG, Section 3.4)."""
+    """The settings of the server's trained modules: an adapter for each domain, and an attention over the adapters."""
 
     hidden: int | None = Field(
         None, gt=0, description="width of an adapter's hidden layer; `null`: width of the features"

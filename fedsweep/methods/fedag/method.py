@@ -70,7 +70,7 @@ def of(state: ServerState) -> FedAGState:
 class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics, ExportObstacle):
     """A method in which small models on the clients and a CLIP model on the server learn from each other.
 
-    Every client trains all blocks of the small model, whatever its own depth.
+    Every client trains all blocks of the small model, and the hyperparameter `federation.depths` is ignored.
     """
 
     name: Literal["fedag"] = "fedag"
@@ -83,10 +83,10 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     server: ServerConfig = Field(ServerConfig(), description="training of the server on synthetic images")
     momentum: bool = Field(
         True,
-        description="start a client from a mixture of its own previous model and the server's copy (Eq. 1); `false`: "
-        "start it from the server's copy alone",
+        description="start a client from a mixture of its previous model and the model that the server sends (Eq. 1); "
+        "`false`: start it from the server's model alone",
     )
-    gamma: float = Field(0.1, ge=0, le=1, description="weight of the client's own previous model in Eq. 1")
+    gamma: float = Field(0.1, ge=0, le=1, description="weight of a client's previous model in Eq. 1")
     quality: bool = Field(
         True, description="weigh synthetic images by their quality scores in Eq. 6; `false`: weigh them equally"
     )
@@ -130,7 +130,10 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
             )
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Make the whole backbone trainable, and add CLIP with adapters and their attention as the module `server`."""
+        """Make the whole backbone trainable, and add the server's model as the module `server`.
+
+        The server's model is CLIP with an adapter for each domain and an attention over the adapters.
+        """
         model.backbone.requires_grad_(True)
         classes = model.class_names or cast(int, model.backbone.num_classes)
         model.add_module("server", build_domain_adapters(self.clip, self.adapters, domains, classes, seed))
@@ -160,8 +163,8 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     ) -> list[ClientUpdate]:
         """Train the clients, and let each client score the quality of the synthetic images of its domain.
 
-        A client starts from a mixture of its previous model and the server's copy (Eq. 1), and minimises the
-        cross-entropy (Eq. 2).
+        A client starts from a mixture of its previous model and the model that the server sends (Eq. 1). It minimises
+        the cross-entropy (Eq. 2).
         """
         state = of(state)
         tasks = [LocalTask(one, self._start(state, one.id), allocations[one.id], cross_entropy) for one in cohort]
@@ -208,18 +211,21 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return replace(state, adapter=state.adapter | _server_tensors(model), copies=learned)
 
     def sent_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
-        """Return the model that the server sends to a client: the server's copy W^_n for the client's domain n.
+        """Return the model that the server sends to a client, W^_n for the client's domain n.
 
         Before any client of the domain has trained, the model is the initial model W^0.
         """
         return state.adapter | of(state).copies.get(of(state).domains[client], {})
 
     def client_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
-        """Return a client's model after its last training, or the server's copy if the client has not trained yet."""
+        """Return a client's model after its last training, or the model sent by the server before its first."""
         return state.adapter | of(state).own[client] if client in of(state).own else self.sent_adapter(state, client)
 
     def server_features(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:
-        """Return CLIP's features (n, width) of `images` as `clip` (Eq. 3), computed once for all rounds and trials."""
+        """Return a dict with CLIP's features (n, width) of the n images under the name `clip` (Eq. 3).
+
+        The features are computed once for all rounds and trials.
+        """
         adapters = cast(DomainAdapters, reader.model.server)
         return {"clip": reader.kept.all(adapters.seen(), images, reader.batch_size).to(adapters.text.device)}
 
@@ -244,7 +250,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return None if of_client else "an adapter for each domain and an attention over them, after the server's CLIP"
 
     def metric_names(self, clients: Iterable[ClientId]) -> list[str]:
-        """Return the names of the two metrics of the quality scores, or no names if `quality` is false."""
+        """Return the names of the metrics of the synthetic images' quality scores; none if `quality` is false."""
         return [QUALITY, SPREAD] if self.quality else []
 
     def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
@@ -257,8 +263,9 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def _start(self, state: FedAGState, client: ClientId) -> AdapterState:
         """Return the model from which a client starts: gamma W_n^{t-1} + (1 - gamma) W^_n^{t-1} (Eq. 1).
 
-        W_n^{t-1} is the client's model after its previous training, and W^_n^{t-1} is the server's copy. A client that
-        has not trained yet starts from the server's copy alone.
+        W_n^{t-1} is the client's model after its previous training, and W^_n^{t-1} is the model that the server sends.
+        A client that has not trained yet starts from the server's model alone, as do all clients if `momentum` is
+        false.
         """
         given = self.sent_adapter(state, client)
         if not self.momentum or client not in state.own:
@@ -284,9 +291,9 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
 def quality(model: LayeredModel, train: ImageSet, synthetic: ImageSet, batch_size: int) -> Tensor:
     """Return the quality scores alpha_n (n,) of the n synthetic images of a client's domain (Section 3.3).
 
-    The score of an image is the cosine similarity of its feature and the prototype of its class, or 0 if the cosine is
-    negative. The prototype of a class is the mean feature of the client's own images of this class, which are in
-    `train`. An image of a class that the client does not have scores 0.
+    The score of an image is the cosine similarity between its feature and the prototype of its class, or 0 if the
+    cosine is negative. The prototype of a class is the mean feature of the client's own images of this class, which are
+    in `train`. An image of a class that the client does not have scores 0.
     """
     walk = range(model.num_layers)
     seen, asked = (features(model, walk, images, batch_size) for images in (train, synthetic))

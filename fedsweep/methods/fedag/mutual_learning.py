@@ -37,7 +37,7 @@ class ServerConfig(Config):
 
 @dataclass(frozen=True)
 class Lesson:
-    """The server's training data of one domain: n synthetic images and their values.
+    """The server's training data of one domain: n synthetic images with their features and weights.
 
     Attributes:
         place: The index of the domain's adapter.

@@ -36,7 +36,8 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
 
     The depth method decides which client holds which blocks. Before each round, the server trains the BRICKs to imitate
     the blocks. In stage I of a round, a client trains its own blocks together with BRICKs in place of missing blocks.
-    In stage II, it trains the BRICKs of its own blocks. There is one set of BRICKs for each domain, or one for all.
+    In stage II, the client trains the BRICKs of its own blocks. There is one set of BRICKs for each domain, or one for
+    all domains.
     """
 
     name: Literal["fedbrick"] = "fedbrick"
@@ -59,10 +60,13 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     lambda_w: float = Field(
         0.01,
         ge=0,
-        description="stage I: weight of the penalty on the distance of LoRA adapters to the server's (Eq. 21)",
+        description="stage I: weight of the penalty on the distance of the LoRA adapters to the server's (Eq. 21)",
     )
     lambda_theta: float = Field(
-        0.005, ge=0, description="stage I: weight of the penalty on the distance of BRICKs to the server's (Eq. 21)"
+        0.005,
+        ge=0,
+        description="stage I: weight of the penalty on the distance of the missing blocks' BRICKs to the server's "
+        "(Eq. 21)",
     )
     lambda_d: float = Field(
         0.01, ge=0, description="stage II: weight of the distance between BRICKs and blocks (Eq. 24)"
@@ -80,7 +84,10 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
 
     @property
     def needs(self) -> Needs:
-        """The required parts of a run: a backbone with a head, and images on the server if it trains BRICKs."""
+        """The parts of a run that FedBRICK requires.
+
+        These are a backbone with a head and, if the server trains BRICKs, real images on the server.
+        """
         return Needs(head=True, proxy=self.brick and self.server_epochs > 0)
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
@@ -105,7 +112,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
             add_bricks(model, {self.set_of(domain) for domain in domains}, self.rank, self.gate, seed)
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
-        """Return the initial state of the depth method `over`; its adapter includes the BRICKs."""
+        """Return the initial state of the depth method `over`, with the BRICKs among the state's tensors."""
         return self.over.init(model, clients, replace(server, depths=(server.num_layers,)) if self.brick else server)
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
@@ -150,14 +157,14 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         }
 
     def objective(self, round: int, rounds: int) -> Objective:
-        """Return the loss of the depth method `over`, to which both stages add terms for the BRICKs."""
+        """Return the loss of the depth method `over`, to which each training stage adds terms of its own."""
         return self.over.objective(round, rounds)
 
     def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
         """Return the tensor names among `names` that a client with the allocation `row` trains and sends back.
 
-        They are the names that the depth method sends, without BRICKs that no stage trains. Stage I trains the BRICKs
-        of missing blocks, and stage II those of the client's own blocks.
+        These are the names that the depth method `over` sends, without BRICKs that no stage trains. Stage I trains the
+        BRICKs of missing blocks, and stage II those of the client's own blocks.
         """
 
         def trained(name: str) -> bool:
@@ -169,7 +176,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
 
     @property
     def has_stand_ins(self) -> bool:
-        """True if clients run BRICKs in place of missing blocks, with these hyperparameters."""
+        """True if these hyperparameters let clients run BRICKs in place of missing blocks."""
         return self.brick and self.compensate
 
     def stand_ins(self, model: LayeredModel, client: Client) -> Mapping[int, Step]:
@@ -201,7 +208,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
         """Average the updates as the depth method `over` does.
 
-        Each BRICK is averaged over the clients that trained it, all of which share its set of BRICKs.
+        Each BRICK is averaged over the clients that trained it.
         """
         return self.over.aggregate(state, updates, server)
 
@@ -225,8 +232,9 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         """Return the task of stage I, in which the client runs its own blocks and BRICKs for the missing blocks.
 
         The loss is L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2 (Eq. 21), where w are
-        the LoRA adapters, theta the BRICKs, and w^t and theta^t their values on the server. `live` contains the tensors
-        of the model itself, which change during the training.
+        the LoRA adapters, theta the BRICKs, and w^t and theta^t their values on the server. If `compensate` is false,
+        missing blocks are skipped and the loss is L_task. `live` contains the tensors of the model itself, which change
+        during the training.
         """
         within = names_within(state.adapter, range(trainer.model.num_layers), row.excluded_prefixes)
         start = {name: state.adapter[name] for name in within}

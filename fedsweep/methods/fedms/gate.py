@@ -46,9 +46,9 @@ class GateConfig(Config):
 class Gate(nn.Module):
     """The gate, a network that computes the weight lambda of the global expert for each image (FedMS, Section 3.3).
 
-    The gate's trunk computes image features. The gate's adapter maps the features to lambda, a number in (0, 1): lambda
-    = sigmoid(BN(Linear(BN(Linear(features))))), with batch norms BN. The paper names a softmax instead of the sigmoid,
-    but the gate has a single output (Table 4), whose softmax would always be 1.
+    The gate's trunk computes image features. From these features, the gate's adapter, which contains batch norms (BN),
+    computes lambda = sigmoid(BN(Linear(BN(Linear(features))))), a number in (0, 1). The paper names a softmax instead
+    of the sigmoid, but the gate has a single output (Table 4), whose softmax would always be 1.
     """
 
     mean: Tensor
@@ -155,8 +155,8 @@ def mixing(model: LayeredModel, images: Batch) -> Tensor:
 def mixed(model: LayeredModel, images: Batch, walk: Walk) -> Tensor:
     """Return the logits (batch, classes) of the mixture of global and local expert (Eq. 6).
 
-    They are lambda times the global expert's logits plus (1 - lambda) times the local expert's logits, where the gate
-    computes lambda for each image. A logit is a cosine similarity times CLIP's logit scale.
+    The result is lambda times the global expert's logits plus (1 - lambda) times the local expert's logits, where the
+    gate computes lambda for each image. A logit is a cosine similarity times CLIP's logit scale.
 
     Args:
         model: The model, into which the local expert and the gate have been loaded.
@@ -185,7 +185,7 @@ def mixture_loss(model: LayeredModel, images: Images, labels: Tensor, walk: Walk
 def average_gates(
     start: AdapterState, updates: Sequence[ClientUpdate], aggregation: AggregationConfig, by_loss: bool
 ) -> AdapterState:
-    """Return the adapter `start` with the weighted mean of the clients' gates (FedMS, Eq. 7).
+    """Return the tensors `start`, with the gate replaced by the weighted mean of the clients' gates (FedMS, Eq. 7).
 
     The mean is Z_g = sum_i (L_i / sum_j L_j) Z_i, where Z_i is the gate of client i. The weight L_i is the client's
     loss if `by_loss` is true, and otherwise the weight that `aggregation` gives to the client.

@@ -43,7 +43,7 @@ class FedMS(
     """A method that trains a global expert in stage one, and a local expert for each client and a gate in stage two.
 
     All experts are CLIP models with LoRA adapters. Clients send these adapters in stage one, and only the gate in stage
-    two. Every client trains a model of full depth, whatever its own depth.
+    two. All clients run all blocks, and the hyperparameter `federation.depths` is ignored.
     """
 
     name: Literal["fedms"] = "fedms"
@@ -57,7 +57,7 @@ class FedMS(
     gate: GateConfig = Field(default_factory=GateConfig, description="gate that mixes the global and the local expert")
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError if `sal.initial`, the first number of active blocks, exceeds the number of blocks."""
+        """Raise ValueError if `sal.initial`, the initial number of active blocks, exceeds the number of blocks."""
         if self.sal.initial > num_layers:
             raise ValueError(
                 f"`method.sal.initial` must be at most {num_layers}, the number of blocks, but it is {self.sal.initial}"
@@ -85,7 +85,7 @@ class FedMS(
         model.add_module("gate", build_gate(self.gate.trunk, self.gate.hidden, whole, seed, outlined))
 
     def stage(self, number: int) -> GlobalStage | LocalStage:
-        """Return the functions of stage one or two, for `number` 1 or 2."""
+        """Return the object with the functions of stage `number`, which is 1 or 2."""
         return GlobalStage() if number == 1 else LocalStage(self, self.sal, self.gate)
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> FedMSState:
@@ -94,27 +94,30 @@ class FedMS(
         return FedMSState(adapter=model.adapter(), layers=layers, active=active)
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedMSState:
-        """Start stage two after `global_rounds` rounds.
+        """Return the state for this round, switched to stage two after `global_rounds` rounds.
 
-        The start of stage two clears what the base optimizer has stored, which concerns only the global expert.
+        The switch clears the memory of the base optimizer, which concerns only the global expert.
         """
         if trainer.round <= self.global_rounds or of(state).stage == 2:
             return of(state)
         return replace(of(state), stage=2, client_memory={}, server_memory={})
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Allocate all blocks to each client, which trains all of them in stage one, and only active ones later."""
+        """Allocate all blocks to each client.
+
+        A client trains all blocks in stage one, and the active blocks of its local expert in stage two.
+        """
         stage = self.stage(of(state).stage)
         return {one.id: stage.row(of(state), one.id) for one in cohort}
 
     def objective(self, round: int, rounds: int) -> Objective:
-        """Return the cross-entropy of the global expert in stage one, or that of the mixture in stage two."""
+        """Return the cross-entropy of the global expert in stage one, or of a client's mixed experts in stage two."""
         return self.stage(1 if round <= self.global_rounds else 2).objective
 
     def received_names(self, state: ServerState, client: ClientId, row: LayerAllocation) -> list[str]:
         """Return the names of the tensors that a client with the allocation `row` receives before its training.
 
-        They are the global expert's tensors in stage one, and the gate's in stage two. A client without a local expert
+        These are the global expert's tensors in stage one, and the gate's in stage two. A client without a local expert
         also receives the global expert in stage two.
         """
         return self.stage(of(state).stage).received_names(of(state), client, row)
@@ -122,15 +125,15 @@ class FedMS(
     def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
         """Return the tensor names among `names` that a client with the allocation `row` sends back.
 
-        They are the names of all LoRA adapters in stage one, and of the gate in stage two.
+        These are the names of all LoRA adapters in stage one, and of the gate in stage two.
         """
         return self.stage(of(state).stage).sent_names(self.trained_names(state, names, row))
 
     def trained_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
         """Return the tensor names among `names` that a client with the allocation `row` trains.
 
-        They are the names of all LoRA adapters in stage one, and of the gate and the active blocks' adapters in stage
-        two.
+        These are the names of all LoRA adapters in stage one. In stage two, these are the names of the gate and of the
+        active blocks' LoRA adapters.
         """
         return names_within(names, row.trained, row.excluded_prefixes)
 
@@ -160,15 +163,18 @@ class FedMS(
         return first | second
 
     def client_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
-        """Return the gate and a client's local expert, or the gate and the global expert if the client has none yet."""
+        """Return the tensors of a client's model: the gate and the client's local expert.
+
+        A client without a local expert uses the global expert instead.
+        """
         own = of(state).experts.get(client)
         return {**state.adapter, **own} if own else state.adapter
 
     def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
         """Return how many lowest blocks are frozen in a client's model, or in the global model if `client` is None.
 
-        The number is 0 in stage one. In stage two, it is the number of blocks below the client's active blocks, and the
-        number of all blocks for the global model.
+        The number is 0 in stage one. In stage two, all blocks of the global model are frozen, and in a client's model,
+        all blocks below the active blocks.
         """
         return self.stage(of(state).stage).num_frozen_blocks(of(state), client)
 
@@ -177,8 +183,8 @@ class FedMS(
     ) -> dict[str, Mapping[str, Tensor]]:
         """Return the values that the clients' models use for each image in addition to its pixels.
 
-        There are none in stage one. In stage two, these are the logits of the global expert and, if the gate's trunk is
-        frozen, the trunk's image features.
+        There are no such values in stage one. In stage two, these are the logits of the global expert and, if the
+        gate's trunk is frozen, the trunk's image features.
 
         Args:
             state: The server's state.
@@ -186,17 +192,14 @@ class FedMS(
             sets: The image sets, each under a name that the caller chooses.
 
         Returns:
-            A dict for each name in `sets`, from `global` and `trunk` to tensors (n, classes) and (n, width).
+            For each name in `sets`, a dict from `global` and `trunk` to tensors (n, classes) and (n, width).
         """
         return self.stage(of(state).stage).side_inputs(of(state), reader, sets)
 
     def predict(
         self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
-        """Return the logits of a client's mixture if `personal` is true in stage two.
-
-        In all other cases, return the logits of the global expert.
-        """
+        """Return the logits of a client's mixed experts if `personal` in stage two, or else of the global expert."""
         stage = self.stage(of(state).stage if personal else 1)
         return stage.predict(of(state), model, images)
 
@@ -207,15 +210,15 @@ class FedMS(
     def metric_names(self, clients: Iterable[ClientId]) -> list[str]:
         """Return the names of the metrics that FedMS adds.
 
-        They are the mean number of active blocks, the number of each client, and the mean and standard deviation of the
-        gate's output.
+        The metrics are each client's number of active blocks, the mean of these numbers, and the mean and standard
+        deviation of the gate's output.
         """
         return [ACTIVE, *(f"{ACTIVE}/{client}" for client in sorted(clients)), MIX, SPREAD]
 
     def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
-        """Return the number of active blocks of each client and their mean, and the metrics of the gate's output.
+        """Return each client's number of active blocks, the mean of these numbers, and the gate's metrics.
 
-        For a client outside the cohort, the number is that of its next training.
+        For a client outside the cohort, the number is that for its next training.
         """
         stage = self.stage(of(state).stage)
         each = {f"{ACTIVE}/{one}": float(count) for one, count in sorted(stage.active(of(state), updates).items())}

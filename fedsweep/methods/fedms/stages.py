@@ -35,21 +35,21 @@ class SALConfig(Config):
 
     threshold: float = Field(
         0.01,
-        description="delta of Eq. 5: the next lower block is activated if a client's accuracy exceeds the mean of its "
-        "past accuracies by less than this fraction",
+        description="delta of Eq. 5: a client's next lower block is activated if the client's accuracy, from 0 to 1, "
+        "exceeds the mean of its past accuracies by less than delta",
     )
     queue: int = Field(
-        3, gt=0, description="Q of Eq. 5: number of past accuracies with whose mean a new accuracy is compared"
+        3, gt=0, description="Q of Eq. 5: number of past accuracies in the mean to which the accuracy is compared"
     )
     initial: int = Field(
         1, gt=0, description="number of topmost blocks of each encoder that are active when stage two starts"
     )
 
     def is_stuck(self, past: Sequence[float], accuracy: float) -> bool:
-        """Return whether a client's accuracy is stuck, so that SAL activates one more block (Eq. 5).
+        """Return whether a client's accuracy has stalled, so that SAL activates one more block (Eq. 5).
 
-        The accuracy is stuck if `past` contains `queue` earlier accuracies, and `accuracy` exceeds their mean by less
-        than `threshold`.
+        The accuracy has stalled if `past` contains `queue` earlier accuracies, and `accuracy` exceeds their mean by
+        less than `threshold`.
         """
         return len(past) == self.queue and accuracy - sum(past) / self.queue < self.threshold
 
@@ -120,13 +120,16 @@ class GlobalStage:
         return cast(Tensor, model(images, state.layers))
 
     def active(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> Mapping[ClientId, int]:
-        """Return the number of active (trained) blocks of each client: in stage one, the number of all blocks."""
+        """Return each client's number of active blocks, which are the blocks that the client trains.
+
+        In stage one, all blocks are active.
+        """
         return dict.fromkeys(state.active, len(state.layers))
 
     def gate_metrics(self, updates: Sequence[ClientUpdate]) -> dict[str, float]:
         """Return the mean and the standard deviation of the weight lambda of the global expert.
 
-        They are 1 and 0, because stage one has only the global expert.
+        The mean is 1 and the standard deviation is 0, because stage one has only the global expert.
         """
         return {MIX: 1.0, SPREAD: 0.0}
 
@@ -177,8 +180,8 @@ class LocalStage:
             sets: The image sets, each under a name that the caller chooses.
 
         Returns:
-            A dict for each name in `sets`: `global` are the logits (n, classes) of the global expert, and `trunk` are
-            the image features (n, width) of the gate's trunk, if the trunk is frozen.
+            For each name in `sets`, a dict with the logits (n, classes) of the global expert as `global` and, if the
+            gate's trunk is frozen, the trunk's image features (n, width) as `trunk`.
         """
         model = reader.model
         model.load_adapter(state.adapter)
@@ -236,7 +239,7 @@ class LocalStage:
         }
 
     def keep(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> FedMSState:
-        """Store the local experts, and activate one more block for each client whose accuracy is stuck (Eq. 5)."""
+        """Store the local experts, and activate one more block for each client whose accuracy has stalled (Eq. 5)."""
         experts, queues, active = dict(state.experts), dict(state.queues), dict(state.active)
         for update in sorted(updates, key=lambda one: one.client):
             client, score = update.client, update.metrics["accuracy"]
@@ -252,10 +255,10 @@ class LocalStage:
         return mixed(model, cast(Batch, images), state.layers)
 
     def active(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> Mapping[ClientId, int]:
-        """Return the number of active blocks of each client.
+        """Return each client's number of active blocks, which are the blocks that the client trains.
 
-        For a client of the cohort, the number is that of the blocks trained in this round, and for another client, that
-        of the blocks that the client will train next.
+        For a client of the cohort, the number is that of this round. For any other client, it is that of the client's
+        next training.
         """
         return state.active | {update.client: len(update.allocation.trained) for update in updates}
 

@@ -66,7 +66,7 @@ class TimmTrunk(Config):
     pretrained: str = Field(
         "timm",
         min_length=1,
-        description="`timm`: pretrained weights of timm; `none`: random weights; or a weights file with timm's tensor "
+        description="pretrained weights of timm (`timm`), random weights (`none`), or a weights file with timm's tensor "
         "names",
     )
 
