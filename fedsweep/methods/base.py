@@ -70,7 +70,8 @@ class FederatedMethod(Config, ABC):
         """Raise ValueError if the method cannot run with these settings.
 
         Args:
-            capacities: The number of blocks that fit on each client, in the possible cohort with the smallest sum.
+            capacities: The number of blocks that fit on each client of the smallest possible cohort, that is, the
+                cohort with the smallest sum.
             num_layers: The number of blocks of the backbone.
             aggregation: The settings for averaging the clients' updates.
         """

@@ -64,7 +64,10 @@ class Messages(Capability):
         return names_within(names, row.trained, row.excluded_prefixes)
 
     def trained_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """Return the tensor names among `names` that a client with the allocation `row` trains, sent or not."""
+        """Return the tensor names among `names` that a client with the allocation `row` trains.
+
+        Unlike `sent_names`, the result includes tensors that the client does not send back.
+        """
         return self.sent_names(state, names, row)
 
 
@@ -95,8 +98,8 @@ class PersonalModels(Capability):
 class SeparateModels(PersonalModels):
     """A base class for methods whose clients have separate models, which are never averaged into a global model.
 
-    The base optimizer FedDyn, `evaluation.metrics` and t-SNE need such an average, so they cannot be combined with
-    these methods.
+    The base optimizer FedDyn, `evaluation.metrics` and t-SNE need such an average, so these methods cannot be combined
+    with any of the three.
     """
 
     def sent_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
@@ -213,7 +216,7 @@ def predicted(
     Args:
         method: The method that predicts.
         state: The server's state.
-        reader: The reader of image batches. The adapter that predicts must already be loaded into its model.
+        reader: The reader of image batches. The adapter that predicts must already be loaded into the reader's model.
         images: The image set.
         client: The client whose model predicts, or None for the global model.
         side_inputs: Tensors (n, ...) that the model uses in addition to the pixels, keyed by name. If None, the side

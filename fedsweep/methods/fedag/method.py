@@ -163,8 +163,8 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     ) -> list[ClientUpdate]:
         """Train the clients, and let each client score the quality of the synthetic images of its domain.
 
-        A client starts from a mixture of its previous model and the model that the server sends (Eq. 1). It minimises
-        the cross-entropy (Eq. 2).
+        A client starts from a mixture of its previous model and the model that the server sends (Eq. 1). The training
+        minimises the cross-entropy (Eq. 2).
         """
         state = of(state)
         tasks = [LocalTask(one, self._start(state, one.id), allocations[one.id], cross_entropy) for one in cohort]
@@ -218,7 +218,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return state.adapter | of(state).copies.get(of(state).domains[client], {})
 
     def client_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
-        """Return a client's model after its last training, or the model sent by the server before its first."""
+        """Return a client's model after its last training or, before any training, the model that the server sends."""
         return state.adapter | of(state).own[client] if client in of(state).own else self.sent_adapter(state, client)
 
     def server_features(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:

@@ -139,7 +139,8 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Return the allocations of the depth method `over`, extended by BRICKs.
 
-        A client gets the BRICKs of its own domain, and the heads of a client with all blocks.
+        A client gets the BRICKs of its own domain. With DepthFL, it also gets all heads, because its BRICKs complete
+        the model.
         """
         rows = self.over.allocate(state, cohort, server, rng)
         if not self.brick:

@@ -66,8 +66,8 @@ class TimmTrunk(Config):
     pretrained: str = Field(
         "timm",
         min_length=1,
-        description="pretrained weights of timm (`timm`), random weights (`none`), or a weights file with timm's tensor "
-        "names",
+        description="pretrained weights of timm (`timm`), random weights (`none`), or a weights file with timm's "
+        "tensor names",
     )
 
     @model_validator(mode="after")
