@@ -1,4 +1,4 @@
-"""Basic modules that all others use, such as errors, configuration, YAML, paths and random streams.
+"""Modules that all other modules use: configuration, errors, files, paths, process usage, random streams and YAML.
 
-None of them imports torch.
+None of these modules imports torch, whose import is slow.
 """

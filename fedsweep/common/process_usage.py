@@ -1,6 +1,6 @@
 """The CPU, memory and GPU use of this process and this machine, and logical GPUs.
 
-A logical GPU is a simulated one: Ray assigns trials to it as to a GPU, but they run on the CPU.
+A logical GPU is a simulated GPU. Ray assigns trials to a logical GPU as to a real one, but they run on the CPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COUNT, SIZE = "FEDSWEEP_LOGICAL_GPUS", "FEDSWEEP_LOGICAL_GPU_GB"
 
 
 def forget_peak() -> None:
-    """Reset the value of `resident_peak` on Linux. On other systems, this function has no effect."""
+    """Reset the peak memory that `resident_peak` returns. This has an effect only on Linux."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -44,17 +44,17 @@ def resident_peak() -> int:
 
 @dataclass(frozen=True)
 class LogicalGPUs:
-    """The number of logical GPUs, and the memory of each in bytes."""
+    """The number of logical GPUs, which are simulated on the CPU, and the memory of each in bytes."""
 
     count: int
     bytes: int
 
 
 def logical_gpus() -> LogicalGPUs | None:
-    """Return the logical GPUs that the environment variables configure, or None if there are none.
+    """Return the logical GPUs (simulated on the CPU) that environment variables configure, or None if there are none.
 
     Raises:
-        UserError: The number of GPUs or their size is not valid.
+        UserError: FEDSWEEP_LOGICAL_GPUS or FEDSWEEP_LOGICAL_GPU_GB is not valid.
     """
     count, size = os.environ.get(COUNT), os.environ.get(SIZE, "")
     if not count:
@@ -68,10 +68,11 @@ def logical_gpus() -> LogicalGPUs | None:
 
 
 class SystemMeter:
-    """A meter of CPU, memory and GPU use since its last reading.
+    """A meter of the CPU, memory and GPU use of this process and this machine.
 
-    Metrics named `system/process_...` cover this process, and all others cover the whole machine. GPUs are included if
-    `pynvml` is installed, and are numbered as by the driver.
+    CPU use is averaged over the time since the last reading. Metrics named `system/process_...` are about this process,
+    and all others about the whole machine. GPUs are included if `pynvml` is installed, and have the numbers that the
+    driver gives them.
     """
 
     def __init__(self) -> None:
@@ -86,9 +87,9 @@ class SystemMeter:
         self._process.cpu_percent()
 
     def read(self) -> dict[str, float]:
-        """Return the metrics under MLflow's names, in percent and in MB of 10^6 bytes.
+        """Return the metrics by their names in MLflow, in percent and in MB (10^6 bytes).
 
-        The CPU use of the machine is in percent of all cores, and that of this process in percent of one core.
+        The machine's CPU use is in percent of all cores, and this process's CPU use is in percent of one core.
         """
         memory = psutil.virtual_memory()
         found = {

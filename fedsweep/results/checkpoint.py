@@ -37,7 +37,10 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(path: Path, like: ServerState, device: str = "cpu") -> Checkpoint:
-    """Read a checkpoint onto a device. Its state gets the class of `like`."""
+    """Read a checkpoint and move its tensors to a device.
+
+    `like` is a server state of the same method. The state in the checkpoint is restored as an object of the same class.
+    """
     from safetensors import safe_open
 
     with safe_open(path, framework="pt", device=device) as file:
@@ -63,9 +66,9 @@ def load_history(path: Path) -> History:
 
 
 def without_tensors(file: BinaryIO) -> bytes:
-    """Return the bytes of a checkpoint without its tensors.
+    """Return a copy of a checkpoint file without its tensors, as bytes. The copy contains the complete history.
 
-    If the file is replaced during the call, the result is either the old or the new version.
+    If the file is replaced during the call, the copy is made from either the old or the new version.
     """
     from safetensors.numpy import save as to_bytes
 
@@ -81,7 +84,10 @@ def without_tensors(file: BinaryIO) -> bytes:
 
 
 def _pack(node: Any, path: str, tensors: dict[str, Any]) -> Any:
-    """Return `node` as plain JSON, and copy its tensors to `tensors`, each under its path in the state."""
+    """Convert a part of a server state to JSON values, and copy its tensors to `tensors`.
+
+    The keys of `tensors` are paths in the state. `path` is the path of `node`.
+    """
     if hasattr(node, "numel"):
         path = path if path not in tensors else f"{path}#{len(tensors)}"
         tensors[path] = node.detach().cpu().contiguous().clone()

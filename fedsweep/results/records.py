@@ -53,7 +53,7 @@ class SweepManifest(Config):
 
 
 class Start(Config):
-    """The other trial, and its round, from which a trial continues."""
+    """The starting point of a trial that continues another trial: the other trial's key and round."""
 
     key: str = Field(description="key of the other trial, whose state and history are copied")
     round: int = Field(ge=0, description="round of the other trial after which this trial continues")
@@ -87,7 +87,7 @@ class Outcome(Config):
 
 
 class Attempt(Config):
-    """One attempt of a worker to run a trial. Measurements are None until it ends, and if the worker was lost."""
+    """One attempt to run a trial. Measurements are None until the attempt ends, and if its worker was lost."""
 
     gpus: float = Field(ge=0, description="the attempt's share of a GPU, or its number of GPUs")
     round: int | None = Field(None, description="the last round that the attempt reported")
@@ -99,12 +99,16 @@ class Attempt(Config):
 
 
 class Attempts(Config):
-    """All attempts to run a trial, oldest first (`gpus.json`)."""
+    """All attempts to run a trial, oldest first. They are stored in the file `gpus.json`."""
 
     attempts: tuple[Attempt, ...] = ()
 
     def marks(self) -> dict[str, str]:
-        """Return the MLflow tags: the share of a GPU in the last attempt, and how often memory ran out."""
+        """Return the MLflow tags of the attempts.
+
+        The tag `gpus` is the last attempt's share of a GPU. The tag `out_of_memory` is the number of attempts that ran
+        out of GPU memory, if there are any.
+        """
         if not self.attempts:
             return {}
         ran_out = sum(one.out_of_memory for one in self.attempts)
@@ -113,7 +117,7 @@ class Attempts(Config):
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """A trial as recorded on disk; `outcome` is None until it has ended."""
+    """A trial as recorded on disk. `outcome` is None until the trial has ended."""
 
     plan: TrialPlan
     outcome: Outcome | None
@@ -136,9 +140,9 @@ def count_outcomes(trials: Iterable[TrialRecord]) -> dict[OutcomeName, int]:
 
 
 def stand_in(tags: Mapping[str, str]) -> str | None:
-    """Return the description of a run's stand-ins, images that replace the output of a generator, or None.
+    """Return the description of the stand-ins on which a run trained, or None if there were none.
 
-    `tags` are the tags of the run.
+    Stand-ins are images that replace the output of an image generator. `tags` are the run's provenance tags.
 
     >>> stand_in({"synthetic": "folder"}), stand_in({})
     (None, None)
@@ -147,11 +151,11 @@ def stand_in(tags: Mapping[str, str]) -> str | None:
 
 
 def warning(made: str, where: str = "") -> str:
-    """Return a warning that runs used stand-ins, images that replace the output of a generator.
+    """Return a warning that runs trained on stand-ins, images that replace the output of an image generator.
 
     Args:
         made: Description of the images.
-        where: The runs concerned; empty for a single run.
+        where: Names of the runs; empty for a single run.
 
     >>> warning("surrogates", "all arms")
     'Synthetic images: surrogates (all arms).'

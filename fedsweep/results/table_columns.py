@@ -18,7 +18,7 @@ TARGET = "rounds_to="
 
 @dataclass(frozen=True)
 class Column:
-    """A column of result tables. It has one number per trial, and an arm shows the mean over its finished seeds."""
+    """A column of result tables. Each trial has one value, and tables show the mean over an arm's finished trials."""
 
     name: str
     """The name in a search space, in `--columns` and in table.csv."""
@@ -65,7 +65,7 @@ def _most_megabytes(numbers_of_bytes: Iterable[int | None]) -> float | None:
 
 
 def _rounds_to(target: float, metric: str, mode: Mode, trial: TrialRecord) -> float | None:
-    """Return the first round after which the metric is as good as the target."""
+    """Return the first round after which the metric is at least as good as the target, or None if there is none."""
     sign = 1 if mode == "max" else -1
     known = ((record.round, record.metrics.get(metric, math.nan)) for record in trial.history)
     return next((float(number) for number, found in known if sign * found >= sign * target), None)
@@ -111,9 +111,13 @@ COLUMNS: Mapping[str, Column] = {
 
 
 def column(name: str, metric: str, mode: Mode) -> Column:
-    """Return a column by its name, which is a named column, a metric, or `rounds_to=NUMBER`.
+    """Return the column with this name.
 
-    The number is a target for the objective `metric`. If the objective is an accuracy, it is from 0 to 1.
+    Args:
+        name: A named column, a metric, or `rounds_to=NUMBER`, where NUMBER is a target for the objective. If the
+            objective is an accuracy, the target is a share from 0 to 1.
+        metric: The objective of the sweep.
+        mode: Whether larger (`max`) or smaller (`min`) values of the objective are better.
 
     >>> column("loss/train", "accuracy/mean", "max").heading, column("rounds_to=0.7", "accuracy/mean", "max").heading
     ('loss/train', 'rounds to 70%')
@@ -130,7 +134,7 @@ def column(name: str, metric: str, mode: Mode) -> Column:
 
 
 def check_columns(names: Sequence[str], metrics: Collection[str], objective: str, where: str) -> None:
-    """Raise UserError if a column's name is unknown or repeated, or if its target is not a valid number."""
+    """Raise UserError if a column's name is unknown or repeated, or if the target in `rounds_to=TARGET` is invalid."""
     known = [*COLUMNS, *metrics]
     taken: set[str | float] = set()
     for name in names:

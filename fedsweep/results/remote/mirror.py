@@ -1,6 +1,7 @@
 """A local folder as a mirror of remote objects. Files are compared by size and time, not by content.
 
-Times in whole seconds are precise enough: only checkpoints are rewritten within a second, and their size grows.
+A resolution of one second is precise enough for times: only checkpoints are rewritten within a second, and each new
+checkpoint is larger than the previous one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ Shorten = Mapping[str, Callable[[Any], bytes]]
 
 
 class Mark(NamedTuple):
-    """The identity of a version of a file or an object."""
+    """The identity of a version of a file or an object: its size in bytes, its time in nanoseconds and its inode.
+
+    The inode of an object is 0.
+    """
 
     size: int
     time: int
@@ -39,9 +43,10 @@ class Mark(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The versions of a file and its object when both were last equal.
+    """The versions of a local file and its remote object when both were last equal.
 
-    `remote` is None if the file was sent and the object has not been listed since.
+    `remote` is None if the file was sent and the object has not been listed since. `whole` is False if only a part of
+    the object was downloaded.
     """
 
     local: Mark
@@ -50,9 +55,9 @@ class Known(NamedTuple):
 
 
 class Mirror:
-    """A local folder and the objects below a path of a pyarrow file system.
+    """A local folder that mirrors the objects below a path of a pyarrow file system.
 
-    Names that begin with a dot are not mirrored.
+    Files and folders whose names begin with a dot are not mirrored.
     """
 
     def __init__(self, filesystem: FileSystem, base: str, folder: Path, shorten: Shorten | None = None) -> None:
@@ -65,8 +70,9 @@ class Mirror:
 
         Args:
             prefix: Folder or file to update; empty for all.
-            whole: Whether to download large files completely.
-            discard: Whether to overwrite local changes that were not sent. Otherwise they are kept.
+            whole: Whether to download large files completely. Otherwise, the functions in `shorten` choose the parts to
+                keep.
+            discard: Whether to overwrite local changes that were not sent. Otherwise, local changes are kept.
 
         Raises:
             OSError: The store does not answer, or a file cannot be written.
@@ -84,7 +90,12 @@ class Mirror:
                 self._known.pop(name, None)
 
     def push(self, prefix: str = "") -> None:
-        """Delete objects whose files no longer exist, then send new and changed files in the order of `LAST`.
+        """Send new and changed files, after deleting the objects of files that no longer exist.
+
+        The files named in `LAST` are sent after all others, in the order of `LAST`.
+
+        Args:
+            prefix: Folder or file to send; empty for all.
 
         Raises:
             OSError: The store does not accept a file. All files before it have been sent.
@@ -100,7 +111,7 @@ class Mirror:
             self._known[name] = Known(local[name], None, True)
 
     def names(self, prefix: str = "") -> list[str]:
-        """Return the names of the objects, relative to the base."""
+        """Return the names of the objects below `prefix`, relative to the path of the mirror."""
         return sorted(self._objects(prefix))
 
     def save(self) -> None:
@@ -136,12 +147,15 @@ class Mirror:
         return known.remote != remote or (whole and not known.whole)
 
     def _changed(self, name: str, local: Mark | None) -> bool:
-        """Return whether a file was changed locally. Files that were read in part never count as changed."""
+        """Return whether a local file is new, changed or deleted since the file and its object were last equal.
+
+        A file that `shorten` names counts as unchanged while it exists, because its local copy may be incomplete.
+        """
         known = self._known.get(name)
         return known is None or (known.local != local and not (local and Path(name).name in self._shorten))
 
     def _fetch(self, name: str, mark: Mark, whole: bool) -> Known | None:
-        """Download an object to its file, or return None if the object no longer exists."""
+        """Download an object to its file and return their versions, or None if the object no longer exists."""
         short = None if whole else self._shorten.get(Path(name).name)
         place, path = inside(self.folder, name), f"{self.base}/{name}"
         for _ in range(READS):
@@ -169,7 +183,8 @@ def _walked(folder: Path) -> Iterator[Path]:
 def _ours(name: str) -> bool:
     """Return whether a file is mirrored.
 
-    Hidden files are excluded because they are incomplete or locks, and names with `..` because they lead elsewhere.
+    Hidden files are not mirrored because they are incomplete or locks. Names with `..` are not mirrored because they
+    could lead out of the folder.
     """
     parts = name.split("/")
     return parts[0] != SCRATCH and not any(part == "" or part.startswith(".") for part in parts)
@@ -186,7 +201,7 @@ def _mark(path: Path) -> Mark:
 
 
 def _load(path: Path) -> dict[str, Known]:
-    """Return the files that an earlier process recorded, or none if its record is incomplete or in another format."""
+    """Return the versions that an earlier process recorded, or an empty dict if the record is missing or invalid."""
     known: dict[str, Known] = {}
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
         for name, (local, remote, whole) in json.loads(path.read_text()).items():
