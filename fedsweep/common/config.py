@@ -25,7 +25,7 @@ _WORDING = {
     "a valid array": "a list",
     "an object": "a mapping of names to values",
 }
-"""Replacements for phrases in pydantic's messages."""
+"""Phrases in pydantic's messages, and the phrases that replace them."""
 _COUNT = re.compile(r" after validation, not \d+")
 """The end of pydantic's messages about the length of a list. It is left out, because the message shows the list."""
 
@@ -36,7 +36,7 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     what_a_name_is: ClassVar[str] = "a hyperparameter of this run"
-    """A phrase for valid names of the record, for the error message about an unknown name."""
+    """The end of the sentence "`NAME` is not ...", the error message about an unknown name."""
 
     @classmethod
     def of(cls, data: Mapping[str, Json], where: str) -> Self:
@@ -78,7 +78,7 @@ class Config(BaseModel):
         data, homeless = self._changed(changes)
         for name, met in homeless.items():
             if any(known == name or known.startswith(f"{name}.") for known in flat(self)):
-                type(self).of(met, where)  # a change has replaced the parent by something invalid
+                type(self).of(met, where)  # another change has replaced the parent by an invalid value
             raise UserError(_unknown(name, _fields(type(self), met), type(self), where))
         return type(self).of(data, where)
 

@@ -62,7 +62,7 @@ def logical_gpus() -> LogicalGPUs | None:
     if not count.isdecimal() or int(count) == 0:
         raise UserError(f"the environment variable {COUNT} must be an integer of at least 1, but it is {count}.")
     if not (each := gigabytes(size)) > 0:
-        rule = f"if {COUNT} is set, {SIZE} must be the gigabytes of each GPU, a number greater than 0"
+        rule = f"if {COUNT} is set, {SIZE} must be a number greater than 0, the memory of each GPU in gigabytes"
         raise UserError(f"{rule}, but it is {size or 'not set'}.")
     return LogicalGPUs(int(count), int(each * 1e9))
 
@@ -100,7 +100,7 @@ class SystemMeter:
             "system/process_memory_usage_megabytes": self._process.memory_info().rss / MEGABYTE,
         }
         for number, handle in enumerate(self._gpus):
-            # A GPU slice (MIG) or a virtual machine's GPU may report neither; the trial should not fail for that.
+            # A GPU slice (MIG) or a virtual machine's GPU may report neither, which should not make the trial fail.
             with contextlib.suppress(pynvml.NVMLError):
                 taken = pynvml.nvmlDeviceGetMemoryInfo(handle)
                 found[f"system/gpu_{number}_memory_usage_megabytes"] = taken.used / MEGABYTE

@@ -34,7 +34,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# PyYAML follows YAML 1.1: `1e-3` is a string, `no` is False, `010` is 8, `<<` merges. Keep 1.2's core schema instead.
+# PyYAML follows YAML 1.1: `1e-3` is a string, `no` is False, `010` is 8, `<<` merges. Use the core schema of 1.2.
 _Loader.yaml_implicit_resolvers = {}
 for _kind, _pattern, _starts in (
     ("null", r"^(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
@@ -130,7 +130,7 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 
 def _mapping(data: Any, path: Path) -> dict[str, Json]:
     if not isinstance(data, dict):
-        given = "is empty" if data is None else f"contains {type(data).__name__}"
+        given = "is empty" if data is None else f"contains a value of type {type(data).__name__}"
         raise UserError(f"{path} must contain a mapping of names to values, but it {given}.")
     return data
 

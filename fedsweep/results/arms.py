@@ -23,7 +23,7 @@ IN_WORDS = (NAMED, ABLATED)  # entries of an arm that are not hyperparameters
 class ReferenceArm(Config):
     """The values that a paper reports for one arm."""
 
-    arm: Arm = Field(description="an arm of the grid")
+    arm: Arm = Field(description="an arm of the grid, as values by dotted name")
     values: dict[str, float] = Field(min_length=1, description="metrics after the last round, accuracies in percent")
 
     def _violations(self) -> Iterator[str]:
@@ -37,7 +37,9 @@ class Reference(Config):
     """The values that a paper reports. Tables show them next to the sweep's own values."""
 
     source: str = Field(description="the paper and its table, e.g. `FedRA (Su, Li and Xue), Table 1`")
-    arms: tuple[ReferenceArm, ...] = Field(min_length=1, description="`{arm: ..., values: {metric: number}}` per arm")
+    arms: tuple[ReferenceArm, ...] = Field(
+        min_length=1, description="the arms, each as `{arm: ..., values: {METRIC: NUMBER}}`"
+    )
 
     def _violations(self) -> Iterator[str]:
         if not self.source.strip():
@@ -105,10 +107,10 @@ def parse_arm(text: str) -> Arm:
     for word in at_commas(text):
         name, sign, value = (part.strip() for part in word.partition("="))
         if not sign or not name:
-            raise UserError(f"an arm must look like `lora.rank=4,seed=0`, but got `{text}`.")
+            raise UserError(f"an arm must be a list of NAME=VALUE, such as `lora.rank=4,seed=0`, but it is `{text}`.")
         if name in arm:
             raise UserError(f"an arm must set each hyperparameter once, but `{text}` sets `{name}` twice.")
-        arm[name] = parse_yaml(value, f"the arm's `{word.strip()}`")
+        arm[name] = parse_yaml(value, f"the entry `{word.strip()}` of the arm")
     return arm
 
 
@@ -155,7 +157,7 @@ def counterparts(arms: Collection[Mapping[str, Json]], baseline: Mapping[str, Js
             others[identity(rest)] = dict(one)
     found: dict[str, Arm] = {}
     for arm in arms:
-        for names in open_names:  # arms have different names if axes have conditions
+        for names in open_names:  # arms differ in their names if some axes are conditional
             rest = {name: arm[name] for name in names if name in arm}
             if identity(rest) in others:
                 found[identity(arm)] = others[identity(rest)]

@@ -73,13 +73,13 @@ def without_tensors(file: BinaryIO) -> bytes:
     from safetensors.numpy import save as to_bytes
 
     size = FIRST_BYTES
-    for _ in range(2):  # a single read, because two reads may return parts of different checkpoints
+    for _ in range(2):  # in a single read, because two reads may return parts of different checkpoints
         file.seek(0)
         start = file.read(size)
         header = int.from_bytes(start[:8], "little")
         if 8 + header <= len(start):
             return to_bytes({}, json.loads(start[8 : 8 + header])["__metadata__"])
-        size = 8 + header + FIRST_BYTES  # the header may have grown by the next read
+        size = 8 + header + FIRST_BYTES  # with reserve, because the header may have grown by the next read
     raise OSError("a checkpoint changes faster than it can be read")
 
 
@@ -98,8 +98,8 @@ def _pack(node: Any, path: str, tensors: dict[str, Any]) -> Any:
         return {"tuple": [_pack(value, f"{path}/{index}", tensors) for index, value in enumerate(node)]}
     if node is None or isinstance(node, bool | int | float | str):
         return {"value": node}
-    kinds = "tensors, dicts with plain keys, tuples and plain values"
-    raise TypeError(f"a server state may hold {kinds}, but {path} is {type(node).__name__}")
+    kinds = "tensors, tuples, dicts with keys of type str or int, numbers, strings, booleans and None"
+    raise TypeError(f"a server state may contain only {kinds}, but {path} is of type {type(node).__name__}")
 
 
 def _unpack(node: dict[str, Any], fill: Callable[[str], Any]) -> Any:

@@ -27,7 +27,7 @@ from fedsweep.results.tsne_files import FILES
 
 Record = TypeVar("Record", bound=Config)
 SHORTEN = {"checkpoint.safetensors": without_tensors}
-"""Functions that read only those parts of large files that the driver, the process that runs a sweep, needs."""
+"""For each large file, a function that reads only the part that the driver (the process that runs a sweep) needs."""
 
 
 def read_record(kind: type[Record], path: Path) -> Record:
@@ -89,8 +89,8 @@ class TrialStore:
         other.remote.pull(whole=True)
         history = other.recorded()
         if not history or history[-1].round != round:
-            stands = history[-1].round if history else "none"
-            raise ValueError(f"the last round of trial {other.folder.name} must be {round}, but it is {stands}")
+            found = f"it is {history[-1].round}" if history else "no round is recorded"
+            raise ValueError(f"the last round of trial {other.folder.name} must be {round}, but {found}")
         write_atomically(self.checkpoint, other.checkpoint.read_bytes())
 
     def end(self, outcome: Outcome) -> None:

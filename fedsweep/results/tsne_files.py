@@ -118,7 +118,7 @@ def png(embedding: Embedding) -> bytes:
     scatter(axes, embedding, look, size=26)
     axes.set_title(
         f"t-SNE of the global model's features, {len(embedding.points)} test images\n"
-        f"silhouette by class, on the features: {embedding.silhouette:.3f}",
+        f"silhouette score by class, from the features: {embedding.silhouette:.3f}",
         fontsize=10.5, color=INK, loc="left",
     )  # fmt: skip
     legends(figure, look)
@@ -162,7 +162,7 @@ def legends(figure: Figure, look: Look) -> None:
 
     classes = [Line2D([], [], linestyle="", marker="o", color=one, label=name) for name, one in look.colours.items()]
     domains = [Line2D([], [], linestyle="", marker=one, color=INK, label=name) for name, one in look.markers.items()]
-    widest = int(figure.get_figwidth())  # a name takes about an inch
+    widest = int(figure.get_figwidth())  # each name is about one inch wide
     common: dict[str, Any] = {
         "loc": "upper left", "frameon": False, "fontsize": 9.5, "title_fontsize": 9.5, "alignment": "left",
         "handletextpad": 0.2,

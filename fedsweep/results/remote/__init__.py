@@ -73,9 +73,9 @@ class Remote:
     place: Place | None = None
     prefix: str = ""
     unsent: dict[str, str] = field(default_factory=dict)
-    """Prefixes of files that could not be sent, with the reason. All parts of a mirror share this mapping."""
+    """The reason by prefix of the files that could not be sent. All parts of a mirror share this dict."""
     is_lost: Callable[[], bool] = lambda: False
-    """Function that returns whether another process has acquired the lease on the remote folder."""
+    """A function that returns whether another process has acquired the lease on the remote folder."""
 
     def below(self, *names: str) -> Remote:
         """Return the remote counterpart of a subfolder or file of the local folder."""

@@ -77,7 +77,7 @@ def objects_of(uri: str) -> ConditionalObjects | UnconditionalObjects:
     Conditional writes are used if `obstore` can open the store and a test of conditional writes succeeds.
     """
     files, base = filesystem(uri)
-    with contextlib.suppress(Exception):  # obstore may lack credentials, or not support this kind of store
+    with contextlib.suppress(Exception):  # obstore may lack credentials, or may not support this kind of store
         found = ConditionalObjects(_conditional_store(uri, files, base.partition("/")[0]))
         probe = f"{base}/.conditional-{secrets.token_hex(8)}"
         found.write(probe, b"1", None)

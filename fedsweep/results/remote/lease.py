@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 NAME = ".lease"
 RENEWED = 30.0  # seconds between two renewals
-STALE = 120.0  # seconds without a renewal after which the holder counts as dead
-SETTLES = 1.0  # seconds between writing and reading back if the store has no conditional writes
+STALE = 120.0  # seconds without a renewal after which the process that holds the lease is considered dead
+SETTLES = 1.0  # seconds between writing and reading the lease if the store has no conditional writes
 
 
 class Found(NamedTuple):
@@ -97,7 +97,7 @@ class Lease:
         persistently(lambda: self._write(version))
         if not self.objects.exclusive:
             time.sleep(SETTLES)
-        holder, _ = persistently(self._read)  # our write may have succeeded although its answer was lost
+        holder, _ = persistently(self._read)  # the write may have succeeded even if the store's answer was lost
         if not self._is_mine(holder):
             host = holder["host"] if holder else "another machine"
             raise UserError(f"{what} was just started by a process on {host}; wait until it ends, or stop it.")
@@ -134,7 +134,7 @@ class Lease:
     def _now(self) -> float:
         """Return the time of the store's clock in seconds since 1970: the time of an object that is written now."""
         probe = f"{self.path}-{self._mine['nonce']}"
-        with contextlib.suppress(OSError):  # without permission to write, use this machine's clock
+        with contextlib.suppress(OSError):  # without permission to write, use the clock of this machine
             self.objects.write(probe, b"", None)
             now = self.objects.read(probe).seconds
             self.objects.remove(probe)
@@ -149,7 +149,7 @@ class Lease:
 
     def _renew(self) -> None:
         while not self._over.wait(RENEWED):
-            with contextlib.suppress(OSError):  # try again later; another process may hold the lease by then
+            with contextlib.suppress(OSError):  # try again later; another process may have acquired the lease by then
                 holder, found = self._read()
                 if holder and not self._is_mine(holder):
                     self.lost = True

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 STATE = ".mirror.json"
 SCRATCH = "ray"  # folder of Ray's own files, which is not mirrored
 LAST = ("checkpoint.safetensors", "gpus.json", "trial.json", "sweep.json", "outcome.json")
-"""Files that are sent after all others, in this order. If one of them exists, the files before it are complete."""
+"""Files that are sent after all others, in this order. If one of them exists, all files before it are complete."""
 AT_ONCE = 16  # objects that are downloaded in parallel
 READS = 5  # attempts to read an object that changes during the download
 Shorten = Mapping[str, Callable[[Any], bytes]]
-"""Functions that read a part of a large file, by the file's name. Files that were read in part are never sent."""
+"""Functions that read a part of a large file, keyed by its name. Files that were read in part are never sent."""
 
 
 class Mark(NamedTuple):
@@ -130,7 +130,7 @@ class Mirror:
         start, found = self.folder / prefix, {}
         for path in [start] if start.is_file() else _walked(start):
             if _ours(name := path.relative_to(self.folder).as_posix()):
-                with contextlib.suppress(FileNotFoundError):  # it was just deleted
+                with contextlib.suppress(FileNotFoundError):  # the file was just deleted
                     found[name] = _mark(path)
         return found
 
@@ -142,7 +142,7 @@ class Mirror:
         known = self._known.get(name)
         if known is None or self._changed(name, local):
             return discard or (known is None and local is None)
-        if known.remote is None and known.local.size == remote.size:  # sent from this folder
+        if known.remote is None and known.local.size == remote.size:  # the object was sent from this folder
             known = self._known[name] = known._replace(remote=remote)
         return known.remote != remote or (whole and not known.whole)
 

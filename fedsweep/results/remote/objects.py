@@ -100,7 +100,7 @@ def check_writable(uri: str) -> None:
     except OSError as error:
         raise UserError(f"the store {uri} cannot be written: {one_line(error)}.") from None
     if not same:
-        raise UserError(f"the store {uri} cannot be used: it returned other content than was written.")
+        raise UserError(f"the store {uri} cannot be used: it did not return the content that was written.")
 
 
 def put(filesystem: FileSystem, path: str, content: bytes) -> None:
@@ -112,7 +112,7 @@ def put(filesystem: FileSystem, path: str, content: bytes) -> None:
         filesystem.create_dir(folder, recursive=True)
     stream = filesystem.open_output_stream(target)
     stream.write(content)
-    stream.close()  # not if writing failed, because closing creates the object
+    stream.close()  # only if writing succeeded, because closing creates the object
     if not flat:
         filesystem.move(target, path)
 
