@@ -37,8 +37,8 @@ class PixelStack:
         """Find the images at `rows` (k,) in the parts of the stack.
 
         Returns:
-            For each part: the part, the positions in `rows` that refer to its images, and the row numbers of these
-                images in the part.
+            A tuple for each part. It contains the part, the positions in `rows` that refer to its images, and the row
+            numbers of these images in the part.
         """
         starts = [0, *accumulate(map(len, self.parts))]
         within = [((start <= rows) & (rows < end)).nonzero().flatten() for start, end in pairwise(starts)]
@@ -75,8 +75,8 @@ class ImageSet:
         """Find the images of the examples at `index` (k,) in the tensors of this set.
 
         Returns:
-            For each tensor: the tensor, the positions in `index` that refer to its images, and the row numbers of these
-                images in the tensor.
+            A tuple for each tensor. It contains the tensor, the positions in `index` that refer to its images, and the
+            row numbers of these images in the tensor.
         """
         import torch  # already imported if there are tensors
 
@@ -90,7 +90,7 @@ class ImageSet:
         return ImageSet(self.images, self.labels[index], index if self.rows is None else self.rows[index])
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches of `size` images and labels in order.
+        """Yield batches of images (size, 3, height, width) and labels (size,) in order.
 
         The last batch may be smaller. If `rows` is None, batches are views and copy no pixels.
         """

@@ -1,4 +1,4 @@
-"""Modules that all other modules use: configuration, errors, files, paths, process usage, random streams and YAML.
+"""Modules for configuration, errors, files, paths, process usage, random streams and YAML, used by all others.
 
-None of these modules imports torch, whose import is slow.
+None of these modules imports torch, which is slow to import.
 """

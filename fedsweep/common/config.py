@@ -31,7 +31,10 @@ _COUNT = re.compile(r" after validation, not \d+")
 
 
 class Config(BaseModel):
-    """The base class of all configuration. It is immutable, does not convert types, and rejects unknown names."""
+    """The base class of all configuration. Objects are immutable, and values are validated without type conversion.
+
+    Unknown names are rejected.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -42,16 +45,15 @@ class Config(BaseModel):
     def of(cls, data: Mapping[str, Json], where: str) -> Self:
         """Validate values from a YAML file or the command line, and return the configuration.
 
-        A string in place of a nested configuration sets its `name`: ``{"method": "all_small"}`` means ``{"method":
-        {"name": "all_small"}}``.
+        A string in place of a nested configuration is its `name`: ``{"method": "all_small"}`` selects the method
+        `all_small`.
 
         Args:
             data: Values by name, nested as in a YAML file.
             where: Origin of the values, such as a file, with which error messages begin.
 
         Raises:
-            UserError: A value is missing, unknown or invalid. The message contains its dotted name, the rule and the
-                value.
+            UserError: A value is missing, unknown or invalid. The message has its dotted name, the rule and the value.
         """
         data = _spelt_out(cls, data)
         try:
@@ -107,8 +109,8 @@ class Config(BaseModel):
     def _changed(self, changes: Mapping[str, Json]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the data after `changes`, and a dict of the changes that cannot be applied.
 
-        The change `seed.first` cannot be applied if `seed` is a number. The dict maps the name of each such change to
-        the data to which it could not be applied.
+        A change cannot be applied if its parent is not a mapping, e.g. `seed.first` if `seed` is a number. The dict
+        maps the name of each such change to the data to which it could not be applied.
         """
         data: dict[str, Any] = self.model_dump(mode="json")
         homeless = {}
@@ -139,7 +141,7 @@ def flat(config: "Config | Mapping[str, Json]", prefix: str = "") -> dict[str, J
 def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
     """Return `data` with every nested configuration written out as a dict.
 
-    A string becomes a dict with this `name`, and a missing nested configuration becomes its default. If `defaults` is
+    A string is replaced by a dict with this `name`, and a missing nested configuration by its default. If `defaults` is
     true, other missing values are filled in with their defaults, too. Pydantic's "before" validators could do this, but
     pydantic would not validate their results as JSON.
     """

@@ -33,7 +33,7 @@ def forget_peak() -> None:
 
 
 def resident_peak() -> int:
-    """Return the peak resident memory of this process in bytes, since the last `forget_peak` or the start."""
+    """Return the peak resident memory of this process in bytes, since its start or the last call of `forget_peak`."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -94,7 +94,7 @@ def parse_yaml(text: str, where: str) -> Any:
 def _num_values(data: Any, counted: dict[int, int]) -> int:
     """Return the number of values in `data` after its aliases are expanded. A value that contains itself counts once.
 
-    `counted` maps the `id` of each list and dict whose values were counted before to the number.
+    `counted` caches the numbers of values in lists and dicts, keyed by their `id`.
     """
     if not isinstance(data, dict | list):
         return 1

@@ -119,7 +119,7 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
 
 
 def _identity(config: RunConfig) -> str:
-    """Return a string that identifies the frozen part of a run's model, as a key of the activation cache.
+    """Return a string that identifies the frozen part of a run's model in the activation cache.
 
     The string does not contain the names of the classes, because they do not affect the features of an image.
     """

@@ -81,7 +81,7 @@ def is_accuracy(metric: str) -> bool:
 
 
 def identity(values: Json | Mapping[str, Json]) -> str:
-    """Return the values as JSON text, which identifies them as the key of a dict.
+    """Return the values as JSON text, which can be the key of a dict.
 
     The values themselves cannot be keys, because Python does not distinguish the keys `1`, `1.0` and `True`, and does
     not accept lists as keys.
@@ -165,7 +165,7 @@ def counterparts(arms: Collection[Mapping[str, Json]], baseline: Mapping[str, Js
 
 
 def arm_label(arm: Mapping[str, Json]) -> str:
-    """Return an arm as readable text, with floats in six significant digits.
+    """Return an arm as readable text, in which floats have six significant digits.
 
     >>> arm_label({"lora.rank": 4, "optimizer.lr": 0.012345678})
     'lora.rank=4, optimizer.lr=0.0123457'

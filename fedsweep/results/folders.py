@@ -31,7 +31,7 @@ SHORTEN = {"checkpoint.safetensors": without_tensors}
 
 
 def read_record(kind: type[Record], path: Path) -> Record:
-    """Read a record from a JSON file, or raise UserError if the file does not contain a valid one."""
+    """Read a record of class `kind` from a JSON file, or raise UserError if the file contains no valid record."""
     return kind.of(read_json(path), str(path))
 
 
@@ -59,7 +59,7 @@ class TrialStore:
 
     @property
     def planned(self) -> bool:
-        """True if the plan has been written."""
+        """True if the trial's plan has been written."""
         return (self.folder / "trial.json").exists()
 
     def recorded(self) -> Sequence[RoundRecord]:
@@ -67,7 +67,7 @@ class TrialStore:
         return load_history(self.checkpoint) if self.checkpoint.exists() else []
 
     def history(self) -> Sequence[RoundRecord]:
-        """Return the records of the rounds, up to the round of the outcome if the trial has ended."""
+        """Return the records of the trial's rounds. Rounds after the round of its outcome are left out."""
         outcome = self.outcome()
         return [one for one in self.recorded() if outcome is None or one.round <= outcome.round]
 
@@ -142,7 +142,7 @@ class SweepStore:
         self.folder, self.remote = folder, remote
 
     def create(self, manifest: SweepManifest, files: Mapping[str, str]) -> None:
-        """Write the manifest and copies of the YAML files."""
+        """Write the manifest of the sweep and copies of its YAML files."""
         for name, text in files.items():
             write_atomically(self.folder / name, text.encode())
         write_record(self.folder / "sweep.json", manifest)
@@ -184,15 +184,15 @@ class SweepStore:
         return [path.parent.name for path in (self.folder / "trials").glob("*/outcome.json")]
 
     def trials(self) -> list[TrialRecord]:
-        """Return the records of all planned trials, sorted by their number in the plan."""
+        """Return the records of all planned trials, sorted by their number in the sweep's plan."""
         trials = [TrialStore(path.parent).read() for path in (self.folder / "trials").glob("*/trial.json")]
         return sorted(trials, key=lambda trial: trial.plan.number)
 
 
 class Store:
-    """The results folder, or the local mirror of a remote one.
+    """The results folder, or the local mirror of a remote results folder.
 
-    Methods raise UserError for names that lead out of the folder.
+    Methods raise UserError for names that lead out of the folder, such as `../runs`.
     """
 
     def __init__(self, root: Path, uri: str | None = None) -> None:

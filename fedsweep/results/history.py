@@ -54,7 +54,7 @@ def mean_of_last(history: History, metric: str, rounds: int = 4) -> float:
 
 
 def last(history: History, metric: str) -> float | None:
-    """Return the value of a metric after the last recorded round, or None if it is absent."""
+    """Return the value of a metric after the last recorded round, or None if there is no such value."""
     return history[-1].metrics.get(metric) if history else None
 
 

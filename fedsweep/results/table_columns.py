@@ -116,7 +116,7 @@ def column(name: str, metric: str, mode: Mode) -> Column:
     """Return the column with this name.
 
     Args:
-        name: A named column, a metric, or `rounds_to=NUMBER`, where NUMBER is a target for the objective. If the
+        name: A name in `COLUMNS`, a metric, or `rounds_to=NUMBER`, where NUMBER is a target for the objective. If the
             objective is an accuracy, the target is a share from 0 to 1.
         metric: The objective of the sweep.
         mode: Whether larger (`max`) or smaller (`min`) values of the objective are better.

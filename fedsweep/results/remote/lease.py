@@ -43,7 +43,10 @@ class Found(NamedTuple):
 
 
 class UnconditionalObjects:
-    """The objects of a pyarrow file system. If two processes write the same object, the last write wins."""
+    """The objects of a pyarrow file system, without conditional writes.
+
+    If two processes write the same object, the last write wins.
+    """
 
     exclusive = False
 
@@ -113,10 +116,10 @@ class Lease:
                     self.objects.remove(self.path)
 
     def look(self) -> tuple[dict[str, Any] | None, Any]:
-        """Return the content and the version of the lease object.
+        """Return the process that holds the lease, and the version of the lease object.
 
-        The content is None unless another process, which it describes, holds the lease. A process that wants the lease
-        passes the version to `write`, so that the write fails if the object has changed in the meantime.
+        The process is a dict with its `host`, or None if no other process than this one holds the lease. To acquire the
+        lease, pass the version to `write`, which writes nothing if the object has changed in the meantime.
         """
         other, found = self._read()
         if other is None or self._is_mine(other) or is_dead(other.get("process", "")):

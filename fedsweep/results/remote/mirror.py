@@ -1,7 +1,7 @@
 """A local folder as a mirror of remote objects. Files are compared by size and time, not by content.
 
-A resolution of one second is precise enough for times: only checkpoints are rewritten within a second, and each new
-checkpoint is larger than the previous one.
+Times need a resolution of only one second: only checkpoints are rewritten within a second, and each new checkpoint is
+larger than the previous one.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Mirror:
             self._known[name] = Known(local[name], None, True)
 
     def names(self, prefix: str = "") -> list[str]:
-        """Return the names of the objects below `prefix`, relative to the path of the mirror."""
+        """Return the sorted names of the objects below `prefix`, relative to the base path of the mirror."""
         return sorted(self._objects(prefix))
 
     def save(self) -> None:
@@ -149,7 +149,8 @@ class Mirror:
     def _changed(self, name: str, local: Mark | None) -> bool:
         """Return whether a local file is new, changed or deleted since the file and its object were last equal.
 
-        A file that `shorten` names counts as unchanged while it exists, because its local copy may be incomplete.
+        A file whose name is in `shorten` counts as unchanged as long as it exists, because the local copy may be
+        incomplete.
         """
         known = self._known.get(name)
         return known is None or (known.local != local and not (local and Path(name).name in self._shorten))
@@ -183,8 +184,8 @@ def _walked(folder: Path) -> Iterator[Path]:
 def _ours(name: str) -> bool:
     """Return whether a file is mirrored.
 
-    Hidden files are not mirrored because they are incomplete or locks. Names with `..` are not mirrored because they
-    could lead out of the folder.
+    Hidden files are incomplete files or locks, and names with `..` could lead out of the folder, so neither are
+    mirrored.
     """
     parts = name.split("/")
     return parts[0] != SCRATCH and not any(part == "" or part.startswith(".") for part in parts)
