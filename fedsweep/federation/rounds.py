@@ -41,7 +41,7 @@ ROUND_METRICS = [GAMMA, GAMMA_STAR, IDLE, RESIDUAL, NORM]
 
 
 class FederationConfig(Config):
-    """The communication rounds, the clients in each round, the depths of the clients, and the malicious clients."""
+    """The communication rounds, the clients in each round, the depths of the clients, and malicious clients."""
 
     rounds: int = Field(100, gt=0, description="number of communication rounds")
     depths: tuple[int, ...] | Literal["dynamic"] = Field(
