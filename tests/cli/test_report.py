@@ -94,7 +94,7 @@ def test_every_format_has_the_given_columns(call: Call, sweeps):
         (("--columns", "loss/train"), "`--columns` lists `loss/train`, which is not a column"),
         (("--columns", "seconds,seconds"), "`--columns` lists `seconds` twice."),
         (("--columns", "rounds_to=soon"),
-         "`--columns` needs a number after rounds_to=, such as rounds_to=0.7, but it is rounds_to=soon."),
+         "`--columns` needs a number after `rounds_to=`, as in `rounds_to=0.7`, but it contains `rounds_to=soon`."),
     ],
 )  # fmt: skip
 def test_a_wrong_report_is_rejected(refused: Refused, sweeps, words, sentence):

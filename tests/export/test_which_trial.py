@@ -115,10 +115,10 @@ STANDS = "`--unfinished` exports its state after round 2."
          "c00000000000005, c00000000000007, c00000000000008."),
         ("ablations/rank:lora.rank=5", f"no trial of {WHERE} has lora.rank=5; its arms are lora.rank=4, lora.rank=8, "
          "lora.rank=16, and its seeds are 0, 1."),
-        ("ablations/rank:rank", "an arm must look like `lora.rank=4,seed=0`, but got `rank`."),
-        ("ablations/rank:", "an arm must look like `lora.rank=4,seed=0`, but got ``."),
-        ("ablations/rank:lora.rank=[4", "the arm's `lora.rank=[4` is not valid YAML at line 1, column 3: expected ',' "
-         "or ']', but got '<stream end>'."),
+        ("ablations/rank:rank", "an arm must be a list of NAME=VALUE, such as `lora.rank=4,seed=0`, but it is `rank`."),
+        ("ablations/rank:", "an arm must be a list of NAME=VALUE, such as `lora.rank=4,seed=0`, but it is ``."),
+        ("ablations/rank:lora.rank=[4", "the entry `lora.rank=[4` of the arm is not valid YAML at line 1, column 3: "
+         "expected ',' or ']', but got '<stream end>'."),
         ("c00000000000004", f"trial c00000000000004 of {WHERE} is pruned; {STANDS}"),
         ("ablations/rank:lora.rank=16", f"none of the 2 trials of {WHERE} has finished; `--unfinished` also accepts "
          "other trials."),

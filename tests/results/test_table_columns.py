@@ -68,11 +68,11 @@ def test_all_columns_have_different_headings():
         (["acuracy/mean"], "did you mean `accuracy/mean`"),
         (["zzz"], "which is not a column; choose from mean_over_domains, worst_domain"),
         (["seconds", "seconds"], "lists `seconds` twice."),
-        (["rounds_to="], "needs a number after rounds_to=, such as rounds_to=0.7, but it is rounds_to=."),
+        (["rounds_to="], "needs a number after `rounds_to=`, as in `rounds_to=0.7`, but it contains `rounds_to=`."),
         (["rounds_to=nan"], "needs a number"),
         (
             ["rounds_to=70"],
-            "needs a share from 0 to 1 after rounds_to=, because the objective is accuracy/mean, but it is",
+            "needs a share from 0 to 1 after `rounds_to=`, because the objective is accuracy/mean, but it contains",
         ),
         (["rounds_to=0.5", "rounds_to=0.50"], "lists `rounds_to=0.50` twice."),
     ],
