@@ -441,7 +441,7 @@ def test_a_missing_sweep_cannot_be_resumed(refused: Refused, tmp_path, words):
 
 
 def start(store: Store, *changes: str) -> Path:
-    """Write the files of a sweep of the space `mine` as they are before Ray starts, and return its folder."""
+    """Write the files that a sweep of the search space `mine` has before Ray starts, and return the sweep's folder."""
     return new_sweep(Plan.read("mine", {}, {}), store).folder
 
 

@@ -1,4 +1,4 @@
-"""The printed tables of counts: no number is truncated in a terminal of any width."""
+"""The tables of parameter counts, in which no number is truncated at any width of the terminal."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def test_no_number_is_truncated_in_a_narrow_terminal(call: Call, tmp_path, monke
 
 @pytest.fixture
 def counting(call: Call, tmp_path) -> Callable[[str, list], str]:
-    """Print the counts of CLIP for a space over these values of one hyperparameter, and return the output."""
+    """Return a function that prints CLIP's parameter counts for a grid over the given values of one hyperparameter."""
     space = read_yaml(ROOT / "search_spaces" / "papers" / "fedms" / "table1.yaml")
     kept = {name: value for name, value in space.items() if name not in ("reference", "space", "baseline")}
 

@@ -1,4 +1,4 @@
-"""`fedsweep data`: the output and files of its commands, and their error messages."""
+"""The output, the files and the error messages of the commands `fedsweep data ...`."""
 
 import io
 import json
@@ -293,7 +293,10 @@ GENERATE = ("data", "generate", "fedag_digits", "data.test_fraction=0.9", f"synt
 
 @pytest.fixture
 def drawn(monkeypatch) -> None:
-    """Replace the text-to-image model by one of grey images; tests/preparation/test_generate.py loads a real one."""
+    """Replace the text-to-image model by a function that returns grey images.
+
+    Only tests/preparation/test_generate.py loads a real model.
+    """
     grey = io.BytesIO()
     Image.new("RGB", (32, 32), (128,) * 3).save(grey, "png")
     monkeypatch.setattr(TextToImage, "__init__", lambda *_: None)

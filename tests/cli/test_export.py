@@ -1,4 +1,4 @@
-"""`fedsweep export` and `fedsweep predict` on the command line: their output and exit codes."""
+"""The output and the exit codes of `fedsweep export` and `fedsweep predict`."""
 
 import csv
 import io
@@ -38,7 +38,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def export_of(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Export the run once; tests must not change the folder."""
+    """Export the run once, and return the export's folder, which tests must not change."""
     folder = tmp_path_factory.mktemp("exports") / "out"
     export(find_trial(Store(store), "fedra_digits"), folder)
     return folder
@@ -46,7 +46,7 @@ def export_of(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def exported(call: Call, export_of: Path) -> Path:
-    """Copy the export to the working directory."""
+    """Copy the export to the working directory, so that a test may change it."""
     Path("out").symlink_to(export_of)
     return Path("out")
 

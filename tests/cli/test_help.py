@@ -1,4 +1,4 @@
-"""Help, `list` and `show`: they load no heavy libraries, and the help of every command has an example."""
+"""The output of `--help`, `list` and `show`, which load no heavy libraries."""
 
 import json
 import os
@@ -28,7 +28,7 @@ LIGHT = [
     (["data", "list"], ["No data set is prepared"], {"numpy"}),
     (["tune", "ablations/lora_rank", "--experiment", "zzz"], ["there is no experiment `zzz`"], {"numpy"}),
 ]
-"""Commands, a part of their output, and the heavy packages that may be loaded after them and those before."""
+"""Each command, parts of its output, and the heavy packages that this or an earlier command may load."""
 PLAYED = """
 import contextlib, io, json, sys
 from fedsweep.cli import main
@@ -45,7 +45,7 @@ print(json.dumps(told))
 
 
 def test_help_lists_and_mistakes_load_no_heavy_package(tmp_path):
-    """The commands run one after the other in a separate process."""
+    """All commands run in one separate process, one after the other."""
     command = [sys.executable, "-c", PLAYED, json.dumps([words for words, *_ in LIGHT])]
     env = {**os.environ, "FEDSWEEP_DATA": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
@@ -112,7 +112,7 @@ def test_the_ui_command_names_a_results_folder_other_than_the_default(monkeypatc
 
 
 def test_every_option_of_tune_changes_the_space_or_is_read_by_the_command():
-    """Otherwise, the option would be accepted and ignored."""
+    """Any other option would be accepted and ignored."""
     names = {parameter.name for parameter in GROUP["tune"].params}
     read = {"space", "overrides", "fresh", "resume", "sweep", "dry_run", "at_once", "address", "store", "mlflow"}
     assert names - {"help"} == read | SPACE_OPTIONS.keys()

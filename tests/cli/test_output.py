@@ -1,4 +1,4 @@
-"""The output at the end of a sweep, including the case that its report fails."""
+"""The output at the end of a sweep if its report cannot be written."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`fedsweep pretrain` on the command line: its output, interruption and resumption, and its error messages."""
+"""The output, the error messages, the interruption and the resumption of `fedsweep pretrain`."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Write the pre-training `toy` and its data to the working directory."""
+    """Write the pre-training `toy` and its data, and return a function that writes `toy` with other options."""
     monkeypatch.setenv("FEDSWEEP_DATA", "data")
     monkeypatch.chdir(tmp_path)
     write_store(["plain", "thick"])

@@ -30,7 +30,7 @@ def test_an_invalid_run_gives_its_error_message(experiment, refused):
 
 
 def test_values_of_an_arm_that_is_not_validated_need_no_pretrained_library():
-    """Values of fields with a default factory, such as FedAG's CLIP and FedMS's gate, are left out."""
+    """Fields with a default factory, such as FedAG's CLIP and FedMS's gate, have no value in such an arm."""
     code = (
         "import sys; from pathlib import Path; from fedsweep.common.yaml_values import read_yaml; "
         "from fedsweep.federation.run_config import RunConfig; "

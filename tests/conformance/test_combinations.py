@@ -1,4 +1,4 @@
-"""Every method with every base optimizer, and on the other kinds of backbones."""
+"""Every method with each base optimizer, on an MLP-Mixer and on a CLIP model."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ STRONG = [{"name": "fedprox", "mu": 1.0}, {"name": "feddyn", "alpha": 1.0}]
 @pytest.mark.slow
 @pytest.mark.parametrize("base", STRONG, ids=lambda base: base["name"])
 def test_every_base_optimizer_combines_with_the_method(federation, name, chosen, base, tmp_path):
-    """Resumed runs are bit-identical for any order of clients, idle blocks keep their values, and the base matters."""
+    """A resumed run with reordered clients is bit-identical, idle blocks do not change, and the base has an effect."""
     changes = {**chosen, "base_optimizer": base, "local.steps": 2, "federation.depths": [2, 1, 3]}
     method = method_of(chosen["method"])
     if base["name"] == "feddyn" and isinstance(method, SeparateModels):
@@ -81,7 +81,7 @@ def test_the_method_runs_on_a_mixer(federation, chosen):
 
 
 def test_the_method_runs_on_a_clip(federation, chosen, random_clip):
-    """Blocks of both encoders are held, trained and averaged; a method that needs a head raises an error."""
+    """Clients hold and train blocks of both encoders, and the server averages them; methods that need a head raise."""
     clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "all", "lora.rank": 2}
     changes = {**chosen, **clip, "federation.depths": [4, 2, 3]}
     if method_of(chosen["method"]).needs.head:

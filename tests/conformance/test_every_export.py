@@ -1,4 +1,4 @@
-"""Every method exports a model with the predictions of its evaluation, or raises a UserError with the reason."""
+"""The export of every method, which gives the predictions of the evaluation or raises a UserError with the reason."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ Played = Callable[..., tuple[Named, Federation, Checkpoint]]
 def played(
     federation: Callable[..., Federation], tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Played:
-    """Run one round of a method on a few images, and record it as a finished run."""
+    """Return a function that runs one round of a method on a few images and records it as a finished run."""
 
     def play(changes: dict) -> tuple[Named, Federation, Checkpoint]:
         changes = {"federation.rounds": 1, "federation.clients_per_round": 1, "lora.rank": 3, **changes}

@@ -41,7 +41,7 @@ from tests.conformance.rounds import one_round
 
 SMALL = {"federation.depths": [2, 1, 3]}
 SOME = {"federation.clients_per_round": 2, "seed": 1}
-"""Two of the three clients in each round, others in the second: the one run that all others are compared to."""
+"""The run that other runs are compared with: two of three clients take part in each round, others in the second."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def small(federation, chosen) -> Federation:
 
 @pytest.fixture(scope="module")
 def rounds() -> dict[str, tuple[Federation, RoundResult, list[ClientUpdate]]]:
-    """A cache of first rounds, so that several tests share each of them."""
+    """Return an empty cache of first rounds by name of the method, which several tests share."""
     return {}
 
 
@@ -67,7 +67,7 @@ def first_round(federation, chosen, name, rounds) -> tuple[Federation, RoundResu
 
 @pytest.fixture(scope="module")
 def played() -> dict[str, list[RoundResult]]:
-    """A cache of runs, so that several tests share each of them."""
+    """Return an empty cache of runs by name of the method, which several tests share."""
     return {}
 
 
@@ -87,7 +87,7 @@ def begun(federation: Federation) -> list[RoundResult]:
 
 
 def given_to(small: Federation, state: ServerState, client: ClientId) -> AdapterState:
-    """Return the tensors with which a client starts a round."""
+    """Return the adapter from which a client starts a round."""
     return SeparateModels.of_method(small.method).sent_adapter(state, client)
 
 
@@ -116,7 +116,7 @@ def test_another_seed_gives_another_run(federation, chosen, straight):
 
 
 def test_the_same_seed_gives_the_same_bits_and_leaves_global_generators_unchanged(federation, chosen, straight):
-    """The order of the clients and the cache of frozen blocks' outputs do not change the result either."""
+    """The order of the clients and the cache of frozen blocks' outputs do not change the result."""
 
     def generators() -> list[object]:
         return [torch.get_rng_state(), random.getstate(), [str(part) for part in np.random.get_state(legacy=True)]]

@@ -1,4 +1,4 @@
-"""The digits data set: six styles of the same digits."""
+"""The embedded digits data set, which has six domains: the same scans in six styles."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Partitions of domains among clients: properties of all rules, and of each rule."""
+"""Partitions of domains among clients, with the properties that all rules share and those of each rule."""
 
 import itertools
 from collections.abc import Callable

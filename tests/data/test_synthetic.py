@@ -1,4 +1,4 @@
-"""The server's synthetic images: the images of each source, and error messages."""
+"""The server's synthetic images by source, and the error messages for invalid sources."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_the_source_none_has_no_images():
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Return a function that prepares images, each with its own single colour: `made({"photo": {"cat": 5}})`."""
+    """Return a function that prepares images of a single colour each, as in `made({"photo": {"cat": 5}})`."""
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
 
     def write(counts: dict[str, dict[str, int]], size: int = SIZE, name: str = "made") -> Path:
@@ -162,7 +162,7 @@ def test_a_folder_that_is_not_prepared_at_the_image_size_is_an_error(made):
 
 
 def held_images(labels: Sequence[int] = (0, 0, 0, 1, 1, 1, 2, 2, 2), seed: int = 0) -> ImageSet:
-    """Return images of the server, grey enough that images drawn around them are not clipped at 0 or 255."""
+    """Return synthetic images in medium grey, so that images drawn around them are not clipped at 0 or 255."""
     return noise(labels, seed, 110, 146)
 
 

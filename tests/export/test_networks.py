@@ -100,7 +100,7 @@ def built(config: RunConfig) -> LayeredModel:
 
 @pytest.fixture(autouse=True)
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Provide an empty cache of the hub and no network."""
+    """Use an empty Hugging Face cache and no network, and return the cache's folder."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return tmp_path / "hub"
@@ -153,7 +153,7 @@ def test_a_pinned_tag_replaces_the_weights_file(shaped: RunConfig, tmp_path: Pat
 
 @pytest.mark.parametrize("method", ["fedra", "ft", "all_small"])
 def test_transformers_loads_an_exported_clip(shaped: RunConfig, tmp_path: Path, random_clip: Path, method: str):
-    """The image encoder has 12 blocks and the text encoder 4, so that the first eleven pairs keep 11 and 3 blocks."""
+    """The image encoder has 12 blocks and the text encoder 4; without the last pair of blocks, 11 and 3 are left."""
     backbone = {"name": "clip", "model": str(random_clip), "prompt": "a {} in ink"}
     config = shaped.override({"backbone": backbone, "method": method, "lora.position": "all"}, "test")
     names = tuple("0123456789")
@@ -202,7 +202,7 @@ def test_the_included_backbone_is_timms_smallest_vit_in_another_shape():
 
 @pytest.fixture
 def cut_otherwise(pacs: Path) -> Iterator[Path]:
-    """Yield the data folder with PACS, whose card temporarily has another crop."""
+    """Change the crop on the card of PACS during a test, and yield the data folder."""
     path = pacs / "pacs-64" / "card.json"
     before = path.read_bytes()
     path.write_text(json.dumps({**read(path), "crop_pct": 0.9, "crop_mode": "squash", "interpolation": "bilinear"}))

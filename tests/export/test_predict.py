@@ -1,4 +1,4 @@
-"""Predictions for picture files, which must equal those for the same images in evaluation."""
+"""Predictions for image files, which equal the predictions for the same images in evaluation."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ def model(exported: Path) -> Loaded:
 
 @pytest.fixture
 def photos(small: RunConfig, tmp_path: Path) -> tuple[Path, torch.Tensor, torch.Tensor]:
-    """Write a domain's test images to folders named after classes; return them with labels in the files' order."""
+    """Write a domain's test images to a folder per class; return the root, and the images and labels in file order."""
     test = load_data(small.data).domains[1].test
     images, labels = test.take(torch.arange(len(test)))
     order = sorted(range(len(test)), key=lambda one: (int(labels[one]), one))
@@ -82,7 +82,7 @@ def test_a_large_top_gives_all_classes(model: Loaded, photos):
 
 
 def test_a_picture_is_cropped_as_in_the_preparation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Pictures of several shapes and modes equal those of a complete preparation."""
+    """Pictures of several shapes and colour modes get the same pixels as in the preparation of a data set."""
     rng = np.random.default_rng(0)
     for number, (width, height, mode) in enumerate([(40, 30, "RGB"), (17, 90, "L"), (33, 33, "RGBA"), (20, 16, "P")]):
         path = tmp_path / "root" / ("cat", "dog")[number % 2] / f"{number}.png"

@@ -84,7 +84,7 @@ class Listening(CohortTrainer):
 
 @pytest.fixture
 def heard(monkeypatch):
-    """The list of rounds that `Listening` has recorded."""
+    """Return the empty list in which every `Listening` of a test records its rounds."""
     monkeypatch.setattr(Listening, "heard", [])
     return Listening.heard
 
@@ -167,7 +167,7 @@ def test_gamma_star_is_the_smallest_gamma_so_far_and_survives_a_stop(federation)
 
 
 def test_only_the_largest_clients_hold_the_top_block_of_prefixes(federation):
-    """This is why InclusiveFL has a small Gamma* (FedRA, second version, below Theorem 1)."""
+    """This explains the small Gamma* of InclusiveFL (FedRA, second version, below Theorem 1)."""
     changes = {"federation.depths": [12, 6, 3], "federation.rounds": 1, "local.steps": 1}
     _, prefix = federate(federation({**changes, "method": "inclusivefl"}))
     _, large = federate(federation({**changes, "method": "all_large"}))

@@ -1,4 +1,4 @@
-"""Properties of FedAG; the losses of its server are tested in test_fedag_mutual_learning.py."""
+"""Properties of FedAG, apart from the losses of its server (test_fedag_mutual_learning.py)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,13 +40,13 @@ def make(federation, random_clip) -> Callable[..., Federation]:
 
 @pytest.fixture(scope="module")
 def played() -> dict[str, Run]:
-    """A cache of runs, so that several tests share each of them."""
+    """Return an empty cache of runs by name, which several tests share."""
     return {}
 
 
 @pytest.fixture
 def base(make, played, monkeypatch) -> Run:
-    """Return a federation with default hyperparameters, its rounds, and the clients' initial tensors in each."""
+    """Return a federation with FedAG's defaults, its rounds, and the tensors from which clients start each round."""
     if "base" not in played:
         started, fit = [], CohortTrainer.fit
 
@@ -63,7 +63,7 @@ def base(make, played, monkeypatch) -> Run:
 
 @pytest.fixture
 def beside(make, played) -> Run:
-    """Return the same run with an additional domain that no client has."""
+    """Return the run of the fixture `base` with an additional, held-out domain; its third value is empty."""
     if "beside" not in played:
         small = make({"data.domains": ["plain", "inverted", "noisy", "thick"], "data.held_out_domains": ["thick"]})
         played["beside"] = (small, list(federate(small)), [])
@@ -157,7 +157,6 @@ def test_a_known_domain_uses_its_own_adapter_and_an_unknown_domain_uses_all(besi
 
 
 def test_held_out_domains_do_not_change_what_is_trained(base, beside):
-    """The training is the same with and without a domain that no client has."""
     (_, without, _), (_, held, _) = base, beside
     for one, other in zip(without, held, strict=True):
         assert identical(one.state, other.state)
@@ -175,7 +174,7 @@ def test_the_adapters_are_warmed_up_once_before_the_first_round(base):
 
 
 def test_clip_encodes_each_image_once_for_all_rounds_and_runs(make, base):
-    """Cached features and recomputed features give the same run."""
+    """A run with cached features equals a run that computes the features again."""
     _, before, _ = base
     seen = []
 
@@ -241,7 +240,7 @@ def test_a_clients_own_model_is_tested_if_there_is_a_test_share(make):
 
 
 def test_an_attack_reverses_the_sent_update_and_not_the_clients_own_model(make, base):
-    """In the second round, the server has sent the copy of the client's domain instead of the initial model."""
+    """The server sends the initial model in the first round and the copy of the client's domain in the second."""
     (honest, (_, first, _), _), small = base, make({"federation.malicious_share": 0.34})
     (attacker,) = small.malicious()
     domain = small.method.init(small.model, small.clients, small.server).domains[attacker]

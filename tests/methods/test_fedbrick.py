@@ -34,7 +34,7 @@ def make(federation) -> Callable[..., Federation]:
 
 @pytest.fixture
 def heard(monkeypatch) -> list[tuple[list[LocalTask], list[ClientUpdate]]]:
-    """Record the tasks and the updates of the trainer, for each call of `fit`."""
+    """Return the list to which every call of `CohortTrainer.fit` appends its tasks and updates."""
     sessions, fit = [], CohortTrainer.fit
 
     def listening(self, tasks):
@@ -67,7 +67,7 @@ def test_without_bricks_the_run_is_bit_identical_to_the_depth_method(make, feder
 
 @pytest.mark.parametrize("base", BASES)
 def test_without_missing_blocks_and_penalties_adapters_and_heads_equal_the_depth_methods(make, federation, base):
-    """Stage II and the server train only BRICKs, and without missing blocks no client runs them in stage I."""
+    """Stage II and the server train only BRICKs, which no client runs in stage I if it holds all blocks."""
     whole = {"federation.depths": [12, 12, 12], "federation.rounds": 1}
     ours = list(federate(make(whole, lambda_w=0.0, over={"name": base})))
     theirs = list(federate(federation({"method": base, **SAME_IMAGES, **whole})))
@@ -78,7 +78,7 @@ def test_without_missing_blocks_and_penalties_adapters_and_heads_equal_the_depth
 
 
 def as_arrays(model, held, bricks):
-    """Return the blocks and BRICKs as functions on numpy arrays in float64."""
+    """Return lists of the held blocks (or None) and of all BRICKs, as functions on float64 arrays of tokens."""
     factors = {layer: [getattr(bricks[layer], one).detach().double().numpy() for one in ("a1", "b1", "a2", "b2")]
                for layer in range(12)}  # fmt: skip
 
@@ -99,7 +99,7 @@ def logits_of(model, tokens):
 
 @pytest.fixture
 def stages(make, heard):
-    """Return both stages' tasks of the client `inverted`, which holds 5 blocks, and a model with different values."""
+    """Return a federation, the sent adapter, the model's different adapter, and a client's tasks of both stages."""
     small = make(lambda_w=0.3, lambda_theta=0.2, lambda_d=0.7)
     start, _ = one_round(small)
     tasks = [session[0] for session, _ in heard]

@@ -40,13 +40,13 @@ def make(federation, random_clip) -> Callable[..., Federation]:
 
 @pytest.fixture(scope="module")
 def played() -> dict[str, Any]:
-    """A cache of runs and rounds, so that several tests share each of them."""
+    """Return an empty cache of runs and rounds by name, which several tests share."""
     return {}
 
 
 @pytest.fixture
 def one_played(make, played) -> tuple[RoundResult, list[ClientUpdate]]:
-    """Return a round of stage two, which tests must not change."""
+    """Return the state and the updates of the first round of stage two, which tests must not change."""
     if "round" not in played:
         played["round"] = one_round(make())
     found: tuple[RoundResult, list[ClientUpdate]] = played["round"]
@@ -164,7 +164,7 @@ def trained(make, played) -> tuple[Federation, FedMSState]:
 
 
 def features(model, adapter, images):
-    """Return the features of both encoders of an expert in float64."""
+    """Return the image features and text features of an expert in float64."""
     model.load_adapter(adapter)
     path = range(model.num_layers)
     with torch.no_grad():
@@ -210,7 +210,7 @@ def test_without_a_client_the_global_expert_predicts(trained):
 
 
 def test_a_step_descends_the_mixtures_cross_entropy(make):
-    """Compare one step of plain SGD on all images with autograd on Eq. 6."""
+    """One step of plain SGD on all images follows autograd's gradient of the loss of Eq. 6."""
     sgd = {"name": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None}
     small = make({"local.batch_size": 40, "local.steps": 1, "optimizer": sgd, "lora.dropout": 0.0}, sal={"initial": 12})
     start, updates = one_round(small)
@@ -253,7 +253,7 @@ def test_a_local_expert_does_not_affect_other_clients(make):
 
 
 def test_a_run_is_the_same_with_and_without_kept_activations(make, tmp_path, monkeypatch):
-    """Results are bit-identical with an empty and a filled cache, also after SAL has activated a block."""
+    """The run is bit-identical with a filled cache and without a cache, even if SAL activates another block."""
     monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path))
     changes = {"federation.rounds": 4, "federation.depths": [12], "local.batch_size": 9, "local.steps": 1}
     changes["data.domains"] = ["plain", "noisy"]

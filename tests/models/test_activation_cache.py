@@ -1,4 +1,4 @@
-"""The activation cache: cached rows are always correct, are computed once, and stay within the size limit."""
+"""The activation cache, whose rows are always correct, are computed once, and stay within the size limit."""
 
 import multiprocessing
 import os
@@ -29,12 +29,12 @@ from fedsweep.types import Batch, ImageSet
 from tests.compare import identical, identical_rounds
 
 WIDTH = 1024
-"""The number of values in a row: a row fills one 4 KiB block of a file, and all flags together fill another."""
+"""The number of values in a row, which fills one 4 KiB block of a file; all flags together fill another block."""
 ROW = 4 * WIDTH
 
 
 def image_set(count: int, first: int = 0) -> ImageSet:
-    """Return images whose first pixels encode their number; numbers start at `first`."""
+    """Return `count` images whose first pixels encode their numbers, which start at `first`."""
     numbers = torch.arange(first, first + count)
     images = torch.randint(0, 256, (count, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(first))
     images[:, 0, 0, 0], images[:, 0, 0, 1] = numbers // 256, numbers % 256
@@ -52,7 +52,7 @@ def expected(images: Tensor) -> Tensor:
 
 
 class Computed:
-    """A function that records the images of each batch that it computes."""
+    """A frozen function that records the numbers of the images in each batch that it computes."""
 
     def __init__(self, key: str = "one") -> None:
         self.batches: list[list[int]] = []
@@ -69,7 +69,7 @@ class Computed:
 
 
 def kept(folder: Path | None, *sets: ImageSet, limit: int = 10**9, content: str = "content") -> FrozenRows:
-    """Return a new cache in a folder, as another process would open it."""
+    """Return a new cache of rows for `sets` in a folder, as another process would open it."""
     return FrozenRows({one.images.data_ptr(): f"{content}/{place}" for place, one in enumerate(sets)}, folder, limit)
 
 
@@ -206,7 +206,7 @@ def test_rows_that_exactly_reach_the_limit_are_cached(tmp_path):
 
 
 def filled(folder: Path, key: str, images: ImageSet, since: int) -> Path:
-    """Write the rows of a process that has ended, with `since` as the time of last use, and return their file."""
+    """Write rows as an earlier process, and return their file; `since` is the time of last use in Unix seconds."""
     before = set(folder.iterdir())
     kept(folder, images).all(Computed(key).function, images, 16)
     (path,) = set(folder.iterdir()) - before
@@ -391,7 +391,7 @@ def emptied(path: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [Path.unlink, emptied])
 def test_rows_are_correct_after_their_file_is_removed_or_emptied(tmp_path, spoil):
-    """A program that cleans up old or large files may do this."""
+    """A program that cleans up the disk may remove or empty the file."""
     images = image_set(10)
     kept(tmp_path, images).all(Computed().function, images, 10)
     (path,) = tmp_path.iterdir()
@@ -455,7 +455,7 @@ def test_rows_are_correct_if_files_disappear_during_the_removal_of_others(tmp_pa
 
 @pytest.mark.parametrize("begun_anew", [False, True])
 def test_rows_are_correct_if_their_file_disappears_while_it_is_opened(tmp_path, monkeypatch, begun_anew):
-    """Another process removes the file at that moment, and a third process may create it again."""
+    """Another process removes the file, and a third process may create it again."""
     images, computed, utime = image_set(16), Computed(), os.utime
     filled(tmp_path, "one", images, since=1000)
 
@@ -472,7 +472,7 @@ def test_rows_are_correct_if_their_file_disappears_while_it_is_opened(tmp_path, 
 
 
 def fill(folder: Path, seed: int) -> None:
-    """Read 300 rows three times in random order, in a separate process and at the same time as another process."""
+    """Read 300 rows three times in random order, at the same time as another process that runs this function."""
     values = torch.arange(300 * 48, dtype=torch.int32).mul(7919).remainder(251).to(torch.uint8)
     images = ImageSet(values.view(300, 3, 4, 4), torch.arange(300))
 
@@ -594,7 +594,7 @@ def clip() -> LayeredModel:
 
 
 def read(reader: Reader, function: FrozenFunction, images: ImageSet, sizes: Sequence[int]) -> Tensor:
-    """Return all rows of a set, read in random order in batches of these sizes, and the remaining rows at once."""
+    """Return all rows of a set, which are read in random order in batches of `sizes` and one batch for the rest."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(3))
     parts = order.split([*sizes, len(images) - sum(sizes)])
     rows = torch.cat([reader.kept.rows(function, images, index) for index in parts])

@@ -1,4 +1,4 @@
-"""The model run block by block, against timm's own forward pass."""
+"""The model that runs block by block, compared with timm's own forward pass."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.compare import copied, identical, memory
 
 @pytest.fixture
 def model(tiny):
-    """Return the tiny model with random adapters, because untrained adapters have a B of zeros and no effect."""
+    """Return the tiny model with random adapters. Untrained adapters have no effect, because their factor B is zero."""
     built = build_model(tiny.backbone, tiny.lora, 10, seed=0)
     generator = torch.Generator().manual_seed(0)
     for name, parameter in built.trainable().items():

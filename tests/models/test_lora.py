@@ -1,4 +1,4 @@
-"""LoRA adapters: adapted layers, initial values and output (tests/references/lora.py)."""
+"""LoRA adapters, their layers, their initial values and their output (tests/references/lora.py)."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def parts(module: str) -> set[str]:
 
 @pytest.fixture
 def build(tiny):
-    """Return the tiny model with adapters in the given configuration."""
+    """Return a function that builds the tiny model with the given options of its adapters."""
     return lambda config, seed=0: build_model(tiny.backbone, config, 10, seed)
 
 

@@ -1,4 +1,4 @@
-"""The class names and the checkpoint of scripts/train_tinyimagenet_clip.py."""
+"""The class names, the loss and the checkpoint of scripts/train_tinyimagenet_clip.py."""
 
 import importlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""timm backbones built from configurations: shapes, random initial values and normalisation."""
+"""Backbones of timm that are built from configurations, with their shapes, initial values and normalisation."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Every supported family of timm models, run block by block: bit-identical to timm's forward pass, with adapters."""
+"""Every supported family of timm models, whose output block by block is bit-identical to timm's forward pass."""
 
 from functools import cache
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Weights files in timm's naming: loading, fitting to the model, and fingerprints."""
+"""Weights files with timm's tensor names, how they are fitted to a model, and their fingerprints."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ HEAD = ("head.weight", "head.bias")
 
 
 def loaded(path: Path, classes: int = 5, **changes) -> dict[str, torch.Tensor]:
-    """Return the tensors of a backbone that is built from the file."""
+    """Return the tensors of a backbone that is built from the weights file `path`."""
     return dict(tiny_vit(path, **changes).build(classes, seed=0).backbone.state_dict())
 
 

@@ -1,4 +1,4 @@
-"""The decoding of an image: the same pixels as timm's transform, or a reason for the failure."""
+"""The decoding of images, which gives the pixels of timm's transform or a reason for the failure."""
 
 import io
 import subprocess
@@ -149,7 +149,7 @@ def test_an_image_that_would_become_too_large_is_corrupt(monkeypatch):
 
 
 def test_a_worker_starts_without_heavy_libraries():
-    """Reading a card and Arrow files does not need torch, either."""
+    """Reading cards and Arrow files does not import torch either."""
     modules = "fedsweep.preparation.decode, fedsweep.data.prepared.card, fedsweep.data.prepared.arrow_files"
     code = f"import sys, {modules}; print(*{{'torch', 'timm', 'pandas'}} & set(sys.modules))"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Figures are not blank or cut off, and equal numbers give equal files; the skew that they show."""
+"""The figures of data sets and partitions, which are complete and reproducible, and the skew that they show."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def pixels_of(path: Path) -> np.ndarray:
 
 
 def assert_a_picture(path: Path) -> None:
-    """Check that a PNG file has content and a white margin, so that nothing is cut off."""
+    """Check that a PNG file is not blank and has a white margin, so that nothing is cut off."""
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     pixels = pixels_of(path)
     assert (pixels < 250).any(axis=2).mean() > 0.1

@@ -1,4 +1,4 @@
-"""`fedsweep data generate` with a very small real pipeline: generated images, resumption and errors."""
+"""The images, the resumption and the errors of `fedsweep data generate` with a very small real pipeline."""
 
 import hashlib
 import json
@@ -33,13 +33,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the data folder."""
+    """Use an empty folder as the data folder, and return it."""
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
 
 
 def config(model: Path | str, changes: dict[str, Any] | None = None, **synthetic: Any) -> RunConfig:
-    """Return an experiment with generated images, two training domains of digits and a domain that is held out."""
+    """Return an experiment with generated images, two training domains of digits and a held-out domain."""
     given = {"name": "diffusers", "model": str(model), "share": SHARE, "num_inference_steps": 1}
     given |= {"template": "the digit {class}, {style}", "styles": STYLES} | synthetic
     experiment = RunConfig.of(read_yaml(EXPERIMENT), "test")
@@ -60,7 +60,7 @@ def digests(generation: Generation) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the images of an uninterrupted generation."""
+    """Return the digests of the images of an uninterrupted generation, keyed by path."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDSWEEP_DATA", str(tmp_path_factory.mktemp("data")))
         generation = planned(model)
@@ -115,7 +115,7 @@ def test_a_larger_share_only_adds(model, home, whole, monkeypatch):
 
 
 def small_png(generator: torch.Generator) -> bytes:
-    """A substitute for a pipeline, which returns the generator's noise."""
+    """Return a PNG file of random pixels in place of an image of a text-to-image pipeline."""
     import io
 
     pixels = torch.randint(256, (20, 16, 3), dtype=torch.uint8, generator=generator).numpy()
@@ -171,7 +171,7 @@ def test_class_names_are_separate_words_in_the_prompt(model):
 
 
 def test_a_learned_token_changes_the_images(model, home):
-    """A token may have one or several vectors. Images of prompts without the token do not change."""
+    """The token may have one or several vectors. Images of prompts without the token do not change."""
     styles = {"plain": "<art>", "inverted": "<art>"}
     plain = TextToImage(config(model, styles=styles).synthetic)
     prompt = plain.config.prompt("plain", "0")

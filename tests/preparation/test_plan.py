@@ -1,4 +1,4 @@
-"""The errors of a plan, and the content on which its key depends."""
+"""The errors of a preparation's plan, and the content on which the key of a plan depends."""
 
 import shutil
 

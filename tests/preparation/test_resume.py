@@ -1,4 +1,4 @@
-"""A killed preparation can be continued, and incomplete files are not mistaken for complete ones."""
+"""The continuation of a killed preparation, which does not mistake incomplete files for complete ones."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def test_a_killed_preparation_continues(tree, data):
 
 @pytest.fixture
 def stopped(tree, data, monkeypatch) -> Path:
-    """Return the folder of a preparation that stopped just before it wrote the file of the second domain."""
+    """Stop a preparation just before it writes the file of the second domain, and return its folder."""
 
     def stop(*_):
         raise KeyboardInterrupt
@@ -125,7 +125,7 @@ def test_the_chunk_of_an_incomplete_log_line_is_decoded_again(tree, stopped, tor
 
 
 class Interrupted(Watched):
-    """Return the folder of a preparation that stopped at the beginning of the second domain."""
+    """A layout whose reading is interrupted at the first image of the second domain."""
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
         if items[0].domain == "sketch":
@@ -169,7 +169,7 @@ def test_all_images_in_a_changed_file_are_decoded_again(tmp_path):
 
 
 def labels_by_path(folder: Path) -> dict[str, tuple[str, int, int]]:
-    """Return the domain, split and label of each image."""
+    """Return the domain, split and label of each image in a prepared data set, keyed by the path of the image."""
     found = {}
     for name in ("A", "B"):
         reader = pa.ipc.open_file(str(folder / f"{name}.arrow"))
@@ -197,7 +197,7 @@ def test_a_class_removed_before_resuming_changes_labels_in_finished_domains(tree
 
 
 class Listed(Watched):
-    """The same layout, in which the first `train` images of each class are for training."""
+    """The layout `Watched`, with the first `train` images of each class as training images."""
 
     def __init__(self, train: int) -> None:
         super().__init__()

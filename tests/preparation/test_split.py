@@ -1,4 +1,4 @@
-"""The split into training and test images, which depends on names only and is drawn for each class."""
+"""The split into training and test images, which is drawn for each class and depends only on names."""
 
 from collections import Counter
 

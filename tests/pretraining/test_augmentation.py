@@ -1,4 +1,4 @@
-"""The properties of augmented images, which are drawn separately for each image."""
+"""Augmentations, whose random choices are drawn separately for each image."""
 
 import pytest
 import torch

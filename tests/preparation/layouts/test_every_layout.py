@@ -1,4 +1,4 @@
-"""The properties that all layouts share."""
+"""The properties that all layouts of image folders share."""
 
 import io
 import os

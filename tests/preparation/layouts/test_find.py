@@ -1,4 +1,4 @@
-"""The detection of a root's layout."""
+"""The detection of the layout of a root folder."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Parquet: columns, names, domains and splits; reading in bounded memory."""
+"""The layout `parquet`, with its columns, names, domains and splits, which is read in bounded memory."""
 
 import re
 from pathlib import Path
