@@ -1,4 +1,4 @@
-"""The shipped experiments and search spaces: complete, valid in every arm, with a description and a command."""
+"""The shipped experiments and search spaces, which must be complete and valid in every arm."""
 
 import json
 import re
@@ -30,13 +30,13 @@ COMPARED = [path for path in SPACES if re.search(r"(?m)^reference:", path.read_t
 OF_FEDMS = ["food101", "eurosat", "ucf101"]
 OF_FEDAG = ["domainnet345", "office_home", "imageclef"]
 WIDTHS = {"digits": 64, "pacs": 128} | dict.fromkeys(["office_home", "imageclef", "domainnet"], 512)
-"""Of the features of FedAG's CLIP: the one that ships, what scripts/train_tinyimagenet_clip.py trains, B/32."""
+"""Number of features of FedAG's CLIP by data set: digits_clip, that of scripts/train_tinyimagenet_clip.py, and B/32."""
 PRINTED = {"Clipart": 607.38, "p": 867.14, "infograph": 374.87, "quickdraw": 146.44, "sketch": 558.15}
-"""Sums over the methods of what the paper prints of each domain in Table 2, in percent."""
+"""For each domain in Table 2 of the paper, the sum of the printed accuracies over the methods, in percent."""
 UNCOMPARED = ["ablations/leave_one_domain_out"]
-"""Grids whose arms are tested on different images, so that none is a baseline of the others."""
+"""Grids without a baseline, because their arms are tested on different images."""
 ELSEWHERE = dict.fromkeys(["domainnet", "nico", *OF_FEDMS, *OF_FEDAG], 224) | {"usps": 16}
-"""Data sets that no test prepares."""
+"""Data sets that no test prepares, with the size of their images in pixels."""
 
 
 def name_of(path: Path) -> str:
@@ -139,7 +139,7 @@ def test_the_experiments_of_the_paper_differ_in_their_images_only():
 
 
 def printed(name: str) -> dict[str, dict[str, float]]:
-    """Return a paper's printed values by arm."""
+    """Return the values that a paper prints, keyed by the text of the arm, from the search space papers/`name`."""
     arms = read_yaml(PAPERS / f"{name}.yaml")["reference"]["arms"]
     return {json.dumps(one["arm"], sort_keys=True): one["values"] for one in arms}
 
@@ -218,7 +218,7 @@ def test_baselines_of_fedag_have_its_parameters_prompt_and_steps(table, data):
 
 
 def count_adapter(width: int, hidden: int | None) -> int:
-    """Return the number of parameters of an adapter, counted from shapes."""
+    """Return the number of parameters of FedAG's adapter of two linear layers, counted from their shapes."""
     return sum(one.numel() for one in FeatureAdapter(width, hidden, torch.device("meta"), 0, "counted").parameters())
 
 

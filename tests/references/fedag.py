@@ -52,7 +52,7 @@ def divergence(client: np.ndarray, server: np.ndarray, alpha: list[float]) -> fl
 
 
 def attention(phi: np.ndarray, w1, b1, w2, b2) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logits eta (classes,) and attention beta (domains,) of an image from phi (domains, classes) (Eq. 8)."""
+    """Return logits eta (classes,) and attention beta (domains,) of an image (Eq. 8) from phi (domains, classes)."""
     raw = np.array([float((w2 @ np.maximum(w1 @ one + b1, 0) + b2)[0]) for one in phi])
     beta = softmax(raw)
     return sum(share * one for share, one in zip(beta, phi, strict=True)), beta

@@ -25,7 +25,7 @@ def one(arm, baseline) -> Comparison:
 
 
 def step_down(p_values, level):
-    """Apply Holm's original procedure: reject from the smallest p-value on, until one is above its level."""
+    """Return, for each hypothesis, whether Holm's original step-down procedure rejects it at `level`."""
     rejected = [False] * len(p_values)
     for step, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         if p_values[place] * (len(p_values) - step) > level:

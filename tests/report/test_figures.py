@@ -1,4 +1,4 @@
-"""The data of the lines, dots and labels in the figures; their appearance is not tested."""
+"""The data behind the lines, dots and labels of the figures."""
 
 import math
 import subprocess
@@ -17,7 +17,7 @@ from fedsweep.report.figures.curves import apart
 
 @pytest.fixture
 def axes_of(drawn):
-    """Return a function that draws trials and returns the axes."""
+    """Return a function that draws the curves of trials and returns the axes."""
 
     def draw(function, manifest, trials):
         return drawn(function, manifest, summarise(manifest, trials.records)).axes[0]
@@ -26,7 +26,7 @@ def axes_of(drawn):
 
 
 def lines(axes):
-    """Return data, style and marker of each line."""
+    """Return the data, the style and the marker of each line on `axes`."""
     return [
         (list(line.get_xdata()), list(line.get_ydata()), line.get_linestyle(), line.get_marker()) for line in axes.lines
     ]

@@ -1,4 +1,4 @@
-"""Held-out domains in every format of the table; they are kept separate from the domains of clients."""
+"""Held-out domains in every format of the table, which are kept apart from the domains of clients."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ HELD_OUT = "data.held_out_domains"
 
 
 def hold_out(trials, *arms, metric="accuracy/mean", **more):
-    """Add three finished seeds per arm; an arm is a list of held-out domains. `make_history` lists the values."""
+    """Add three finished seeds for each arm, which is a list of held-out domains, and return `trials`."""
     for place, held_out in enumerate(arms):
         for seed in range(3):
             ends = [0.2, 0.5 + 0.05 * place + 0.001 * seed**2 * (place + 1)]

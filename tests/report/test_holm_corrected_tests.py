@@ -1,4 +1,4 @@
-"""Bootstrap, exact tests, effect sizes and planning, compared with loops, brute force and statsmodels."""
+"""Bootstrap, exact tests, effect sizes and numbers of seeds, compared with loops, brute force and statsmodels."""
 
 import itertools
 import math
@@ -86,7 +86,7 @@ def test_the_effect_is_hedges_g_by_hand(differences):
 
 
 def by_loops(values: list[float], drawn: np.ndarray) -> tuple[float, float]:
-    """Return the studentized bootstrap interval by a loop over resamples, as in the textbook."""
+    """Return the studentized bootstrap interval of `values`, by a loop over the resampled places `drawn`."""
     n, mean = len(values), statistics.mean(values)
     pivots = []
     for row in drawn:

@@ -1,4 +1,4 @@
-"""Values of a paper appear in every format of the table, and change no measured number."""
+"""The values of a paper, which appear in every format of the table and change no measured number."""
 
 import csv
 import io
@@ -49,7 +49,7 @@ def test_the_table_has_the_papers_value_after_our_mean(manifest, finished):
 
 
 def test_a_reference_changes_no_measured_number(manifest, finished):
-    """Without the cells of the paper, each output equals the output of a sweep without a reference."""
+    """Apart from the cells of the paper, each output equals the output of a sweep without a reference."""
     with_paper, without = (tabulate(manifest(reference=one), finished) for one in (PAPER, None))
     assert with_paper.arms == without.arms
     assert [

@@ -1,4 +1,4 @@
-"""The table has the same values in the terminal, in Markdown and in CSV, and no number is cut."""
+"""The report's table, which has the same values in the terminal, in Markdown and in CSV."""
 
 import csv
 import io
@@ -12,10 +12,10 @@ from tests.report.helpers import printed, rows_of, tabulate
 
 @pytest.fixture
 def ablation(trials):
-    """Return an ablation with the baseline rank 8.
+    """Return the trials of an ablation with the baseline rank 8.
 
-    Rank 4 is clearly below it, rank 16 is not detectably different, rank 32 is pruned, and one seed of rank 2 failed
-    and another was pruned.
+    Rank 4 is significantly worse than the baseline, rank 16 is not significantly different, and rank 32 was pruned. Of
+    the three seeds of rank 2, one failed and one was pruned.
     """
     trials.arms({4: [0.5010, 0.5220, 0.4915], 8: [0.6012, 0.6204, 0.5921], 16: [0.61, 0.61, 0.60]})
     for seed in range(3):

@@ -1,4 +1,4 @@
-"""Arms: their identity, their text, and the values that a paper reports for them."""
+"""The identity of arms, their text, and the values that a paper reports for them."""
 
 import json
 

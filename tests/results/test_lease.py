@@ -43,7 +43,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def others(remote: Objects, **more: Any) -> None:
-    """Write the lease of a process on another machine."""
+    """Write the lease of a process on another machine, with additional fields in `more`."""
     content = json.dumps({"nonce": "theirs", "host": "worker-7", **more}).encode()
     remote.write(PATH, content, remote.read(PATH).version)
 
@@ -55,7 +55,7 @@ def acquire(remote: Objects) -> None:
 
 @pytest.fixture(scope="module")
 def dead() -> str:
-    """The identifier of a process of this machine that has ended."""
+    """Return the identifier of a process of this machine that has ended."""
     code = "from fedsweep.results.remote.lease import process; print(process())"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
@@ -123,7 +123,7 @@ def test_a_process_that_lost_the_lease_knows_it_and_does_not_delete_the_new_one(
 
 
 class Slow:
-    """Objects whose writes arrive late, after random delays."""
+    """A wrapper around remote objects that delays each write for a random time."""
 
     def __init__(self, real: Objects) -> None:
         self.real = real
@@ -137,7 +137,7 @@ class Slow:
 
 
 def race(remote: Objects, drivers: int) -> Counter[str]:
-    """Let several drivers acquire the lease after all of them have seen it free, and count the results."""
+    """Let several drivers try to acquire the lease after each has seen that it is free, and count the outcomes."""
     fared: list[str] = []
     ready, over = threading.Barrier(drivers), threading.Barrier(drivers)
 

@@ -1,4 +1,4 @@
-"""The mirror of a folder: another machine downloads what was sent, even if a process is killed in between."""
+"""Mirrors of a remote folder, which transfer files between machines even if a process is killed."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ HIDDEN = [".lock", "trials/a/.torn", "ray/state.json", ".hidden/x"]
 
 
 class Failing:
-    """A file system whose writes and deletions fail after a given number of them."""
+    """A file system that fails after `left` writes and deletions."""
 
     def __init__(self, real: FileSystem, left: int) -> None:
         self.real, self.left = real, left
@@ -52,7 +52,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Return the files of a folder that are mirrored."""
+    """Return the content of the mirrored files of a folder, keyed by path."""
     found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     return {name: content for name, content in found.items() if name not in (*HIDDEN, STATE)}
 
@@ -91,7 +91,7 @@ def test_a_new_mirror_contains_what_was_pushed(tmp_path_factory: pytest.TempPath
 def test_mirrors_that_write_in_turns_have_the_same_content(
     tmp_path_factory: pytest.TempPathFactory, actions: list[Any]
 ) -> None:
-    """Each pulls before it writes, as a driver does, and loads the record of its earlier process."""
+    """Each mirror pulls before it writes, as a driver does, and loads the record of its earlier process."""
     tmp_path, store = tmp_path_factory.mktemp("mirror"), _MockFileSystem()
     expected: dict[str, bytes] = {}
     for number, (who, removes, name) in enumerate(actions):
@@ -184,7 +184,7 @@ def state(rounds: int) -> Checkpoint:
 def test_a_sweep_can_be_resumed_after_a_push_that_was_interrupted_anywhere(
     store: FileSystem, tmp_path: Path, left: int
 ) -> None:
-    """An outcome never arrives before its checkpoint, nor a trial's plan before the checkpoint that it starts from."""
+    """No outcome arrives before its checkpoint, and no plan before the checkpoint from which the trial starts."""
     sweep = SweepStore(tmp_path / "local")
     other = sweep.trial("other")
     save(other.checkpoint, state(2))

@@ -12,7 +12,7 @@ MODES = st.sampled_from(["max", "min"])
 
 
 def dominates(one: tuple[float, float], other: tuple[float, float], modes: tuple[str, str]) -> bool:
-    """Return whether one point is at least as good in both values and better in one."""
+    """Return whether the point `one` is at least as good as `other` in both values and better in one."""
     pairs = [(a, b) if mode == "max" else (b, a) for a, b, mode in zip(one, other, modes, strict=True)]
     return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
 

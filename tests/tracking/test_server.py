@@ -1,4 +1,4 @@
-"""Real MLflow servers: lost responses, artifacts over HTTP, outages, and PostgreSQL as the database."""
+"""Runs on real MLflow servers, with lost responses, outages, artifacts over HTTP, and PostgreSQL as the database."""
 
 import random
 import threading
@@ -49,7 +49,7 @@ def sweep(tmp_path: Path) -> tuple[Store, SweepStore]:
 
 
 def assert_whole(made: Recorder, rounds: int = 3) -> None:
-    """Check that there is one parent, one run per trial, each round once, and no run that is still running."""
+    """Check that MLflow has one parent, one ended run per trial, and each of `rounds` rounds once."""
     runs = made.runs
     found = runs.client.search_runs([runs.experiment.id])
     parents = [run for run in found if run.data.tags["fedsweep.kind"] == "sweep"]
@@ -81,7 +81,7 @@ def play(made: Recorder, folder: Path, pause: float = 0.0) -> None:
 def test_lost_responses_duplicate_nothing(
     server: Server, sweep: tuple[Store, SweepStore], request: pytest.FixtureRequest
 ) -> None:
-    """The first response to each type of write and a quarter of all responses are lost after the write."""
+    """The server writes, but the first response to each type of write and a quarter of all responses are lost."""
     asked: Counter[str] = Counter()
     chance = random.Random(0)
 

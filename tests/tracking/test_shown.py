@@ -1,4 +1,4 @@
-"""The content of MLflow's page besides curves: tags for grouping, data sets, notes and the saved view."""
+"""The content of MLflow's page besides curves, such as tags for grouping, data sets, notes and the saved view."""
 
 import base64
 import json
@@ -32,7 +32,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, new_store: NewStore) -> Store
 
 
 def opened(store: Store, experiment: str, folder: Path, manifest: SweepManifest = SWEEP) -> Runs:
-    """Return the runs of an experiment with an open sweep, whose search space begins with a question."""
+    """Return the runs of an MLflow experiment with an open sweep, whose search space file begins with a question."""
     runs = Runs(Destination.of(store.root), experiment)
     (sweep_folder(folder) / "search_space.yaml").write_text("# Does it matter?\n#\n# More.\nseeds: [0, 1]\n")
     runs.open_sweep(manifest, folder)

@@ -1,4 +1,4 @@
-"""A trial's data sets in MLflow: two digests are equal if and only if the clients have the same images."""
+"""A trial's data sets in MLflow, whose digests are equal if and only if the clients have the same images."""
 
 import hashlib
 import json
@@ -23,13 +23,13 @@ def plan_of(config: RunConfig, marks: dict[str, str] | None = None) -> TrialPlan
 
 
 def of(plan: TrialPlan, context: str) -> Dataset:
-    """Return the data set with this context that does not consist of synthetic images."""
+    """Return a trial's data set of real images for `context`, which is training or testing."""
     found = {one.tags[0].value: one.dataset for one in dataset_inputs(plan) if "synthetic/" not in one.dataset.name}
     return found[context]
 
 
 def divided(config: RunConfig) -> str:
-    """Return a digest of the training images of each client."""
+    """Return a digest of how training images are divided among the clients of a configuration."""
     whole = hashlib.sha256()
     for client in split(config)[1].clients:
         images, labels = client.train.take(torch.arange(len(client.train)))

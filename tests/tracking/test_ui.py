@@ -1,4 +1,4 @@
-"""MLflow's page in a real browser: the display of a sweep, with the saved view."""
+"""A sweep on MLflow's page in a real browser, with the saved view."""
 
 import os
 import signal
@@ -50,7 +50,7 @@ def played(number: int, seed: int) -> TrialRecord:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Serve a sweep of four arms with two seeds and a report with `fedsweep ui`; yield the printed addresses."""
+    """Serve a sweep of four arms with two seeds and a report by `fedsweep ui`, and yield the printed addresses."""
     folder = tmp_path_factory.mktemp("ui")
     store = Store(folder / "mlruns")
     store.root.mkdir()

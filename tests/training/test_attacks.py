@@ -1,4 +1,4 @@
-"""Malicious clients in a federation, for any method."""
+"""Malicious clients, which any federation may contain."""
 
 import pytest
 import torch
@@ -84,7 +84,7 @@ def test_attackers_are_left_out_of_the_mean_over_clients(federation):
 
 
 def test_an_attackers_memory_is_that_of_an_honest_client(federation):
-    """The gradients that FedDyn remembers for an attacker are those of an honest client."""
+    """FedDyn remembers the same gradients for an attacker as for an honest client with the same images."""
     dyn = {"base_optimizer": {"name": "feddyn", "alpha": 1.0}, "federation.rounds": 1}
     (_, honest), (_, attacked_) = (
         federate(federation({**dyn, "federation.malicious_share": share})) for share in (0.0, 0.34)

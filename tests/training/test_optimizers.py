@@ -1,4 +1,4 @@
-"""SGD and Adam, against their papers (tests/references/sgd.py, adam.py) and against torch."""
+"""SGD and Adam, compared with their papers (tests/references/sgd.py, adam.py) and with torch."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_sgd_follows_its_equations(steps, momentum, weight_decay, clip_norm):
 
 
 def both(config: SGDConfig | AdamConfig, theirs: torch.optim.Optimizer, parameters: list[Tensor], steps: int) -> None:
-    """Give both optimizers the same alternately small and large gradients, and compare them after every step."""
+    """Check after every step that both optimizers give the same parameters; large and small gradients alternate."""
     values = [one.detach().clone() for one in parameters]
     ours = config.over(values)
     for step in range(steps):

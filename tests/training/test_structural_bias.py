@@ -1,4 +1,4 @@
-"""Structural bias: Theorem 1 on a linear network, and exact gradients and Jacobians."""
+"""Structural bias, compared with Theorem 1 on a linear network and with exact gradients and Jacobians."""
 
 import numpy as np
 import pytest
@@ -115,12 +115,12 @@ def test_a_client_that_holds_all_blocks_is_not_biased(federation):
 
 
 def exact(of, x: torch.Tensor) -> torch.Tensor:
-    """Return the Jacobian of one image's tokens as a matrix."""
+    """Return the Jacobian of the function `of` at the tokens `x` of one image, as a square matrix."""
     return torch.autograd.functional.jacobian(of, x).reshape(x.numel(), x.numel())
 
 
 def test_the_estimated_discrepancy_equals_the_exact_one(federation):
-    """Compare the estimate over random signs with full Jacobians, on blocks of width 64 with 17 tokens."""
+    """The estimate from random signs agrees with full Jacobians on blocks of width 64 with 17 tokens."""
     model = federation({"lora.dropout": 0.0}).model
     stand_in = Brick(64, 4, "softmax")
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""The t-SNE of the global model's features: images, points and files."""
+"""The t-SNE of the global model's features, with its images, points and files."""
 
 import hashlib
 import math
@@ -30,7 +30,7 @@ def domain(name: str, labels: list[int]) -> Domain:
 
 
 def counts(sample) -> dict[str, list[int]]:
-    """Return the number of images of each class, by domain."""
+    """Return the number of sampled images of each class, keyed by domain."""
     return {name: np.bincount(part.labels, minlength=2).tolist() for name, part in sample.items()}
 
 
@@ -178,7 +178,7 @@ def test_every_class_has_a_colour_and_every_domain_a_marker():
 
 @pytest.fixture
 def asking(tiny):
-    """Return a run of two rounds on one domain with a t-SNE."""
+    """Return the configuration of a run of two rounds on one domain, with a t-SNE at the end."""
     return tiny.override({**ASKED, "data.domains": ["plain"], "federation.depths": [4]}, "test")
 
 

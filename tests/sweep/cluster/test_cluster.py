@@ -1,4 +1,4 @@
-"""The machines of a sweep: addresses, resources of nodes and tokens. No Ray is started."""
+"""The addresses, node resources and tokens of a sweep's cluster. No Ray is started."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ GPUS = Node("c", "gpus", 4, 2)
 
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An environment without variables of Ray, and an empty home folder. Both are restored at the end."""
+    """Remove Ray's environment variables, and return an empty home folder; the environment is restored at the end."""
     for name in [name for name in os.environ if name.startswith(("RAY_", "TUNE_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(os, "environ", dict(os.environ) | {"HOME": str(tmp_path)})

@@ -1,4 +1,4 @@
-"""The check of a node, and the items that can be sent to it. No Ray is started."""
+"""The check of a node, and the files that the driver can send to the node. No Ray is started."""
 
 import json
 import os
@@ -22,7 +22,10 @@ WEIGHTS = "backbones/tinyimagenet_vit.safetensors"
 
 @pytest.fixture
 def needs(pacs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Needs:
-    """The requirements of a driver with data in `data`. This process then acts as a node with no data, in `other`."""
+    """Return the requirements of a driver with data in `data`.
+
+    Afterwards, this process acts as a node without data, whose data folder is `other`.
+    """
     shutil.copytree(pacs_folder, tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     needs = Needs.of(Plan.read(SPACE, {}, {}))
@@ -31,7 +34,7 @@ def needs(pacs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Here:
-    """A library without Ray, which can send damaged pieces."""
+    """A replacement for Ray's actor `Library`, which can send a damaged item."""
 
     def __init__(self, items: tuple[delivery.Item, ...], spoil: str = "") -> None:
         self.library, self.spoil, self.piece, self.asked = Library(items), spoil, self, 0

@@ -1,4 +1,4 @@
-"""Shares of a GPU, which are measured and grow after memory runs out. No Ray is started."""
+"""The shares of a GPU that trials get, which are measured and grow if memory runs out. No Ray is started."""
 
 from itertools import pairwise
 from pathlib import Path

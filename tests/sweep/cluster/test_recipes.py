@@ -1,4 +1,4 @@
-"""The recipes in deploy/ use only settings that Ray, KubeRay, SLURM and fedsweep's command line accept."""
+"""The recipes in deploy/, whose settings Ray, KubeRay, SLURM and fedsweep's command line accept."""
 
 import json
 import re

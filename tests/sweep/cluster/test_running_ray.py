@@ -1,4 +1,4 @@
-"""A Ray that already runs in this process, such as that of a notebook. No Ray is started."""
+"""Sweeps in a process that is already connected to Ray, such as a notebook. No Ray is started."""
 
 import os
 from typing import Any
@@ -17,7 +17,7 @@ ONE = Resources(cpus_per_trial=1, gpus_per_trial=0)
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The nodes of a running Ray with two cores. Starting or stopping Ray fails the test."""
+    """Simulate a running Ray with two cores, and return its nodes. Starting or stopping Ray fails the test."""
     nodes = [{"Alive": True, "NodeID": "a", "NodeName": "a", "Resources": {"CPU": 2.0}}]
 
     def untouched(*_: object, **__: object) -> None:

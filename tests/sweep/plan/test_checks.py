@@ -1,4 +1,4 @@
-"""Errors in a search space as a whole, which are reported before a sweep starts."""
+"""The checks of a whole search space, such as its conditions, which run before a sweep starts."""
 
 import itertools
 from pathlib import Path
@@ -109,7 +109,7 @@ def test_samples_have_only_active_values_and_are_valid(read, tmp_path):
 
 
 def test_a_reopened_search_with_conditions_and_steps_continues_with_the_same_trials(read, tmp_path):
-    """Sampled values are rounded to exact steps, and trials are found again by these exact values."""
+    """Sampled values are rounded to exact steps, and a reopened search finds its trials by these values."""
     plan = read(sampled(METHODS, search={"name": "random", "samples": 12, "seed": 0}))
 
     def keys(folder: str, stops: set[int]) -> list[str]:
@@ -290,7 +290,7 @@ BAD = st.sets(st.sampled_from([*itertools.product("abc", range(3))]), min_size=1
 
 @given(st.lists(BAD, min_size=1, max_size=4))
 def test_the_causes_explain_every_invalid_arm_and_no_valid_arm(parts):
-    """The error message of an arm is that of the first invalid part that it contains."""
+    """An arm has the error message of the first invalid part that the arm contains."""
     arms = [dict(zip("abc", values, strict=True)) for values in itertools.product(range(3), repeat=3)]
     wrong = [
         WrongArm(arm, next(str(number) for number, part in enumerate(parts) if part <= set(arm.items())))

@@ -1,4 +1,4 @@
-"""Counts without training: the tables of FedBRICK, FedMS and FedAG, and agreement with the metrics of a round."""
+"""Parameter counts without training, which equal the papers' tables and the metrics of a round."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Reuse of trials from earlier sweeps in the same results folder. No Ray is started."""
+"""The reuse of trials from earlier sweeps in the same results folder. No Ray is started."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def sweep(root: Path, sweep_id: str, **changes: Any) -> SweepStore:
 
 @pytest.fixture
 def earlier(tmp_path: Path) -> SweepStore:
-    """Return a sweep with a single trial, which has three rounds and an outcome."""
+    """Write a sweep with a single trial, which has three rounds and an outcome, and return the sweep."""
     made = sweep(tmp_path, "earlier")
     end(made, "finished")
     return made

@@ -1,4 +1,4 @@
-"""The rules for pruning arms. Decisions depend on no order, are paired over seeds, and are never revised."""
+"""The rules for pruning arms, whose decisions are paired over seeds, do not depend on order and are never revised."""
 
 import math
 from random import Random
@@ -20,7 +20,7 @@ MILESTONES = rungs(1, ETA, ROUNDS)
 
 @st.composite
 def tables(draw: st.DrawFn, highest: int = 12, seeds: tuple[int, int] = (1, 6)) -> Values:
-    """Values of arms by seed. They are few whole numbers, so that means are exact and ties occur."""
+    """Draw the values of arms by seed as small whole numbers, so that means are exact and ties occur."""
     arms, of_arm = draw(st.integers(2, 9)), draw(st.integers(*seeds))
     value = st.integers(0, highest).map(float)
     return {arm: {seed: draw(value) for seed in range(of_arm)} for arm in range(arms)}
@@ -28,7 +28,7 @@ def tables(draw: st.DrawFn, highest: int = 12, seeds: tuple[int, int] = (1, 6)) 
 
 @st.composite
 def recordings(draw: st.DrawFn) -> Histories:
-    """Draw all rounds of all trials of a sweep."""
+    """Draw the values of all rounds of all trials of a sweep."""
     shape = (draw(st.integers(2, 7)), draw(st.integers(1, 4)), ROUNDS)
     source = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     values = source.integers(0, draw(st.sampled_from([3, 20, 1000])), shape).astype(float)
@@ -51,7 +51,7 @@ def verdicts(histories: Histories, **more: object) -> Verdicts[int]:
 
 
 def until(histories: Histories, rounds: dict[tuple[int, int], int]) -> Histories:
-    """Return the records after each trial has run the given number of rounds."""
+    """Return the records of a sweep in which each trial has run its number of `rounds`, keyed by (arm, seed)."""
     return {
         arm: {
             seed: {round: value for round, value in trial.items() if round <= rounds[arm, seed]}
@@ -91,7 +91,7 @@ def test_no_more_tied_arms_are_promoted_than_there_are_places() -> None:
 
 @given(tables(seeds=(1, 1)), places_of)
 def test_one_seed_is_successive_halving(values: Values, on: int) -> None:
-    """The reference counts better arms instead of sorting."""
+    """The reference computes the pruned arms by counting better arms instead of sorting."""
     column = np.array([of_seeds[0] for of_seeds in values.values()])
     ahead = (column[None, :] > column[:, None]).sum(axis=1)
     assert judge(values, on, 1).keys() == set(np.flatnonzero(ahead >= on).tolist())
@@ -157,7 +157,7 @@ def test_rungs_and_places() -> None:
 
 @given(recordings(), randoms)
 def test_decisions_are_never_revised(histories: Histories, order: Random) -> None:
-    """At any stage of any order of arrival, promoted arms reach their round, and pruned arms stay pruned."""
+    """In any order of arrival, a pruned arm stays pruned, and a promoted arm can only be pruned at a later rung."""
     final = verdicts(histories)
     assert not final.undecided
     for _ in range(5):
@@ -178,7 +178,7 @@ def test_verdicts_do_not_depend_on_their_order(histories: Histories, order: Rand
 
 
 def test_places_are_counted_from_all_arms_so_that_tied_arms_do_not_add_up() -> None:
-    """Each of four arms wins one of four seeds by far, so that all are tied at every rung."""
+    """Each of four arms is far ahead on one of four seeds, so that all four arms are tied at every rung."""
     curve = {arm: {seed: 8.0 + 8 * (arm == seed) - arm / 16 for seed in range(4)} for arm in range(4)}
     histories = {
         arm: {seed: dict.fromkeys(range(1, ROUNDS + 1), v) for seed, v in of.items()} for arm, of in curve.items()
@@ -202,7 +202,7 @@ def test_rounds_after_the_rung_at_which_an_arm_was_pruned_change_nothing(histori
 def test_the_pruned_arms_do_not_depend_on_the_workers(
     histories: Histories, order: Random, workers: int, ahead_of_rungs: bool
 ) -> None:
-    """Workers run the wanted trials and end in any order. Idle workers may or may not run undecided arms."""
+    """Workers finish rounds in any order, and idle workers may run arms whose rung is not yet decided."""
     reached = {(arm, seed): 0 for arm, trials in histories.items() for seed in trials}
     running: dict[tuple[int, int], int] = {}
     while True:

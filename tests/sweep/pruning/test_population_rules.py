@@ -1,4 +1,4 @@
-"""Population based training: the replaced members, their parents and their new values."""
+"""The rules of population based training for replaced members, their parents and their new values."""
 
 import math
 import random
@@ -24,7 +24,7 @@ SCHEDULERS = st.builds(
 
 
 def members_of(scores: list[int | None], seed: int = 0) -> tuple[dict[int, Values], dict[int, float]]:
-    """Draw the values of all members, and the scores of members without an error."""
+    """Return random hyperparameters of all members, and the scores of members that did not fail (not None)."""
     drawn = first_generation(AXES, len(scores), seed)
     return dict(enumerate(drawn)), {place: score for place, score in enumerate(scores) if score is not None}
 
@@ -46,7 +46,7 @@ def test_the_order_of_members_and_names_has_no_effect(
 def test_the_worst_members_are_replaced_by_children_of_better_ones_among_the_best(
     scores: list[int | None], scheduler: PopulationScheduler, seed: int
 ) -> None:
-    """The reference takes both ends of a sorted list, as in the paper's truncation selection."""
+    """The reference is the paper's truncation selection, which uses both ends of the sorted scores."""
     found = successors(*members_of(scores), 1, AXES, scheduler, seed)
     sound = sorted((score for score in scores if score is not None), reverse=True)
     broken = {place for place, score in enumerate(scores) if score is None}
@@ -97,7 +97,7 @@ def test_any_of_the_best_members_may_become_a_parent() -> None:
 
 
 def test_values_that_were_used_before_are_drawn_anew() -> None:
-    """With one factor, all children of a parent would have its state and the same values, and so be the same run."""
+    """A scheduler with a single factor would give all children of a parent the same values and thus the same run."""
     scheduler = PopulationScheduler(quantile=0.5, factors=(0.5,), resample=0)
     found = successors(*members_of([9, None, None, None]), 1, AXES, scheduler, 0)
     assert len({identity(dict(values)) for _, values in found.values()}) == 3

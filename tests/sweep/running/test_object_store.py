@@ -1,4 +1,4 @@
-"""A sweep whose results are in an object store, which is a server on this machine."""
+"""Sweeps that write their results to an object store, which is a server on this machine."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ client = pytest.fixture(object_store, scope="module")
 
 
 def seen(folder: Path) -> SweepStore:
-    """Return the sweep as seen by a machine without a local copy."""
+    """Return the sweep as a machine without a local copy reads it; `folder` is that machine's cache."""
     with pytest.MonkeyPatch.context() as patch:
         machine(folder, patch)
         return Store.at(URI).find("tiny")

@@ -1,4 +1,4 @@
-"""Samples from Optuna, which depend on recorded results only, and not on workers or restarts."""
+"""The samples that Optuna proposes, which depend only on recorded results and not on workers or restarts."""
 
 import json
 import shutil
@@ -57,7 +57,7 @@ def value_of(arm: dict[str, Any]) -> float:
 
 
 def fate_of(arm: dict[str, Any]) -> tuple[str, int]:
-    """Return a trial's simulated outcome and its last round, both determined by the arm."""
+    """Return the simulated outcome and the last round of a trial, which depend only on its arm."""
     digit = round(1e6 * arm["optimizer.lr"]) % 10
     return ("failed", 0) if digit == 0 else ("pruned", 1) if digit < 4 else ("finished", ROUNDS)
 
@@ -65,7 +65,7 @@ def fate_of(arm: dict[str, Any]) -> tuple[str, int]:
 def end(
     folder: Path, suggestion: dict[str, Any], value: Value = value_of, fate: tuple[str, int] = ("finished", ROUNDS)
 ) -> None:
-    """Write the files that a trial and the driver leave on disk."""
+    """Write the files that a trial and the driver have written when the trial has ended."""
     outcome, rounds = fate
     trial = SweepStore(folder).trial(suggestion["trial"])
     sent = {"bytes/up": 1e6 * suggestion["optimizer.lr"], "bytes/down": 0.0}
@@ -80,7 +80,7 @@ def end(
 def play(
     folder: Path, plan: Plan, value: Value = value_of, fate: Callable[[dict[str, Any]], tuple[str, int]] = fate_of
 ) -> list[dict[str, Any]]:
-    """Run all samples of a search one after the other and return them."""
+    """Return all samples of a search, which are run one after the other with simulated values and outcomes."""
     search, arms = search_in(folder, plan), []
     while (suggestion := search.suggest(f"t{len(arms)}")) != Searcher.FINISHED:
         assert isinstance(suggestion, dict)
@@ -109,7 +109,7 @@ def test_proposals_do_not_depend_on_workers_or_restarts(
     )
     @given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=9, max_size=9))
     def check(workers: int, ends: list[tuple[int, bool]]) -> None:
-        """At each step, start trials on all idle workers, end one trial, and possibly restart the driver."""
+        """Start trials on all idle workers, end one trial and possibly restart the driver, for each of `ends`."""
         folder = tmp_path / "any"
         shutil.rmtree(folder, ignore_errors=True)
         search, running, names = search_in(folder, plan), dict[str, Any](), iter(range(10**6))
@@ -137,7 +137,7 @@ def arm_of(suggestion: dict[str, Any]) -> dict[str, Any]:
 def test_a_sample_is_proposed_from_the_results_of_all_but_those_in_flight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    """With three samples in flight, sample 12 depends on the results of samples 0 to 9, but not of 10 and 11."""
+    """If three samples may be in flight, sample 12 depends on the results of samples 0 to 9 but not of 10 and 11."""
     monkeypatch.chdir(tmp_path)
     sampled = read(tmp_path, **changes)
     proposals = Proposals(sampled.space, sampled.tentative)
@@ -224,7 +224,7 @@ def test_a_trial_without_a_finite_objective_counts_as_failed(tmp_path: Path, pla
 
 
 def test_a_second_objective_steers_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the second objective, which grows with the learning rate, distinguishes the samples here."""
+    """All samples have the same first objective, and the second objective grows with the learning rate."""
     monkeypatch.chdir(tmp_path)
     means = {}
     for mode in ("min", "max"):
@@ -275,7 +275,7 @@ def test_first_points_outside_the_axes_are_rejected(
 
 
 def test_a_first_point_with_an_invalid_run_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each value is within its axis, but the two values are invalid together."""
+    """Each of two values is within its axis, but the two values are invalid together."""
     monkeypatch.chdir(tmp_path)
     space = {"lora.rank": {"integer": [1, 8]}, "method": {"choice": ["fedra", "inclusivefl"]},
              "aggregation.lora": {"choice": ["factors", "product_svd"]}}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Axes: ranges with steps, and whole numbers on a logarithmic scale."""
+"""The axes of a search space that are ranges with steps or whole numbers on a logarithmic scale."""
 
 from fractions import Fraction
 from typing import Any
@@ -18,7 +18,7 @@ LOWS = st.sampled_from(["0", "0.1", "-0.3", "1", "0.005"])
 
 
 def lattice(low: str, step: str, count: int) -> list[float]:
-    """Return the values of a stepped range, computed with exact arithmetic."""
+    """Return the `count` values of a stepped range, computed with exact arithmetic."""
     return [float(Fraction(low) + place * Fraction(step)) for place in range(count + 1)]
 
 

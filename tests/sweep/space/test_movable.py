@@ -1,4 +1,4 @@
-"""Hyperparameters that population based training may change: a saved state is the same model under the new value."""
+"""The hyperparameters that population based training may change without changing the model of a saved state."""
 
 from collections.abc import Callable
 from itertools import islice
