@@ -134,7 +134,7 @@ def written(tmp_path_factory) -> Path:
     for page in PAGES:
         for body in blocks(page.read_text(), "yaml"):
             first, rest = body.split("\n", 1)
-            assert first.startswith(("# search_spaces/", "# experiments/")), f"{page.name}: begins without its path"
+            assert first.startswith(("# search_spaces/", "# experiments/")), f"{page.name}: a block lacks its path"
             path = folder / first.removeprefix("# ")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(rest)

@@ -68,7 +68,7 @@ PLANTED = [
         "fedsweep.federation.build_and_run",
         "fedsweep.tracking.parent_and_child_runs",
         {DOWN, RUN},
-    ),  # an exception in one contract is not an exception in another
+    ),  # an exception applies to one contract only
     ("fedsweep.common.config", "torch", {"No torch below the data: help, list and report do without"}),
     (
         "fedsweep.common.files",

@@ -44,7 +44,7 @@ def name_of(path: Path) -> str:
 
 
 def test_all_files_are_found():
-    assert (len(EXPERIMENTS), len(SPACES), len(PRETRAININGS)) == (20, 173, 2)  # a new file changes this line
+    assert (len(EXPERIMENTS), len(SPACES), len(PRETRAININGS)) == (20, 173, 2)  # a new file changes these counts
     assert {path.suffix for path in EXPERIMENTS + SPACES + PRETRAININGS} == {".yaml"}
 
 
@@ -173,7 +173,7 @@ def test_values_of_a_paper_cover_all_arms_and_domains_and_agree_with_its_average
     assert len(domains) == 6
     for values in reference.values():
         assert list(values) == ["accuracy/mean", *domains]
-        # Both papers print two decimals for values and averages, so averages can differ by the rounding only.
+        # Both papers round values and averages to two decimals, so averages agree up to rounding.
         assert values["accuracy/mean"] == pytest.approx(sum(values[name] for name in domains) / 6, abs=0.011)
 
 
@@ -194,7 +194,7 @@ def test_values_of_fedag_cover_all_arms_and_held_out_domains(data):
     assert list(reference) == [json.dumps(one) for one in space.arms(dict)]
     assert all(list(values) == held_out for values in reference.values())
     best = {name: max(values[name] for values in reference.values()) for name in held_out}
-    assert reference[arm(arm="FedAG")] == best  # as the text has it
+    assert reference[arm(arm="FedAG")] == best  # the paper's text states that FedAG is best on each domain
     total = {name.rsplit("/", 1)[1]: sum(values[name] for values in reference.values()) for name in held_out}
     assert total == pytest.approx({name: PRINTED[name] for name in total}, abs=1e-6)
 
@@ -239,10 +239,10 @@ def test_the_experiments_of_fedag_differ_in_their_images_only():
 
 def test_values_of_fedms_agree_on_common_runs():
     default = printed("fedms/table3_eurosat")[arm(method__gate__trained="adapter")]
-    assert default in printed("fedms/fig4_eurosat").values()  # alpha is 1
+    assert default in printed("fedms/fig4_eurosat").values()  # Fig. 4 contains the same run, with alpha = 1
     slow = printed("fedms/fig12_ucf101")[arm(optimizer__lr=2e-5)]["accuracy/clients/mean"]
     loss = printed("fedms/table3_ucf101")[arm(method__gate__trained="adapter")]["accuracy/clients/mean"] - slow
-    assert loss == pytest.approx(16.72)  # as the text has it
+    assert loss == pytest.approx(16.72)  # the loss that the paper's text states, in percentage points
 
 
 WITH_BASELINES = [path for path in SPACES if "promptfl" in path.read_text() and path not in COUNTED]
@@ -254,7 +254,7 @@ def test_fedms_next_to_its_baselines_is_the_experiment_itself(path):
     arms = [(one, plan.resolve(one, seed=0)) for one in plan.arms]
     assert {config.method.name for _, config in arms} == {"fedms", "ft", "lfft", "promptfl"}
     for _, config in arms:
-        own = plan.base.optimizer.model_dump() | {"lr": config.optimizer.lr}  # whole blocks may descend more slowly
+        own = plan.base.optimizer.model_dump() | {"lr": config.optimizer.lr}  # for whole blocks, lr may be smaller
         assert (config.optimizer.model_dump() == own) == (config.method.name != "promptfl")
         assert config.optimizer.lr == plan.base.optimizer.lr or config.method.name != "fedms"
         assert (config.method == plan.base.method) == (config.method.name == "fedms")

@@ -37,7 +37,7 @@ def call(read_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     """Return a function that runs a command. The test fails if the command would start training or Ray."""
 
     def too_late(*arguments: object, **named: object) -> None:
-        raise AssertionError("the command was not refused before it started")
+        raise AssertionError("the command was not rejected before it started")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")

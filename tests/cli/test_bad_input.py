@@ -545,7 +545,7 @@ def test_ui_needs_recorded_results_and_a_free_port(refused: Refused, tmp_path):
     ],
 )
 def test_a_wrong_command_line_is_one_sentence(refused: Refused, words, start, end):
-    # The words in between come from the command-line library.
+    # The rest of the sentence comes from the command-line library.
     sentence = refused(*words)
     assert sentence.startswith(start)
     assert sentence.endswith(end)
@@ -587,9 +587,9 @@ def test_a_rejected_command_does_not_import_ray(tmp_path):
 
 
 def test_the_call_fixture_fails_a_command_that_starts(call: Call):
-    with pytest.raises(AssertionError, match="not refused"):
+    with pytest.raises(AssertionError, match="not rejected"):
         call("tune", SPACE)
-    with pytest.raises(AssertionError, match="not refused"):
+    with pytest.raises(AssertionError, match="not rejected"):
         call("run", "fedra_digits")
     with pytest.raises(UserError):
         Plan.read("zzz", {}, {})

@@ -60,7 +60,7 @@ def test_long_names_of_arms_truncate_no_number(counting, monkeypatch):
         f"{kind} picture that someone has taken of a large or a small {{}}" for kind in ("A", "No", "The", "One")
     ]
     shown = counting("backbone.prompt", prompts)
-    assert len(re.findall(r"\b149,774,337\b", shown)) == 8  # each arm's model, and each arm's client in stage 1
+    assert len(re.findall(r"\b149,774,337\b", shown)) == 8  # twice per arm: the model, and the client in stage 1
     assert max(map(len, shown.splitlines())) <= 80
     assert all(line[-1] in "╮│┤╯" for line in shown.splitlines() if line.startswith(("╭", "│", "├", "╰")))
 

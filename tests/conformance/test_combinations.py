@@ -62,7 +62,7 @@ MIXER |= {"img_size": 16, "patch_size": 4, "embed_dim": 24, "num_blocks": 12}
 def test_the_method_runs_on_a_mixer(federation, chosen):
     """A mixer has linear layers of different shapes and, with an adapter on the patch embedding, a convolution."""
     if "backbone" in chosen:
-        pytest.skip("it needs a text encoder")
+        pytest.skip("the method needs a text encoder")
     changes = {**chosen, "backbone": MIXER, "lora.rank": 2, "lora.patch_embed": True}
     small = federation({**changes, "federation.depths": [4, 2, 3], "local.steps": 1})
     start, updates = one_round(small)

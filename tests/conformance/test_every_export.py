@@ -74,7 +74,7 @@ def test_a_method_exports_the_logits_of_its_evaluation_or_raises_an_error(played
     assert card.left_out == (*above, *added)
     assert (card.round, card.outcome, card.metrics) == (1, "finished", dict(checkpoint.history[0].metrics))
     small.model.load_adapter(checkpoint.state.adapter)
-    test = small.domains[1].test  # other images than those that the export itself compares
+    test = small.domains[1].test  # the export itself compares logits on other images
     expected = predicted(small.method, checkpoint.state, small.trainer.reader, test)
     found = load(tmp_path / "out").logits(test.take(torch.arange(len(test)))[0])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
@@ -104,7 +104,7 @@ def test_a_client_s_own_model_is_exported_where_it_has_one(played: Played, tiny,
     synthetic = {"synthetic": {"name": "surrogate", "share": 0.01}, "partition.proxy_share": 0.2}
     named, small, checkpoint = played({"method": fedag, **synthetic, "federation.clients_per_round": None})
     card = export(named, tmp_path / "out", "noisy")
-    assert card.metrics == card.scores == {}  # the run's accuracies are those of the server's model
+    assert card.metrics == card.scores == {}  # the recorded accuracies are of the server's model, not of the client's
     assert "| results | none, because the run did not test this model" in (tmp_path / "out" / "README.md").read_text()
     assert (card.form, card.origin.client, card.left_out) == ("whole", "noisy", ("server",))
     client = next(one for one in small.clients if one.id == "noisy")

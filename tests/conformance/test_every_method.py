@@ -247,7 +247,7 @@ def test_an_allocation_has_as_many_blocks_as_the_client_can_hold(federation, cho
         for row in rows.values():
             assert list(row.held) == sorted(set(row.held))
             assert set(row.trained) <= set(row.held) <= set(range(12))
-    (found,) = counts  # the same number in all rounds: the client's depth, or one depth for all
+    (found,) = counts  # the number is the same in all rounds
     assert found == tuple(depths) or len(set(found)) == 1
     if type(federated.method).allocate is FederatedMethod.allocate:
         assert set(found) == {len(state.layers)}

@@ -47,7 +47,7 @@ def test_every_domain_has_the_same_scans_in_the_same_split(data):
     inverted = data.domains[STYLES.index("inverted")]
     for here, there in ((plain.train, inverted.train), (plain.test, inverted.test)):
         total = here.images.int() + there.images.int()
-        assert set(total.unique().tolist()) <= {254, 255, 256}  # two values are rounded
+        assert set(total.unique().tolist()) <= {254, 255, 256}  # the sum of two rounded values
         assert (total == 255).double().mean() > 0.9
 
 

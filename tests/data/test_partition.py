@@ -196,7 +196,7 @@ def test_dirichlet_equals_the_reference():
     labels = torch.tensor([0] * 50 + [2] * 31 + [5] * 7)
     rng = stream(1, "test")
     order = [rng.permutation(np.flatnonzero(labels.numpy() == label)).tolist() for label in (0, 2, 5)]
-    shares = rng.dirichlet([0.7] * 3, size=3).tolist()  # the first draw, which satisfies the minimum of 1
+    shares = rng.dirichlet([0.7] * 3, size=3).tolist()  # the first draw satisfies the minimum of 1 image
     by_class = [cut(positions, share) for positions, share in zip(order, shares, strict=True)]
     expected = [sorted(itertools.chain(*mine)) for mine in zip(*by_class, strict=True)]
     assert min(map(len, expected)) >= 1

@@ -47,7 +47,7 @@ def mapping_of(address: int) -> tuple[str, str]:
             low, high = (int(end, 16) for end in line.split()[0].split("-"))
             if low <= address < high:
                 return line.split()[1], line.split()[-1]
-    raise AssertionError("no such map")
+    raise AssertionError("no memory map contains the address")
 
 
 def test_images_are_in_the_memory_map_of_the_file(written):

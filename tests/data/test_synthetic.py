@@ -19,7 +19,7 @@ from fedsweep.preparation.prepare import prepare
 from fedsweep.types import Domain, FederatedData, ImageSet
 
 SIZE = 8
-CLASSES = ("cat", "dog", "bus")  # not in alphabetical order, unlike those of a prepared set
+CLASSES = ("cat", "dog", "bus")  # in contrast to a prepared data set, not in alphabetical order
 
 
 def noise(labels: Sequence[int], seed: int = 0, low: int = 0, high: int = 256) -> ImageSet:

@@ -34,12 +34,12 @@ from tests.models.small import stirred, timm_network
 SMALL = {"name": "timm", "pretrained": "none", "img_size": 16, "embed_dim": 48, "num_blocks": 3, "num_heads": 3}
 VIT = {**SMALL, "model": "vit_tiny_patch16_224", "patch_size": 4}
 MIXER = {**SMALL, "model": "mixer_s16_224", "patch_size": 4, "num_heads": None}
-TAG = "test_vit.r160_in1k"  # timm's own miniature
+TAG = "test_vit.r160_in1k"  # a very small model of timm
 CASES: dict[str, dict[str, Any]] = {
     "vit": {"backbone": VIT},
-    "vit of one channel": {"backbone": {**VIT, "in_chans": 1, "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}},
-    "its patches adapted, one sublayer": {"backbone": VIT, "lora.patch_embed": True, "lora.position": "l0"},
-    "scaling in place of alpha, dropout": {"backbone": VIT, "lora": {"rank": 3, "scaling": 0.7, "dropout": 0.5}},
+    "vit with one channel": {"backbone": {**VIT, "in_chans": 1, "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}},
+    "adapted patch embedding, one sublayer": {"backbone": VIT, "lora.patch_embed": True, "lora.position": "l0"},
+    "scaling instead of alpha, dropout": {"backbone": VIT, "lora": {"rank": 3, "scaling": 0.7, "dropout": 0.5}},
     "frozen factors A": {"backbone": VIT, "aggregation.lora": "freeze_a"},
     "distilled": {"backbone": {**VIT, "model": "deit_tiny_distilled_patch16_224"}},
     "registers": {"backbone": {**VIT, "model": "vit_small_patch14_reg4_dinov2"}},
@@ -47,7 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     "eva": {"backbone": {**SMALL, "model": "eva02_tiny_patch14_224", "patch_size": 4, "num_heads": 4}},
     "dinov3": {"backbone": {**SMALL, "model": "vit_small_patch16_dinov3", "patch_size": 4, "num_heads": 4}},
     "mixer": {"backbone": MIXER, "lora.patch_embed": True, "lora.rank": 2},
-    "the one that ships": {},
+    "digits_vit": {},
 }  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def shaped(tiny: RunConfig) -> RunConfig:
     return tiny.override({"lora.rank": 3, "federation.depths": [3, 2, 1]}, "test")
 
 
-CUT = ("its patches adapted, one sublayer", "registers", "mixer", "the one that ships")
+CUT = ("adapted patch embedding, one sublayer", "registers", "mixer", "digits_vit")
 """Cases that are also exported without their last blocks."""
 
 
@@ -123,7 +123,7 @@ def test_an_exported_network_gives_the_same_logits(shaped: RunConfig, tmp_path: 
     card = written(tmp_path / "out", config, model, layers)
     assert card.cut == ({"blocks": 2} if short else {})
     adapted = {name.split(".")[1] for name in read(tmp_path / "out" / "adapter_config.json")["target_modules"]}
-    assert adapted - {"proj"} == set(map(str, layers))  # no block that is cut off
+    assert adapted - {"proj"} == set(map(str, layers))  # no block that was removed
     check(tmp_path / "out", config, model, layers)
 
 

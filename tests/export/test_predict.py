@@ -58,7 +58,7 @@ def test_accuracy_requires_that_all_folders_are_classes(model: Loaded, photos):
     (folder / "three").rename(folder / "3")
     next((folder / "3").iterdir()).rename(folder / "above.png")
     names = pictures(folder)
-    assert names[-1] == "above.png"  # sorted as a whole
+    assert names[-1] == "above.png"  # all paths are sorted together
     assert predict(model, folder, names).accuracy is None
 
 
@@ -114,7 +114,7 @@ def test_a_picture_that_cannot_be_opened_is_broken(tmp_path: Path):
 def test_broken_links_and_special_files_are_broken_pictures(model: Loaded, photos):
     folder, images, _ = photos
     (folder / "3" / "gone.jpg").symlink_to(folder / "nowhere.jpg")
-    os.mkfifo(folder / "4" / "pipe.png")  # to read it would wait for ever
+    os.mkfifo(folder / "4" / "pipe.png")  # reading a named pipe would block for ever
     found = predict(model, folder, pictures(folder))
     assert found.broken == dict.fromkeys(["3/gone.jpg", "4/pipe.png"], "is a broken link or not a regular file")
     assert len(found.images) == len(images)

@@ -67,7 +67,7 @@ def test_logits_are_equations_4_and_5(adapters):
     phi = adapters.all_logits(features)
     assert phi.shape == (3, 5, 10)
     np.testing.assert_allclose(phi.detach().numpy(), expected_logits(adapters, features), rtol=2e-4, atol=2e-4)
-    assert (phi[0] - phi[1]).abs().max() > 1e-4  # an adapter for each domain
+    assert (phi[0] - phi[1]).abs().max() > 1e-4  # each domain has its own adapter
 
 
 def test_attention_over_adapters_is_equation_8(adapters):

@@ -17,7 +17,7 @@ from tests.compare import identical, moved
 from tests.conformance.rounds import one_round
 from tests.references import fedbrick as reference
 
-BASES = ("fedra", pytest.param("inclusivefl", marks=pytest.mark.slow), "depthfl")  # similar to FedRA for FedBRICK
+BASES = ("fedra", pytest.param("inclusivefl", marks=pytest.mark.slow), "depthfl")  # InclusiveFL resembles FedRA here
 SAME_IMAGES = {"partition.proxy_share": 0.2, "lora.dropout": 0.0, "federation.depths": [12, 5, 2]}
 
 

@@ -298,7 +298,7 @@ def test_parts_of_a_pool_are_cached_under_their_own_content(tmp_path):
     rows.all(computed.function, both, 20)
     assert torch.equal(rows.all(computed.function, other, 10), expected(other.images))
     assert len(computed.images()) == 20
-    swapped = kept(tmp_path, other, one)  # deliberately wrong: the names of the contents are swapped
+    swapped = kept(tmp_path, other, one)  # the contents are swapped on purpose, to show which rows are read
     assert torch.equal(swapped.all(computed.function, one, 10), expected(other.images))
 
 
@@ -366,7 +366,7 @@ def test_nothing_is_cached_in_a_folder_that_cannot_be_written(tmp_path, monkeypa
         pytest.param(
             lambda folder: folder.chmod(0o500),
             id="read-only",
-            marks=pytest.mark.skipif(os.geteuid() == 0, reason="root may write there"),
+            marks=pytest.mark.skipif(os.geteuid() == 0, reason="root may write to a read-only folder"),
         ),
     ],
 )
@@ -488,7 +488,7 @@ def fill(folder: Path, seed: int) -> None:
         order = torch.randperm(300, generator=torch.Generator().manual_seed(10 * turn + seed))
         for index in order.split(7):
             got = rows.rows(FrozenFunction("key", compute), images, index)
-            assert torch.equal(got, compute(images.images[index])), "wrong rows"
+            assert torch.equal(got, compute(images.images[index])), "cached rows are wrong"
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -614,7 +614,7 @@ def test_rows_of_a_model_do_not_depend_on_the_batches_that_were_cached(tmp_path,
         for _ in range(2):  # first computed, then cached
             assert torch.equal(read(keeping, function, images, sizes), whole)
         assert len(list((tmp_path / str(place)).iterdir())) == 1
-        assert torch.equal(read(reader, function, images, sizes), whole)  # without a cache
+        assert torch.equal(read(reader, function, images, sizes), whole)  # equals the rows without a cache
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4, 6])
@@ -655,7 +655,7 @@ def test_the_key_of_a_prefix_covers_the_model_the_steps_and_their_adapters(clip)
         reader.prefix(path, 3, adapter).key,
         reader.prefix(path, 2, one).key,
         reader.prefix((0, 2, 3), 2, adapter).key,
-        reader.prefix(path[:2], 2, adapter).key,  # the whole walk: features instead of tokens
+        reader.prefix(path[:2], 2, adapter).key,  # a prefix of the whole walk consists of features instead of tokens
         replace(reader, identity="other").prefix(path, 2, adapter).key,
         reader.prefix(path, 4, upper).key,
         reader.prefix(path, 4, adapter).key,
@@ -681,7 +681,7 @@ def test_a_run_is_bit_identical_with_and_without_the_cache(tmp_path, monkeypatch
     for gigabytes in ("0", "1", "1"):  # no cache, an empty cache, and a cache filled by another run
         monkeypatch.setenv("FEDSWEEP_CACHE_GB", gigabytes)
         runs.append(list(federate(build(config))))
-        assert len(list(tmp_path.glob(f"*{SUFFIX}"))) == (2 if len(runs) > 1 else 0)  # of training and of test images
+        assert len(list(tmp_path.glob(f"*{SUFFIX}"))) == (2 if len(runs) > 1 else 0)  # training and test images
     assert len(runs[0]) == 2
     assert runs[0][1].metrics["loss/test"] != runs[0][0].metrics["loss/test"]
     assert identical_rounds(runs[0], runs[1])

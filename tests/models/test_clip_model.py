@@ -161,7 +161,7 @@ def test_in_evaluation_the_prompts_are_encoded_once_for_all_batches(checkpoint):
         first = [model(noise(3, seed)) for seed in range(5)]
         assert (words[0], seen[0]) == (1, 5)
         short = model(noise(3), (0, 2))
-        assert words == [2]  # computed again for another walk
+        assert words == [2]  # the prompts are encoded again for another path
         assert torch.equal(model(noise(3), (0, 2)), short)
         assert torch.equal(model(noise(3)), first[0])
         assert words == [2]

@@ -19,7 +19,7 @@ from tests.compare import identical, memory
 from tests.models.small import stirred
 from tests.references import gate as reference
 
-SMALL = TimmTrunk(model="test_resnet", pretrained="none")  # a miniature of timm with features of width 96
+SMALL = TimmTrunk(model="test_resnet", pretrained="none")  # a very small model of timm with features of width 96
 
 
 def noise(count: int, size: int = 32, seed: int = 0) -> Tensor:

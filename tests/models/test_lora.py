@@ -119,7 +119,7 @@ def test_a_depends_on_seed_and_name_and_b_is_zero_at_first(build):
     assert len(drawn) == 24
     for name in drawn:
         assert not torch.equal(first[name], other[name])
-        # Kaiming-uniform with a = sqrt(5) is uniform within 1 / sqrt(inputs).
+        # Kaiming-uniform values with a = sqrt(5) are uniform in +-1 / sqrt(inputs).
         bound = first[name].shape[1] ** -0.5
         assert 0.9 * bound < first[name].abs().max() <= bound
     assert len({tuple(first[name].flatten()[:8].tolist()) for name in drawn}) == 24

@@ -56,7 +56,7 @@ def test_broader_words_stand_for_existing_classes(script):
     goes = script.matches(CLASSES)
     assert goes.shape == (200, 200 + len(script.BROADER))
     assert goes[:, 200:].sum() == sum(map(len, script.BROADER.values()))
-    assert goes[:, 200:].any(1).sum() == 121  # the other classes have only their own name
+    assert goes[:, 200:].any(1).sum() == 121  # the other classes have no broader word
     names = script.names_of(CLASSES)
     assert [names[i] for i in goes[CLASSES.index("Chihuahua")].nonzero()] == ["Chihuahua", "dog"]
     assert len({name.lower() for name in names}) == len(names)

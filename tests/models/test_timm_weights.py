@@ -17,7 +17,7 @@ from fedsweep.models.timm.weights import locate
 from tests.compare import identical
 from tests.models.small import timm_network
 
-MODEL = "test_vit.r160_in1k"  # a miniature of timm: 6 blocks of width 64 at 160 px
+MODEL = "test_vit.r160_in1k"  # a very small model of timm with 6 blocks of width 64 at 160 pixels
 HEAD = ("head.weight", "head.bias")
 
 

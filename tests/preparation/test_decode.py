@@ -71,7 +71,7 @@ def test_a_backbone_that_does_not_fit_is_refused(backbone, words):
         import timm
 
         if not timm.is_model(backbone):
-            pytest.skip("an older timm")
+            pytest.skip("this version of timm does not have the model")
     with pytest.raises(UserError, match=r"^`--backbone`") as refusal:
         geometry_of(backbone, 224)
     assert words in str(refusal.value)

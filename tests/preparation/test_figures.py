@@ -35,7 +35,7 @@ def test_the_skew_is_the_total_variation_distance_from_the_domain():
     clients = [client("a/0", "a", [0, 0]), client("a/1", "a", [1, 1]), client("b", "b", [0, 1, 1])]
     assert distances(clients, 2).tolist() == [0.5, 0.5, 0.0]
     assert skew(clients, 2) == pytest.approx(1 / 3)
-    # 6 of class 0 and 2 of class 1 in all, of which the first client holds 4 and 0.
+    # Of 6 images of class 0 and 2 images of class 1, the first client holds 4 and 0.
     clients = [client("a/0", "a", [0] * 4), client("a/1", "a", [0, 0, 1, 1])]
     assert distances(clients, 3).tolist() == [0.25, 0.25]
 

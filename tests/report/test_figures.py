@@ -167,7 +167,7 @@ def test_grey_arms_are_dotted_on_held_out_domains(axes_of, manifest, trials):
 def test_labels_keep_their_order_and_distance(heights):
     placed = apart(heights, 0.1)
     assert all(high - low >= 0.1 - 1e-9 for low, high in pairwise(placed))
-    # Moves of least squares come in opposite pairs, so the centre of gravity does not change.
+    # The least-squares solution moves labels in opposite directions, so the mean of their positions stays the same.
     assert sum(placed) == pytest.approx(sum(heights))
 
 

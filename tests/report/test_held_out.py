@@ -78,7 +78,7 @@ def test_one_table_shows_all_domains_if_arms_hold_out_different_ones(swept, tria
         [False, False, True, False, False, False],
         [False, False, False, True, False, False],
     ]
-    for row, one in zip(rows, table.arms, strict=True):  # see conftest
+    for row, one in zip(rows, table.arms, strict=True):  # `make_history` in conftest.py defines the values
         mean = 100 * one.mean
         assert [float(cell.strip("*")) for cell in row[2:]] == pytest.approx(
             [mean + 10, mean - 10, mean, mean - 20], 1e-3

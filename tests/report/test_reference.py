@@ -72,7 +72,7 @@ def test_without_a_reference_no_paper_is_mentioned(manifest, finished):
 def test_the_csv_contains_the_reference_as_a_fraction_and_every_domain(manifest, finished):
     rows = list(csv.DictReader(io.StringIO(data_frame.csv(tabulate(manifest(reference=PAPER), finished)))))
     assert [(row["reference"], row["reference_source"]) for row in rows] == [("0.5473", SOURCE), ("", ""), ("", "")]
-    for row in rows:  # see conftest: photo lies 0.1 above the mean, sketch 0.1 below
+    for row in rows:  # in conftest.py, photo is 0.1 above the mean and sketch 0.1 below it
         assert float(row["accuracy/domain/photo"]) == pytest.approx(float(row["mean"]) + 0.1)
         assert float(row["accuracy/domain/sketch"]) == pytest.approx(float(row["mean"]) - 0.1)
 

@@ -98,7 +98,7 @@ def test_the_lease_of_a_killed_process_of_this_machine_is_replaced_at_once(remot
     assert is_dead(dead)
     assert not is_dead(process())
     boot, *rest = process().split(" ")
-    assert not is_dead(" ".join([boot[:-1] + "x", *rest[:-1], "1"])), "of another machine nothing is known"
+    assert not is_dead(" ".join([boot[:-1] + "x", *rest[:-1], "1"])), "processes of another machine may be alive"
     others(remote, process=dead)
     acquire(remote)
     others(remote, process=process())

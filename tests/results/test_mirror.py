@@ -81,7 +81,7 @@ def test_a_new_mirror_contains_what_was_pushed(tmp_path_factory: pytest.TempPath
         else:
             before = files(local)
             mirror.pull()
-            assert files(local) == before, "nobody else writes, and what is not sent yet stays"
+            assert files(local) == before, "a pull must keep files that are not yet sent"
     mirror.push()
     assert fresh(store, tmp_path / "at-the-end") == files(local)
 
@@ -191,7 +191,7 @@ def test_a_sweep_can_be_resumed_after_a_push_that_was_interrupted_anywhere(
     other.plan(PLAN)
     other.end(Outcome(outcome="finished", round=2))
     trial = sweep.trial("k")
-    trial.end(Outcome(outcome="pruned", round=1))  # written in the wrong order and at almost the same time
+    trial.end(Outcome(outcome="pruned", round=1))  # the outcome is written first, at almost the same time
     trial.plan(PLAN)
     trial.begin_from(other, 2)
     mirror = Mirror(Failing(store, left), "b/runs", sweep.folder)  # type: ignore[arg-type]
@@ -238,7 +238,7 @@ def test_only_the_history_of_a_checkpoint_is_downloaded_until_the_tensors_are_ne
     assert list(load_history(copy)) == list(trial.recorded())
     assert copy.stat().st_size < trial.checkpoint.stat().st_size - 64 * 64 * 4
     other.push()
-    assert read(store, f"b/runs/{copy.name}") == trial.checkpoint.read_bytes(), "what is short is not sent back"
+    assert read(store, f"b/runs/{copy.name}") == trial.checkpoint.read_bytes(), "a shortened file must not be sent back"
     other.pull(whole=True)
     assert copy.read_bytes() == trial.checkpoint.read_bytes()
     save(trial.checkpoint, state(4))
@@ -279,7 +279,7 @@ def test_nothing_is_downloaded_twice(tmp_path: Path, store: FileSystem) -> None:
     write_atomically(mirror.folder / NAMES[0], b"2 2")
     mirror.push()
     mirror.pull()
-    assert counting.reads == len(NAMES), "what was sent from here is known"
+    assert counting.reads == len(NAMES), "a file that this mirror sent must not be downloaded"
 
 
 @pytest.mark.parametrize("torn", ["", "[1]", "{", '{"x": 1}', '{"x": [[1], 2, 3]}', json.dumps({"x": [[1, 2], None]})])

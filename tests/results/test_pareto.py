@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from fedsweep.results.history import RoundRecord, over_the_run
 from fedsweep.results.pareto import pareto_efficient
 
-FEW = st.sampled_from([0.0, -0.0, 0.5, 1.0, 1.5, 2.0])  # so that values are often equal
+FEW = st.sampled_from([0.0, -0.0, 0.5, 1.0, 1.5, 2.0])  # few values, so that they are often equal
 ANY = st.floats(allow_nan=False, allow_infinity=False)
 MODES = st.sampled_from(["max", "min"])
 

@@ -123,7 +123,7 @@ def test_a_session_begins_with_the_remote_files_and_not_with_local_leftovers(mac
     stale = sweep.trial("k")
     stale.plan(plan())
     outcome = Outcome(outcome="failed", round=0)
-    (stale.folder / "outcome.json").write_text(outcome.model_dump_json())  # not sent: its process was killed
+    (stale.folder / "outcome.json").write_text(outcome.model_dump_json())  # its process was killed before it was sent
     with exclusively(machines["two"].find(MANIFEST.name)):
         pass
     again = machines["one"].find(MANIFEST.name)
@@ -181,7 +181,7 @@ def test_trials_of_an_earlier_remote_sweep_are_reused(machines: Machines) -> Non
     new = sweep_of(store, "s2")
     reuse = Reuse(store, new)
     fetched = {path.name for path in (store.root / "sweeps").glob("**/s1/**/*") if path.is_file()}
-    assert fetched == {"sweep.json"}, "what is not taken is not fetched"
+    assert fetched == {"sweep.json"}, "the files of trials that are not reused must not be downloaded"
     reuse.give(plan())
     objects = machines.objects / "sweeps" / MANIFEST.name
     for name in ("checkpoint.safetensors", "outcome.json"):

@@ -100,7 +100,7 @@ def fedsweep(folder: Path, *words: str, code: int | None = 0) -> subprocess.Comp
     out, err = io.StringIO(), io.StringIO()
     ended = 0
     with mock.patch.dict(os.environ, environment()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings of libraries, which a separate process would only print
+        warnings.simplefilter("ignore")  # a separate process would only print the warnings of libraries
         if words[0] == "tune":
             own_ray()
         changed = contextlib.chdir(folder), mock.patch.object(sys, "argv", ["fedsweep", *words])
@@ -162,7 +162,7 @@ def wait_for_rounds(folder: Path, name: str, rounds: int, process: subprocess.Po
         if started and played(folder, name) >= rounds:
             return
         time.sleep(0.05)
-    raise AssertionError("the sweep did not start in time")
+    raise AssertionError(f"the sweep did not write {rounds} rounds in time")
 
 
 def played(folder: Path, name: str) -> int:

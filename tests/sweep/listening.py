@@ -68,7 +68,7 @@ if __name__ == "__main__":
     with ray_session():
         import ray
 
-        ray.get(ray.remote(family_of).remote(0))  # a worker is up
+        ray.get(ray.remote(family_of).remote(0))  # wait until a worker has started
         print(*addresses())
         unknown = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
         head = ray.get_runtime_context().gcs_address

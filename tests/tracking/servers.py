@@ -103,7 +103,7 @@ def postgres() -> Iterator[str]:
         other = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
     def run(program: str, *words: str) -> None:
-        with (folder / "programs.log").open("a+") as log:  # not a pipe, because the server would keep it open
+        with (folder / "programs.log").open("a+") as log:  # the server would keep a pipe open
             done = subprocess.run(
                 [str(POSTGRES / program), *words], cwd=folder, stdout=log, stderr=log, timeout=120, **other
             )

@@ -195,7 +195,7 @@ def test_the_files_of_an_ended_trial_are_its_runs_artifacts(runs: Runs, tmp_path
         assert logged() == set(left)
     runs.interrupt(ended)
     runs._written.clear()
-    runs.sync(ended)  # logged a second time
+    runs.sync(ended)  # the same trial is written a second time
     assert logged() == set(left)
 
 

@@ -136,7 +136,7 @@ def test_a_server_misses_nothing_after_an_outage(
     made.open_sweep(MANIFEST, stored.folder)
     made.sync(trial(1, plan=PLANS[0]))
     made.sync(trial(2, plan=PLANS[1]))
-    threading.Event().wait(0.05)  # in the middle of something
+    threading.Event().wait(0.05)  # the thread is probably writing at this moment
     server.stop()
     play(made, stored.folder)
     with monkeypatch.context() as patch:

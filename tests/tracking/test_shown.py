@@ -129,7 +129,7 @@ def test_datasets_are_inputs_once_however_often_they_are_synced(runs: Runs, root
         found = [datasets(run) for run in children(session)]
         assert [len(one) for one in found] == [2, 2, 2, 2]
         expected = set.union(*found)
-        assert len(parent(session).inputs.dataset_inputs) == len(expected) == 3  # all images, and those of two seeds
+        assert len(parent(session).inputs.dataset_inputs) == len(expected) == 3  # test images, and two training sets
         assert datasets(parent(session)) == expected
     assert {context for _, _, context in expected} == {"train", "eval"}
     (one, *_) = runs.client.search_runs([runs.experiment.id], "dataset.name = 'digits' and dataset.context = 'eval'")

@@ -79,7 +79,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
                 urllib.request.urlopen(url, timeout=1).close()
                 break
             except OSError:
-                assert server.poll() is None, "the server ended"
+                assert server.poll() is None, "the server ended before it answered"
                 time.sleep(0.1)
         links = page_links(store, url)
         assert server.stdout is not None
@@ -131,11 +131,11 @@ def test_the_saved_view_draws_each_arm_over_its_seeds(served: dict[str, str], br
         patience=120,
     )
     assert "8 matching runs" in text
-    assert "tiny s1" not in text, "the parent is none of the runs"
+    assert "tiny s1" not in text, "the parent must not be among the runs"
     assert "Group by: arm" in text
     assert "does not exist" not in text
     drawn = browser.run("document.querySelectorAll('.js-plotly-plot .scatterlayer .trace').length")
-    assert drawn >= 3 * len(ARMS), "a curve of each arm in three charts"
+    assert drawn >= 3 * len(ARMS), "three charts must have a curve for each arm"
     assert browser.run("document.querySelectorAll('.js-plotly-plot .barlayer .point').length") == len(ARMS)
 
 

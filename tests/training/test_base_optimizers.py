@@ -122,7 +122,7 @@ def test_feddyn_remembers_a_clients_update(federation, weights):
     head = "backbone.head.bias"
     total = sum(small.shares()[client] * kept[head] for client, kept in remembered.items())
     torch.testing.assert_close(first.state.server_memory[head], total)
-    # theta = mean - h / alpha, and the mean itself has changed by -h / alpha, so theta changes by twice that step.
+    # theta = mean - h / alpha. The mean has changed by -h / alpha too, so theta changes by twice that amount.
     step = first.state.adapter[head] - start.state.adapter[head]
     torch.testing.assert_close(step, -2 * total / 0.3, rtol=1e-4, atol=1e-6)
 

@@ -144,7 +144,7 @@ def test_the_estimated_discrepancy_equals_the_exact_one(federation):
     for name, value in expected.items():
         drawn = np.array([one[0][name] for one in draws])
         assert abs(drawn.mean() - value) < 4 * drawn.std(ddof=1) / len(drawn) ** 0.5
-        assert drawn.std(ddof=1) < 0.2 * value  # a single draw is accurate enough
+        assert drawn.std(ddof=1) < 0.2 * value  # a single estimate is accurate enough
     with torch.no_grad():
         error = (stand_in(x) - model.block(2, x)).square().sum() / (x - model.block(2, x)).square().sum()
     assert draws[0][0]["structural_bias/brick_error"] == pytest.approx(error.item(), rel=1e-4)

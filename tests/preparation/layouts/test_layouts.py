@@ -57,7 +57,7 @@ def test_domainnet_takes_the_first_100_classes(tmp_path: Path) -> None:
     files = [f"real/c{label:03}/a.jpg" for label in range(120)]
     lines = "".join(f"{path} {label}\n" for label, path in enumerate(files))
     test = "real/c000/b.jpg 0\n"
-    # Images of later classes need not be there.
+    # Images of later classes may be missing.
     trees.grow(tmp_path, [*files[:110], "real/c000/b.jpg"], {"real_train.txt": lines, "real_test.txt": test})
     assert len(listing("domainnet", tmp_path).class_names) == 100
     assert len(listing("domainnet", tmp_path, 110).items) == 111
@@ -218,7 +218,7 @@ def test_pacs_domains_are_found_up_to_two_folders_down(place: str, tmp_path: Pat
 
 def test_pacs_classes_come_from_folders_even_if_a_list_is_wrong(tmp_path: Path) -> None:
     counts = trees.pacs(tmp_path)
-    # As in copies of the authors' lists: label 0, and one image twice in place of another.
+    # Some copies of the authors' lists contain label 0, and list one image twice in place of another.
     (tmp_path / "photo_crossval_kfold.txt").write_text("photo/dog/pic_003.jpg 0\nphoto/dog/pic_003.jpg 1\n")
     got = listing("pacs", tmp_path)
     assert len(got.items) == counts.total() == 48
@@ -280,7 +280,7 @@ def test_ucf101_takes_the_middle_frame(with_class_folders: bool, tmp_path: Path)
     files = [f"jpegs_256/{folder}/frame{number}.jpg" for folder in folders for number in range(1, 13)]
     trees.grow(tmp_path, files, trees.UCF_LISTS)
     got = listing("ucf101", tmp_path)
-    # Number 6, counted from 0, of 1, 2, ..., 12: by number, not by letter.
+    # Of 12 frames in numerical order, frame 7 is in the middle (place 6, counted from 0).
     assert sorted(item.path for item in got.items) == sorted(f"jpegs_256/{folder}/frame7.jpg" for folder in folders)
     assert got.class_names == ("Apply_Eye_Makeup", "Handstand_Pushups", "Yo_Yo")
     for item in got.items:
@@ -421,7 +421,7 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     try:
         Path(os.fsdecode(bytes(tmp_path / "a" / "x") + b"/\xff.jpg")).write_bytes(trees.picture())
     except OSError:
-        pytest.skip("this file system takes no such names")
+        pytest.skip("this file system allows only names in UTF-8")
     refused("domains", tmp_path, r"names must be encoded in UTF-8, but 'a/x/\udcff.jpg' is not.")
 
 

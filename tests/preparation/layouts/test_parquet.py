@@ -186,7 +186,7 @@ def test_rows_in_any_order_and_a_missing_row(tmp_path: Path) -> None:
 
 
 def test_memory_stays_bounded_in_one_large_row_group(tmp_path: Path) -> None:
-    size, count = 4_000, 8_000  # 32 MB; Parquet's pages have up to 1,024 rows, and two copies of one are held
+    size, count = 4_000, 8_000  # 32 MB; a page of Parquet has at most 1,024 rows, and the reader holds two copies of it
     images = [number.to_bytes(4, "little") * (size // 4) for number in range(count)]
     write_parquet(tmp_path / "a.parquet", columns(count, image=images), rows=count)
     items = [Item(f"a.parquet:{row}", 0, "a", None) for row in range(count)]

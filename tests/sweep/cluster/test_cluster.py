@@ -42,12 +42,12 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     [
         ((HEAD, CPUS), 1, 0, 16),
         ((HEAD, CPUS), 3, 0, 5),
-        ((CPUS, CPUS), 10, 0, 2),  # not the 3 that the sum of the cores would allow
+        ((CPUS, CPUS), 10, 0, 2),  # the sum of the cores would allow 3
         ((CPUS, GPUS), 1, 0.5, 4),
         ((CPUS, GPUS), 2, 0.25, 2),
         ((CPUS, GPUS), 1, 0.3, 4),  # a trial does not span two GPUs
         ((GPUS, GPUS), 1, 2, 2),
-        ((CPUS, GPUS), 1, "auto", 4),  # the cores set the limit
+        ((CPUS, GPUS), 1, "auto", 4),  # the number of cores is the limit
     ],
 )
 def test_the_number_of_parallel_trials_is_that_which_fits_on_each_node(nodes, cpus, gpus, side_by_side):

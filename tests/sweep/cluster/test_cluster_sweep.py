@@ -73,7 +73,7 @@ def test_a_lost_node_changes_no_number_and_a_wrong_token_is_rejected(on_one_mach
         deadline = time.monotonic() + 60
         while alive(cluster) > 3 and time.monotonic() < deadline:  # a lost node counts until heartbeats are missing
             time.sleep(0.1)
-        assert alive(cluster) == 3  # the head and two nodes: only the sweep has ended
+        assert alive(cluster) == 3  # the head and two nodes are left, because only the sweep has ended
         assert token.read_text() not in out + error
     assert table(tmp_path, "tiny") == table(on_one_machine, "tiny")
     assert histories(newest(tmp_path, "tiny")) == histories(newest(on_one_machine, "tiny"))
@@ -133,6 +133,6 @@ def test_a_new_ray_listens_only_on_the_loopback_and_requires_its_token() -> None
     )
     assert done.returncode == 0, done.stderr
     addresses, stranger = done.stdout.splitlines()
-    assert len(addresses.split()) >= 4, "GCS, raylet, object manager and workers listen"
+    assert len(addresses.split()) >= 4, "GCS, raylet, object manager and workers must listen"
     assert set(addresses.split()) == {"127.0.0.1"}
     assert "InvalidAuthToken" in stranger

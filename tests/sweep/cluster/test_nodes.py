@@ -71,7 +71,7 @@ def test_a_node_that_lacks_data_gets_them_once_and_is_then_ready(needs: Needs, t
     library = Here(needs.items)
     fetch(needs.items, library)
     asked = library.asked
-    assert asked > len(needs.items)  # in several pieces
+    assert asked > len(needs.items)  # large files are sent in several pieces
     assert look(needs).lacking == look(needs).problems == []
     fetch(needs.items, library)
     assert library.asked == asked

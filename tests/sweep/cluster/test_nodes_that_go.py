@@ -26,7 +26,7 @@ class Tasks:
 
     def __init__(self, answers: dict[str, list[Any]]) -> None:
         self.answers = answers
-        self.sent = self  # as `Library.sent`
+        self.sent = self  # stands for `Library.sent`
 
     def task(self, **_: Any) -> Callable[[Any], "Tasks"]:
         return lambda function: self

@@ -74,7 +74,7 @@ def test_auto_gives_the_same_table_and_records_every_share(plain: Path, packed: 
         assert all(one.total == SIZE_OF_ALL * 1e9 and one.peak and not one.out_of_memory for one in tried)
         fractions[rank, seed] = tried[-1].gpus
     most = round(1 / min(fractions.values()))
-    assert most > 1  # trials ran in parallel
+    assert most > 1  # several trials ran in parallel
     for rank in (1, 4):
         probe = attempts(packed)[rank, 0][:1]
         assert fractions[rank, 0] == needed(probe, most)

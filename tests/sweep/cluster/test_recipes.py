@@ -81,7 +81,7 @@ def test_the_cluster_yaml_follows_rays_schema():
     schema = json.loads((Path(package) / "autoscaler" / "ray-schema.json").read_text())
     recipe = read("ray_cluster.yaml")
     jsonschema.validate(recipe, schema)
-    with pytest.raises(jsonschema.ValidationError):  # the schema does check this field
+    with pytest.raises(jsonschema.ValidationError):  # shows that the schema checks this field
         jsonschema.validate({**recipe, "max_worker": 2}, schema)
     whole = prepare_config(recipe)  # as `ray up` completes it
     validate_config(whole)
@@ -131,7 +131,7 @@ def test_pods_share_a_store_and_request_as_much_as_their_limits(name: str):
         assert volumes["shared"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
         assert mounts["shared"] == "/shared"
         for variable in container["env"]:
-            assert variable["value"].startswith(tuple(mounts.values())), "a folder that is mounted, by its whole path"
+            assert variable["value"].startswith(tuple(mounts.values())), "a path must be inside a mounted folder"
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
     head, *workers = pods
     assert "nvidia.com/gpu" not in head["containers"][0]["resources"]["limits"]

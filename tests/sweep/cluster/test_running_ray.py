@@ -21,7 +21,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     nodes = [{"Alive": True, "NodeID": "a", "NodeName": "a", "Resources": {"CPU": 2.0}}]
 
     def untouched(*_: object, **__: object) -> None:
-        raise AssertionError("the Ray of this process was touched")
+        raise AssertionError("a sweep must not start or stop a running Ray")
 
     for name in [name for name in os.environ if name.startswith(("RAY_", "TUNE_"))]:
         monkeypatch.delenv(name)

@@ -139,7 +139,7 @@ def test_conditions_use_the_experiments_value_if_an_axis_is_inactive(read):
         ["fedprox", 0.1, 2],
         ["fedprox", 0.1, 4],
     ]
-    own = {"grid": [2, 4], "when": {"base_optimizer.mu": 0.01}}  # FedProx's default
+    own = {"grid": [2, 4], "when": {"base_optimizer.mu": 0.01}}  # 0.01 is FedProx's default
     default = {"base_optimizer": axes["base_optimizer"], "lora.rank": own}
     assert [list(arm.values()) for arm in read(grid(default)).arms] == [["fedavg"], ["fedprox", 2], ["fedprox", 4]]
 
@@ -301,7 +301,7 @@ def test_the_causes_explain_every_invalid_arm_and_no_valid_arm(parts):
     explained = [arm for arm in arms if any(one.arm.items() <= arm.items() for one in found)]
     assert explained == [one.arm for one in wrong]
     assert {one.message for one in found} == {one.message for one in wrong}
-    for one in found:  # some arm with these values has this message
+    for one in found:  # at least one arm with these values has this message
         assert any(each.message == one.message and one.arm.items() <= each.arm.items() for each in wrong)
 
 

@@ -56,7 +56,7 @@ def test_a_trials_key_depends_on_its_content_only(read: Any, monkeypatch: pytest
     keys = [trial.key for trial in read().grid()]
     assert keys == [trial.key for trial in read().grid()]
     assert not set(keys) & {trial.key for trial in read(changes={"local.steps": 2}).grid()}
-    assert keys[:2] == [trial.key for trial in read(seeds=[0]).grid()], "other seeds do not change a trial"
+    assert keys[:2] == [trial.key for trial in read(seeds=[0]).grid()], "a key must not depend on the other seeds"
     monkeypatch.setattr(plan_module, "engine_digest", lambda: "another engine")
     assert not set(keys) & {trial.key for trial in read().grid()}
 

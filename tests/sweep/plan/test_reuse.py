@@ -62,9 +62,7 @@ def test_the_outcome_is_not_reused_for_arms_that_are_judged_together(earlier: Sw
     "changes",
     [
         {"fresh": True},
-        {
-            "scheduler": "pbt"
-        },  # members continue from states in the middle of a run, which a finished trial no longer has
+        {"scheduler": "pbt"},  # members continue from intermediate states, which a finished trial no longer has
         {"processor": "x86_64, 2 threads"},
         {"processor": ""},
         {"digests": {"packages": "other"}},

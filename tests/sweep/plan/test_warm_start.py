@@ -93,7 +93,7 @@ def test_a_resumed_warm_start_does_not_need_the_earlier_sweep(tmp_path: Path, ea
     assert proposed(plan, sweep) == first
     assert resumed_sweep(plan, Store(tmp_path / "mlruns"), sweep).folder == sweep.folder
     (sweep.folder / "warm_start.json").unlink()
-    assert proposed(plan, sweep) != first  # random, as of a cold start
+    assert proposed(plan, sweep) != first  # a random sample, as in a search without a warm start
 
 
 @pytest.mark.parametrize(

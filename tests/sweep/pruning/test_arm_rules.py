@@ -61,13 +61,13 @@ def until(histories: Histories, rounds: dict[tuple[int, int], int]) -> Histories
     }
 
 
-# At a rung.
+# The decisions at one rung.
 
 
 def test_an_arm_with_one_unlucky_seed_is_promoted_and_one_behind_with_every_seed_pruned() -> None:
     last = {0: 0.75, 1: 0.5, 2: 0.625}
     unlucky = {0: 0.8125, 1: 0.5625, 2: 0.125}
-    worse = {0: 0.6875, 1: 0.4375, 2: 0.5625}  # a higher mean than the unlucky one
+    worse = {0: 0.6875, 1: 0.4375, 2: 0.5625}  # a higher mean than that of `unlucky`
     pruned = judge({"best": {0: 0.9, 1: 0.9, 2: 0.9}, "last": last, "unlucky": unlucky, "worse": worse}, 2, 3)
     assert pruned == {"worse": Pruned(3, 3, behind=0.0625, behind_with=3)}
 
@@ -81,7 +81,7 @@ def test_from_five_seeds_on_one_lucky_seed_does_not_promote() -> None:
 
 
 def test_no_more_tied_arms_are_promoted_than_there_are_places() -> None:
-    values = {arm: {0: 1.0 + arm, 1: 9.0 - 2 * arm} for arm in range(4)}  # arm 0 leads; each later one wins seed 0
+    values = {arm: {0: 1.0 + arm, 1: 9.0 - 2 * arm} for arm in range(4)}  # arm 0 has the best mean
     pruned = judge(values, 1, 3)
     assert pruned == {arm: Pruned(3, 2, behind=arm / 2, behind_with=1, closer=1) for arm in (2, 3)}
     assert pruned[3].sentence("loss/test") == (
@@ -146,7 +146,7 @@ def test_arms_of_different_seeds_are_not_compared() -> None:
         judge({"a": {0: 1.0}, "b": {1: 1.0}}, 1, 1)
 
 
-# From rung to rung.
+# The decisions over all rungs.
 
 
 def test_rungs_and_places() -> None:
@@ -264,9 +264,9 @@ def test_an_arm_with_a_failed_seed_is_pruned_at_its_next_rung(histories: Histori
 
 def test_arms_that_others_wait_for_come_first_and_the_promising_run_ahead() -> None:
     histories: Histories = {arm: {0: {1: float(arm)}, 1: {1: float(arm)}} for arm in range(8)}
-    histories[0][1] = {}  # one trial is late
+    histories[0][1] = {}  # one trial has not yet reported a round
     stage = verdicts(histories, keep={3})
-    assert list(stage.promoted.items()) == [(0, 1), (7, 2), (6, 2), (5, 2), (3, ROUNDS)]  # 4 of 7 places, one open
+    assert list(stage.promoted.items()) == [(0, 1), (7, 2), (6, 2), (5, 2), (3, ROUNDS)]  # one of 4 places is open
     assert list(stage.undecided.items()) == [(4, 2), (2, 2), (1, 2)]
     histories[7] = {0: {1: 7.0, 2: 7.0}, 1: {1: 7.0, 2: 7.0}}
     assert list(verdicts(histories, keep={3}).undecided.items()) == [(7, 4), (4, 2), (2, 2), (1, 2)]

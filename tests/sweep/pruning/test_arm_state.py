@@ -84,7 +84,7 @@ def play(state: ArmState, folder: Folder, workers: int, chance: random.Random, r
         state.refresh(key)
         if trial.round >= out[key] or (state.is_pruned(key) and trial.round >= state.visible(key)):
             del out[key]
-    raise AssertionError("it never ends")
+    raise AssertionError("the sweep did not end within 10,000 rounds")
 
 
 def result(state: ArmState, folder: Folder) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def test_a_new_process_has_the_same_result(
     state = state_over(plans, undisturbed)
     play(state, undisturbed, 1, random.Random(0))
     broken, chance = folder_of(curves, diverge), random.Random(seed)
-    for trial in broken.trials.values():  # rounds that two workers may have left behind
+    for trial in broken.trials.values():  # rounds that two workers may have finished before the kill
         until = undisturbed.trials[next(key for key, one in broken.trials.items() if one is trial)].round
         trial.round = min(until, chance.randint(-1, max(kill, 0)))
     again = state_over(plans, broken)
@@ -174,7 +174,7 @@ def test_rounds_that_ran_in_advance_are_shown_once_the_arm_is_promoted() -> None
     for key, round in (("3-0", 2), ("2-0", 1), ("1-0", 1)):
         folder.trials[key].round = round
         state.refresh(key)
-    assert state.visible("2-0") == 1  # arm 0 may still be better
+    assert state.visible("2-0") == 1  # arm 0 may still turn out to be better
     folder.trials["0-0"].round = 1
     state.refresh("0-0")
     assert state.visible("2-0") == 2

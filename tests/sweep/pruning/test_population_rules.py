@@ -63,7 +63,7 @@ def test_the_worst_members_are_replaced_by_children_of_better_ones_among_the_bes
         assert own is None or (own < parent and own <= sound[-max(count - len(broken), 0) :][0])
     if len(set(scores)) == len(scores) and None not in scores:
         assert len(found) == count
-    assert not set(found) & {copied for copied, _ in found.values()}, "a parent is not replaced itself"
+    assert not set(found) & {copied for copied, _ in found.values()}, "a parent must not be replaced"
 
 
 @given(scores=SCORES, scheduler=SCHEDULERS, seed=st.integers(0, 99), generation=st.integers(1, 4))
@@ -74,13 +74,13 @@ def test_values_are_the_parents_times_a_factor_or_a_new_draw_within_the_range(
     used = [identity(dict(one)) for one in members.values()]
     found = successors(members, known, generation, AXES, scheduler, seed, used)
     given = [identity(dict(values)) for _, values in found.values()]
-    assert len({*given, *used}) == len(given) + len(used), "no values are given twice"
+    assert len({*given, *used}) == len(given) + len(used), "all values must be new and different"
     for parent, values in found.values():
         before = members[parent]
         for name, axis in AXES.items():
             low, high = axis.uniform or axis.loguniform or (math.nan, math.nan)
             assert low <= values[name] <= high
-            # If one parent has many children, its pairs of factors may be used up, and values are drawn anew.
+            # Values are drawn anew if the other children of a parent have used all pairs of factors.
             if scheduler.resample == 0 and len(found) == 1 and low < values[name] < high:
                 assert min(abs(values[name] / before[name] - factor) for factor in (0.8, 1.2)) < 1e-9
 

@@ -81,7 +81,7 @@ def announce(folder: Folder, plan: TrialPlan) -> None:
     trial = folder.trial(plan.key)
     if plan.start is not None and not trial.planned:
         parent = folder.trial(plan.start.key)
-        assert len(parent.values) == plan.start.round + 1, "a parent went on before it was copied"
+        assert len(parent.values) == plan.start.round + 1, "the parent ran another round before it was copied"
         trial.values = list(parent.values)
     trial.plan = plan
 
@@ -105,7 +105,7 @@ def play(
         if broke or len(trial.values) > until:
             del out[name]
             search.on_trial_complete(name)
-        if broke:  # reported later, and on disk after that
+        if broke:  # the error is reported first and written to disk afterwards
             error = Outcome(outcome="diverged", round=len(trial.values) - 1, error="it diverged")
             population.record_error(key, error)
             trial.ended = error
@@ -151,7 +151,7 @@ def test_a_new_process_has_the_same_result(size: int, seed: int, breaks: float, 
     for steps in [*kills, 10_000]:
         population = Generations(plan_of(size, seed), folder)  # type: ignore[arg-type]
         play(population, folder, 3, chance, breaks, steps)
-        for trial in folder.trials.values():  # killed between the copy of a start and the plan
+        for trial in folder.trials.values():  # killed after a state was copied and before the plan was written
             if trial.plan is not None and trial.plan.start and len(trial.values) == trial.plan.start.round + 1:
                 standing = len(folder.trial(trial.plan.start.key).values)
                 trial.plan = None if standing == len(trial.values) and chance.random() < 0.5 else trial.plan

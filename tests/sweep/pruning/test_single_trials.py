@@ -165,5 +165,5 @@ def test_the_median_rule_repeats_its_decisions_in_a_new_process(log: Path) -> No
     assert made == [False, True, True]
     again = Medians(config, log)
     assert [again.decide(key, 1, value) for key, value in [("b", 0.2), ("a", 0.9)]] == [True, False]
-    assert again.decide("a", 2, 0.1) is False  # its best round counts
+    assert again.decide("a", 2, 0.1) is False  # the best round of trial a counts
     assert again.decide("d", 1, 0.45) is True

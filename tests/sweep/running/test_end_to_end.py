@@ -145,7 +145,7 @@ def test_interrupted_killed_and_resumed_equals_undisturbed(undisturbed: Path, tm
     wait_for_rounds(tmp_path, "tiny", played(tmp_path, "tiny") + 1, process)
     kill(process)
     left = [trial for trial in newest(tmp_path, "tiny").trials() if trial.outcome is None]
-    assert left, "the sweep was over before it was killed"
+    assert left, "the sweep ended before it was killed"
     fedsweep(tmp_path, "tune", "tiny", "--resume")
     assert table(tmp_path, "tiny") == table(undisturbed, "tiny")
     assert histories(newest(tmp_path, "tiny")) == histories(newest(undisturbed, "tiny"))

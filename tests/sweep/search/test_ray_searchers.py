@@ -116,12 +116,12 @@ def test_proposals_do_not_depend_on_workers_or_restarts(
         for which, killed in ends:
             while len(running) < workers and isinstance(got := search.suggest(name := f"t{next(names)}"), dict):
                 running[name] = got
-            assert running, "nothing runs and nothing is proposed"
+            assert running, "no trial is running and none is proposed"
             name = list(running)[which % len(running)]
             one = running.pop(name)
             end(folder, one, fate=fate(one))
             search.on_trial_complete(name, {})
-            if killed:  # the other running trials are handed out again
+            if killed:  # the new driver proposes the other running trials again
                 search, running = search_in(folder, plan), {}
         assert search.suggest("one more") == Searcher.FINISHED
         assert [trial.plan.arm for trial in SweepStore(folder).trials()] == [arm_of(one) for one in expected]
@@ -157,7 +157,7 @@ def test_a_sample_is_proposed_from_the_results_of_all_but_those_in_flight(
     assert proposals.needed(12) == range(10)
     found = [proposed(best) for best in range(10)]
     assert len({json.dumps(one) for one in found}) >= 6
-    arms[11] = found[9]  # a running sample is known to the estimator, which then proposes another one
+    arms[11] = found[9]  # the estimator avoids samples that are still running
     assert proposed(9) != found[9]
 
 
@@ -364,7 +364,7 @@ def test_a_planned_search_hands_out_its_list_in_order(tmp_path: Path, monkeypatc
     sweep = SweepStore(tmp_path / "sweep")
     search = PlannedSearch(sweep, trials, ROUNDS, announced.append, Packing(0, 1, sweep))
     suggestions: list[Any] = [search.suggest(str(number)) for number in range(5)]
-    assert suggestions[4] is None  # running trials may be lost and handed out again
+    assert suggestions[4] is None  # running trials may be lost and proposed again
     for number in (3, 2, 0, 1):
         if number in (0, 3):  # the workers of the other trials were lost
             sweep.trial(trials[number].key).end(Outcome(outcome="finished", round=ROUNDS))

@@ -61,7 +61,7 @@ def test_half_of_the_loginteger_samples_are_below_the_geometric_mean_of_the_boun
     found = drawn(Axis(loginteger=(1, 64)), 400, 0, n_startup_trials=400)
     assert {type(one) for one in found} == {int}
     assert min(found) == 1
-    assert 0.4 < sum(one <= 8 for one in found) / 400 < 0.65  # 8 / 64 of them, if they were uniform
+    assert 0.4 < sum(one <= 8 for one in found) / 400 < 0.65  # a uniform draw would give 8 / 64
     assert max(found) > 50
 
 
