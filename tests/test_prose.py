@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PYTHON = sorted(path for room in ("fedsweep", "scripts", "benchmarks") for path in (ROOT / room).rglob("*.py"))
+PYTHON = sorted(path for room in ("fedsweep", "scripts", "benchmarks", "tests") for path in (ROOT / room).rglob("*.py"))
 MARKDOWN = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
 # Words that open a clause in place of a noun or a verb.
 CLAUSES = {"what", "whether", "of", "those", "that", "as", "by", "with", "from", "where", "which", "how", "who", "when"}
@@ -63,7 +63,7 @@ def test_docstrings_open_with_a_verb_or_a_noun():
         for node, where, text in documented(path):
             seen += 1
             found += [f"{where}: {fault}: {text.splitlines()[0]}" for fault in faults(node, text)]
-    assert seen > 1500
+    assert seen > 2000
     assert not found, "\n".join([f"{len(found)} docstrings", *found])
 
 
@@ -78,7 +78,7 @@ def test_docstrings_open_with_a_verb_or_a_noun():
         ('@functools.cached_property\ndef f():\n    "Of each the mean."', 1),
     ],
 )
-def test_an_opening_is_judged_by_what_it_documents(source, count):
+def test_the_allowed_openings_depend_on_the_documented_object(source, count):
     node = ast.parse(source).body[0]
     assert len([*faults(node, ast.get_docstring(node))]) == count
 

@@ -63,7 +63,7 @@ def test_a_name_cannot_lead_out_of_its_folder(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", ["ablations/lora_rank", "x", "a b", "métho.de", "..x", "x..y"])
-def test_other_names_are_paths_below_the_folder(tmp_path: Path, name: str) -> None:
+def test_a_harmless_name_is_a_path_below_the_folder(tmp_path: Path, name: str) -> None:
     assert inside(tmp_path, name) == tmp_path / name
     assert Store(tmp_path).sweep(name, "s1").folder == tmp_path.resolve() / "sweeps" / name / "s1"
 

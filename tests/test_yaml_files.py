@@ -178,7 +178,7 @@ def test_values_of_a_paper_cover_all_arms_and_domains_and_agree_with_its_average
 
 
 @pytest.mark.parametrize("path", OF_CLIENTS, ids=name_of)
-def test_values_of_fedms_are_of_the_compared_metric_the_clients_mean(path):
+def test_values_of_fedms_are_of_the_clients_mean_which_is_the_compared_metric(path):
     space = SearchSpace.of(read_yaml(path), path.name)
     for values in printed(name_of(path).removeprefix("papers/")).values():
         assert list(values) == [space.objective.metric] == ["accuracy/clients/mean"]

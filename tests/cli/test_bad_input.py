@@ -544,7 +544,7 @@ def test_ui_needs_recorded_results_and_a_free_port(refused: Refused, tmp_path):
         ),
     ],
 )
-def test_a_wrong_command_line_is_one_sentence(refused: Refused, words, start, end):
+def test_a_wrong_command_line_is_one_error_message(refused: Refused, words, start, end):
     # The rest of the sentence comes from the command-line library.
     sentence = refused(*words)
     assert sentence.startswith(start)

@@ -68,7 +68,7 @@ def test_export_prints_the_exported_run_and_the_folder(call: Call, store):
     assert Path("out/export.json").exists()
 
 
-def test_predictions_as_a_table_csv_and_json_are_the_same(call: Call, exported, photos):
+def test_table_csv_and_json_contain_the_same_predictions(call: Call, exported, photos):
     spoken = call("predict", "out", "photos", "--format", "json", "--top", "2")
     assert (spoken.code, spoken.err) == (0, "")
     told = json.loads(spoken.out)
@@ -107,7 +107,7 @@ def test_a_broken_image_is_named_and_the_exit_code_is_one(call: Call, exported, 
     assert "fedsweep: photos/torn.png cannot be read: not an image, or in an unsupported format.\n" in answer.err
 
 
-def test_a_model_version_has_a_folder_per_round_and_client():
+def test_the_folder_of_a_model_version_names_round_and_client():
     from types import SimpleNamespace
 
     from fedsweep.cli.export import version_of

@@ -128,7 +128,7 @@ def test_ctrl_c_and_a_second_start_explain_how_to_continue(call: Call, refused: 
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("toy")
-def test_a_mistake_is_one_sentence(call: Call, words, sentence):
+def test_a_mistake_is_one_error_message(call: Call, words, sentence):
     answer = call("pretrain", *words)
     assert answer.code == 2
     assert answer.err.count("\n") == 1
@@ -190,7 +190,7 @@ def test_pre_trainings_are_not_experiments(toy, refused: Refused):
 FILES = sorted(SHIPPED.glob("*.y*ml"))
 
 
-def test_all_shipped_files_are_seen():
+def test_all_shipped_files_are_found():
     assert [path.name for path in FILES] == ["digits_vit.yaml", "tinyimagenet_vit.yaml"]
 
 

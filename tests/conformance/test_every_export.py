@@ -95,11 +95,11 @@ def test_a_method_exports_the_logits_of_its_evaluation_or_raises_an_error(played
         (FedAG(), "an adapter for each domain and an attention over them, after the server's CLIP"),
     ],
 )
-def test_an_obstacle_is_named(method, obstacle):
+def test_a_method_names_the_obstacle_to_its_export(method, obstacle):
     assert method.export_obstacle({3, 6, 12}, 12) == obstacle
 
 
-def test_a_client_s_own_model_is_exported_where_it_has_one(played: Played, tiny, random_clip, tmp_path):
+def test_a_clients_own_model_is_exported_if_it_has_one(played: Played, tiny, random_clip, tmp_path):
     fedag = {"name": "fedag", **SMALL_SERVER, "clip": {"name": "clip", "model": str(random_clip)}}
     synthetic = {"synthetic": {"name": "surrogate", "share": 0.01}, "partition.proxy_share": 0.2}
     named, small, checkpoint = played({"method": fedag, **synthetic, "federation.clients_per_round": None})
@@ -135,6 +135,6 @@ def test_an_export_obstacle_is_reported_before_a_model_is_built(tiny, changes, c
     assert str(refusal.value) == sentence
 
 
-def test_depthfl_is_exported_where_the_model_s_own_head_predicts_alone(played: Played, tmp_path):
+def test_depthfl_is_exported_if_only_the_models_own_head_predicts(played: Played, tmp_path):
     named, *_ = played({"method": "depthfl", "method.prediction": "last"})
     assert export(named, tmp_path / "out").left_out == ("heads",)

@@ -161,7 +161,7 @@ def test_the_state_survives_a_round_trip_to_disk(small, straight, tmp_path):
     assert not identical(straight[0].state, straight[-1].state)
 
 
-def test_the_order_of_arrival_is_irrelevant(first_round):
+def test_aggregation_does_not_depend_on_the_order_of_the_updates(first_round):
     small, start, updates = first_round
     expected = small.method.aggregate(start.state, updates, small.server)
     orders = list(permutations(updates))
@@ -253,7 +253,7 @@ def test_an_allocation_has_as_many_blocks_as_the_client_can_hold(federation, cho
         assert set(found) == {len(state.layers)}
 
 
-def test_no_memory_is_shared(first_round):
+def test_model_states_and_updates_share_no_memory(first_round):
     small, start, updates = first_round
     after = small.method.aggregate(start.state, updates, small.server)
     alone = small.method.aggregate(start.state, updates[:1], small.server)
@@ -287,7 +287,7 @@ def test_copies_of_one_update_average_to_it(first_round, weights):
     assert any(not torch.equal(sent[name], start.state.adapter[name]) for name in sent) or not start.state.adapter
 
 
-def test_metrics_have_the_promised_names_and_are_numbers(straight, tiny, chosen):
+def test_metrics_are_numbers_under_the_listed_names(straight, tiny, chosen):
     config = tiny.override({**chosen, **SOME}, "test")
     promised, clients = config.metrics(), config.client_domains()
     own = len(OwnMetrics.of_method(config.method).metric_names(clients))

@@ -135,7 +135,7 @@ def test_pixels_are_rounded_and_clamped():
     assert to_uint8(grey)[0, :, 0].tolist() == [[0, 0, 0, 1, 255, 255]] * 3
 
 
-def test_thickened_strokes_cover_the_original_ones():
+def test_thickened_strokes_cover_the_original_strokes():
     glyphs = torch.zeros(1, 1, 5, 5)
     glyphs[0, 0, 2, 2] = 0.5
     expected = torch.zeros(5, 5)

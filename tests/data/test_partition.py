@@ -86,7 +86,7 @@ def test_images_keep_their_labels(kind):
         assert client.train.labels.tolist() == [truth[number] for number in numbers(client.train)]
 
 
-def test_clients_are_those_of_clients_of(kind):
+def test_clients_of_lists_the_clients_of_the_partition(kind):
     data = numbered_data()
     announced = kind().clients_of(["a", "b"])
     clients = divide(kind(), data).clients
@@ -249,6 +249,6 @@ def test_a_held_out_share_of_one_image_is_an_error():
 
 
 @pytest.mark.parametrize("alpha", [0, -1.0, 1e7])
-def test_alpha_has_bounds(alpha):
+def test_an_alpha_outside_its_bounds_is_rejected(alpha):
     with pytest.raises(ValueError, match="alpha"):
         partition({"name": "label_skew", "alpha": alpha})

@@ -206,7 +206,7 @@ def flat(values: Sequence[int], labels: Sequence[int]) -> ImageSet:
     return ImageSet(images, torch.tensor(labels))
 
 
-def test_the_mean_of_a_missing_class_is_the_domains_mean_plus_the_classes_offset_elsewhere():
+def test_the_mean_of_a_missing_class_is_the_domains_mean_plus_the_offset_of_the_class_in_other_domains():
     # photo has the mean 60, and class 2 is 20 above it; sketch has the mean 150 without class 2, so its class 2 is 170
     proxy = {"photo": flat([40, 60, 80], [0, 1, 2]), "sketch": flat([140, 160], [0, 1])}
     found = Surrogate().make(data(), proxy, seed=0)

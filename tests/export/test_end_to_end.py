@@ -114,7 +114,7 @@ def test_repeated_exports_are_bit_identical_and_readable_by_other_users(run: Nam
         assert stat.S_IMODE((exported / name).stat().st_mode) == 0o644
 
 
-def test_only_an_empty_folder_is_filled(run: Named, tmp_path: Path):
+def test_an_export_is_written_only_to_an_empty_folder(run: Named, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     export(run, tmp_path / "empty")
     assert len(list((tmp_path / "empty").iterdir())) == 5

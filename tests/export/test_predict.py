@@ -74,7 +74,7 @@ def test_a_broken_image_is_named_and_the_others_are_classified(model: Loaded, ph
     assert found.accuracy is not None
 
 
-def test_a_large_top_gives_all_classes(model: Loaded, photos):
+def test_a_top_above_the_number_of_classes_gives_all_classes(model: Loaded, photos):
     folder, *_ = photos
     guesses = next(iter(predict(model, folder, pictures(folder)[:1], top=99).images.values()))
     assert sorted(one.name for one in guesses) == sorted("0123456789")
@@ -120,7 +120,7 @@ def test_broken_links_and_special_files_are_broken_pictures(model: Loaded, photo
     assert len(found.images) == len(images)
 
 
-def test_links_that_lead_back_are_followed_once(tmp_path: Path):
+def test_a_link_to_a_parent_folder_is_not_followed_again(tmp_path: Path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.png").write_bytes(b"")
     (tmp_path / "a" / "again").symlink_to(tmp_path)
@@ -136,7 +136,7 @@ def test_links_that_lead_back_are_followed_once(tmp_path: Path):
          ".tiff, .webp."),
     ],
 )  # fmt: skip
-def test_a_folder_without_pictures_is_refused(tmp_path: Path, name: str, sentence: str):
+def test_a_folder_without_pictures_is_rejected(tmp_path: Path, name: str, sentence: str):
     (tmp_path / "empty" / "below").mkdir(parents=True)
     (tmp_path / "empty" / "below" / "notes.txt").write_text("")
     (tmp_path / "file.png").write_bytes(b"")

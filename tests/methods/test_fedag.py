@@ -93,7 +93,7 @@ def test_leaving_out_a_component_equals_setting_its_weight_to_zero(make, base):
     assert not identical(without[1].state, full[1].state)  # momentum has no effect before the second round
 
 
-def test_without_quality_all_synthetic_images_count_alike_and_no_score_is_sent(make, base):
+def test_without_quality_all_synthetic_images_have_equal_weights_and_no_score_is_sent(make, base):
     small, (start, first, _), _ = base
     assert small.method.metric_names([]) == ["synthetic/quality", "synthetic/quality_spread"]
     _, alike = islice(federate(make(quality=False)), 2)
@@ -156,7 +156,7 @@ def test_a_known_domain_uses_its_own_adapter_and_an_unknown_domain_uses_all(besi
     assert "accuracy/domain/thick" not in last.metrics
 
 
-def test_held_out_domains_do_not_change_what_is_trained(base, beside):
+def test_held_out_domains_do_not_change_the_training(base, beside):
     (_, without, _), (_, held, _) = base, beside
     for one, other in zip(without, held, strict=True):
         assert identical(one.state, other.state)
@@ -286,13 +286,13 @@ def shipped() -> RunConfig:
 
 
 @pytest.mark.parametrize(("changes", "sentence"), REFUSED)
-def test_what_cannot_be_is_refused_in_one_sentence(shipped, changes, sentence):
+def test_an_invalid_configuration_is_one_error_message(shipped, changes, sentence):
     with pytest.raises(UserError) as refusal:
         shipped.override(changes, "test")
     assert str(refusal.value) == f"test: {sentence}."
 
 
-def test_a_clip_for_images_of_another_size_is_refused(shipped):
+def test_a_clip_for_images_of_another_size_is_rejected(shipped):
     method = shipped.method
     method.check_weights(shipped.backbone, tuple("0123456789"))
     with pytest.raises(UserError, match=r"`method.clip` takes images of 16 pixels, but `backbone` .* of 32 pixels\."):
@@ -303,7 +303,7 @@ class _Large:
     image_size = 32
 
 
-def test_state_of_another_method_is_refused(make, federation):
+def test_the_state_of_another_method_is_rejected(make, federation):
     small = make()
     with pytest.raises(TypeError, match="needs a state of type FedAGState, but it is of type ServerState"):
         small.method.aggregate(federation().initial_state(), [], small.server)

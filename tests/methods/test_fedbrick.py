@@ -239,7 +239,7 @@ def test_bricks_are_averaged_within_their_domain_by_images(make):
 @pytest.mark.parametrize(
     "stages", [{"parallel": False}, {"compensate": False}, {"parallel": False, "compensate": False}]
 )
-def test_what_a_client_sends_is_known_before_it_has_trained(make, stages):
+def test_the_names_of_the_sent_tensors_are_known_before_the_training(make, stages):
     small = make(**stages)
     start, updates = one_round(small)
     for one in updates:
@@ -305,7 +305,7 @@ def test_bytes_and_parameters_count_only_the_bricks_of_a_clients_own_domain(make
          "`method.over.name` must be one of fedra, inclusivefl, depthfl, but it is `all_large`"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_sentence(tiny, changes, sentence):
+def test_an_invalid_configuration_is_one_error_message(tiny, changes, sentence):
     with pytest.raises(UserError) as refusal:
         tiny.override({"partition.proxy_share": 0.2, **changes}, "test")
     assert sentence in str(refusal.value)

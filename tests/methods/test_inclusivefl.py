@@ -27,7 +27,7 @@ def named(blocks: np.ndarray) -> dict[str, torch.Tensor]:
     }
 
 
-def test_the_momentum_is_the_papers():
+def test_the_momentum_equals_the_papers_momentum():
     rng = np.random.default_rng(0)
     start = rng.normal(size=(6, 4))
     changes = [[rng.normal(size=(depth, 4)) for depth in DEPTHS] for _ in range(4)]

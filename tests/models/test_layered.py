@@ -82,7 +82,7 @@ def test_loading_an_unknown_or_frozen_tensor_is_an_error(model, name):
     assert identical(before, model.adapter())
 
 
-def test_a_name_contains_its_block():
+def test_the_name_of_a_tensor_contains_its_block():
     names = ["backbone.head.bias", "backbone.blocks.1.a", "backbone.blocks.11.a", "backbone.patch_embed.blocks.1.a"]
     assert [layer_of(name) for name in names] == [None, 1, 11, None]
     assert names_within(names, [1]) == [names[0], names[1], names[3]]

@@ -47,7 +47,7 @@ def test_adapters_of_a_patch_embedding_belong_to_no_block(build):
 
 
 @pytest.mark.parametrize("rank", [1, 4, 64])
-def test_the_rank_is_the_number_of_rows_of_a(build, rank):
+def test_the_rank_is_the_number_of_rows_of_factor_a(build, rank):
     adapter = build(lora(rank=rank)).adapter()
     assert adapter["backbone.blocks.3.attn.proj.lora_A.default.weight"].shape == (rank, 64)
     assert adapter["backbone.blocks.3.attn.proj.lora_B.default.weight"].shape == (64, rank)
@@ -112,7 +112,7 @@ def test_initial_values_do_not_depend_on_the_other_adapted_layers(build):
         assert identical(part, {name: whole[name] for name in part})
 
 
-def test_a_depends_on_seed_and_name_and_b_is_zero_at_first(build):
+def test_factor_a_depends_on_seed_and_name_and_factor_b_starts_at_zero(build):
     first, again, other = build(lora()).adapter(), build(lora()).adapter(), build(lora(), seed=1).adapter()
     assert identical(first, again)
     drawn = [name for name in first if "lora_A" in name]

@@ -91,7 +91,7 @@ def test_three_colours_are_summed_for_one_channel(weights):
     torch.testing.assert_close(loaded(path, in_chans=1)["patch_embed.proj.weight"], stem.sum(1, keepdim=True))
 
 
-def test_mean_and_deviation_are_the_given_ones_or_the_cards_or_the_models(weights):
+def test_mean_and_deviation_are_configured_or_those_of_the_card_or_the_model(weights):
     def of(path: Path, **changes) -> tuple[list[float], list[float]]:
         model = tiny_vit(path, **changes).build(5, seed=0)
         return model.mean.flatten().tolist(), model.std.flatten().tolist()

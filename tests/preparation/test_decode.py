@@ -66,7 +66,7 @@ def test_the_geometry_of_a_backbone_is_timms():
         ("deepseek_vit_412m", "with the crop `border`"),
     ],
 )
-def test_a_backbone_that_does_not_fit_is_refused(backbone, words):
+def test_a_backbone_that_does_not_fit_is_rejected(backbone, words):
     if backbone.startswith("deepseek"):
         import timm
 
@@ -88,7 +88,7 @@ def test_grey_palette_and_cmyk_become_rgb():
         assert np.array_equal(decode(encoded(converted, kind), SQUARE), expected), mode
 
 
-def test_alpha_is_dropped_not_composited():
+def test_the_alpha_channel_is_dropped():
     image = noise(16, 16)
     rgba = image.copy()
     rgba.putalpha(0)
@@ -102,7 +102,7 @@ def test_sixteen_bit_grey_keeps_its_high_byte():
         assert np.array_equal(pixels, np.stack([values >> 8] * 3).astype(np.uint8))
 
 
-def test_orientation_in_exif_is_ignored():
+def test_the_orientation_in_exif_data_is_ignored():
     image, exif = noise(16, 16), Image.Exif()
     exif[0x0112] = 6
     plain, turned = encoded(image, "JPEG"), encoded(image, "JPEG", exif=exif)

@@ -97,7 +97,7 @@ def test_an_interrupted_generation_continues_with_identical_images(model, home, 
     assert digests(generation) == whole
 
 
-def test_a_larger_share_only_adds(model, home, whole, monkeypatch):
+def test_a_larger_share_only_adds_images(model, home, whole, monkeypatch):
     small, large = planned(model), planned(model, share=2 * SHARE)
     assert small.folder == large.folder
     monkeypatch.setattr(TextToImage, "png", lambda *_: small_png(generator=_[2]))
@@ -257,7 +257,7 @@ def test_a_missing_checkpoint_is_an_error(home, monkeypatch):
     assert refused("empty").startswith("`synthetic.model` empty cannot be loaded: ")
 
 
-def test_another_kind_of_pipeline_is_refused(home, tmp_path):
+def test_another_kind_of_pipeline_is_rejected(home, tmp_path):
     from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
 
     unet = UNet2DModel(
@@ -273,7 +273,7 @@ def test_another_kind_of_pipeline_is_refused(home, tmp_path):
     assert "must be a text-to-image pipeline, but its DDPMPipeline has no parameter" in refused(tmp_path / "ddpm")
 
 
-def test_an_embedding_that_is_missing_or_does_not_fit_is_refused(model, home, tmp_path):
+def test_an_embedding_that_is_missing_or_does_not_fit_is_rejected(model, home, tmp_path):
     styles = {"plain": "<art>", "inverted": "bright"}
     nowhere = refused(model, styles=styles, embeddings={"plain": "nowhere.safetensors"})
     assert nowhere.startswith("`synthetic.embeddings` nowhere.safetensors does not exist (looked for ")
@@ -302,7 +302,7 @@ def test_another_model_under_the_same_name_is_noticed(home, tmp_path, monkeypatc
         generate(generation)
 
 
-def test_a_share_that_cannot_be_prepared_is_refused(model, home):
+def test_a_share_that_cannot_be_prepared_is_rejected(model, home):
     with pytest.raises(UserError) as refusal:
         planned(model, share=0.05)
     assert str(refusal.value) == (

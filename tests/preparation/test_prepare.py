@@ -222,7 +222,7 @@ def test_more_than_ten_corrupt_images_are_counted(tree):
     assert str(refusal.value).count("photo/") == 10
 
 
-def test_skipping_must_not_empty_a_class(tree):
+def test_a_class_without_images_after_skipping_is_an_error(tree):
     for path in (tree / "photo" / "cat").iterdir():
         path.write_bytes(b"x")
     with pytest.raises(

@@ -96,7 +96,7 @@ def test_only_the_constructed_effect_is_found(manifest, trials):
     assert rate.p_holm is None or rate.p_holm < 0.001
 
 
-def test_marginal_means_by_hand(manifest, trials):
+def test_marginal_means_equal_a_calculation_by_hand(manifest, trials):
     fill(trials, noisy())
     found = decomposed(manifest, trials, baseline=BASELINE)
     by = {(*one.plan.arm.values(), one.plan.seed): one.history[-1].metrics["accuracy/mean"] for one in trials.records}
@@ -165,7 +165,7 @@ def test_the_report_shows_the_effect_of_each_factor(manifest, trials):
 
 
 @pytest.mark.parametrize(("false_positives", "repetitions"), [(0.05, 120)])
-def test_no_more_false_effects_than_the_level(false_positives, repetitions):
+def test_false_effects_are_at_most_as_frequent_as_the_level(false_positives, repetitions):
     """No factor has an effect, but variances differ between levels, for which the degrees of freedom are corrected."""
     rng = np.random.default_rng(3)
     found = 0

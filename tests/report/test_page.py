@@ -151,7 +151,7 @@ def test_the_script_is_the_one_that_the_policy_allows(made):
     assert f"script-src 'sha256-{digest}'" in text.replace("&#39;", "'").replace("&#43;", "+")
 
 
-def test_many_findings_unfold(manifest, trials):
+def test_many_findings_are_folded(manifest, trials):
     trials.arms({rank: [rank / 100, rank / 99] for rank in range(1, 15)})
     table = tabulate(manifest, trials)
     text = page.html(table, (), trials.records)

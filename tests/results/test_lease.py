@@ -107,7 +107,7 @@ def test_the_lease_of_a_killed_process_of_this_machine_is_replaced_at_once(remot
 
 
 @pytest.mark.parametrize("torn", [b"", b"[]", b"{}", b"\xff"])
-def test_an_invalid_lease_does_not_count(remote: Objects, torn: bytes) -> None:
+def test_an_invalid_lease_is_replaced(remote: Objects, torn: bytes) -> None:
     remote.write(PATH, torn, None)
     acquire(remote)
 

@@ -109,7 +109,7 @@ def test_mirrors_that_write_in_turns_have_the_same_content(
     assert fresh(store, tmp_path / "fresh") == expected
 
 
-def test_a_prefix_is_pulled_and_pushed_alone(store: FileSystem, tmp_path: Path) -> None:
+def test_a_prefix_can_be_pulled_and_pushed_alone(store: FileSystem, tmp_path: Path) -> None:
     local = Mirror(store, "b/runs", tmp_path / "local")
     for name in NAMES:
         write_atomically(local.folder / name, name.encode())
@@ -326,7 +326,7 @@ def test_a_full_disk_and_a_missing_file_are_not_retried() -> None:
         assert len(tries) == 1
 
 
-def test_a_short_outage_has_no_effect() -> None:
+def test_a_short_network_outage_has_no_effect() -> None:
     answers = iter([OSError("no"), OSError("no"), 7])
 
     def ask() -> int:

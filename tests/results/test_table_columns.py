@@ -36,7 +36,7 @@ def value(name: str, *attempts: Attempt, metric: str = "accuracy/mean", mode: st
         ("rounds_to=0.3", 1), ("rounds_to=0.2", 0), ("rounds_to=0.51", None),
     ],
 )  # fmt: skip
-def test_each_column_by_hand(name, expected):
+def test_each_column_equals_a_calculation_by_hand(name, expected):
     assert value(name) == expected
 
 

@@ -162,7 +162,7 @@ def test_a_results_folder_is_delivered_to_another_server(server: Server, sweep: 
     assert {run.data.tags["fedsweep.outcome"] for run in found} == {"interrupted"}
 
 
-def test_a_server_with_artifacts_on_its_own_disk_is_refused(tmp_path: Path) -> None:
+def test_a_server_with_artifacts_on_its_own_disk_is_rejected(tmp_path: Path) -> None:
     own_disk = mlflow_server(tmp_path, None, "--default-artifact-root", str(tmp_path / "there"))
     reason = r"keeps the artifacts of `x` in .*there/1, a folder on its own machine"
     with own_disk as started, pytest.raises(UserError, match=reason):

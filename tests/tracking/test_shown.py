@@ -94,7 +94,7 @@ def test_each_varied_hyperparameter_is_a_tag_under_its_short_name(runs: Runs) ->
         ({}, (), {}),
     ],
 )  # fmt: skip
-def test_tags_to_group_by(runs: Runs, arm: Arm, varied: tuple[str, ...], expected: dict[str, str]) -> None:
+def test_runs_have_tags_for_grouping(runs: Runs, arm: Arm, varied: tuple[str, ...], expected: dict[str, str]) -> None:
     runs.sweep = SWEEP.model_copy(update={"varied": varied})
     plan = PLAN.model_copy(update={"arm": arm})
     runs.sync(trial(1, plan=plan))

@@ -53,7 +53,7 @@ def test_an_update_with_an_unknown_tensor_is_rejected():
         layerwise_mean({"head": torch.zeros(2)}, updates, AggregationConfig())
 
 
-def test_weights_are_images_or_one():
+def test_the_weight_of_an_update_is_its_number_of_images_or_one():
     update = sent("a", {}, 40)
     assert AggregationConfig(weights="samples").weight(update) == 40.0
     assert AggregationConfig(weights="uniform").weight(update) == 1.0

@@ -53,7 +53,7 @@ def test_metrics_equal_a_plain_loop():
     }  # fmt: skip
 
 
-def test_names_are_known_before_anything_runs():
+def test_the_names_of_the_metrics_are_known_before_the_evaluation():
     metrics = evaluate(predict, DOMAINS)
     assert list(metrics) == metric_names(["good", "bad"])
     assert all(type(value) is float for value in metrics.values())

@@ -62,7 +62,7 @@ def tasks(small, objective=cross_entropy, blocks=range(12)) -> list[LocalTask]:
         (4, [[15, 15, 10, 15], [15, 15, 5, 15], [15, 15, 15, 15]]),
     ],
 )
-def test_steps_are_an_epoch_a_capped_one_or_a_number(small, steps, sizes):
+def test_the_number_of_steps_is_an_epoch_a_capped_epoch_or_a_number(small, steps, sizes):
     seen = []
 
     def noting(model, images, labels, path):
@@ -88,7 +88,7 @@ def test_the_released_codes_cap_is_one_step_above_the_smallest_clients_epoch(ima
 
 
 @given(st.integers(1, 500), st.integers(1, 64), st.integers(1, 5))
-def test_epochs_are_whole_passes_and_a_number_of_steps_is_that_number(images, size, epochs):
+def test_an_epoch_is_a_complete_pass_and_a_number_of_steps_is_exact(images, size, epochs):
     once, several = (LocalConfig(batch_size=size, epochs=count).steps_for(images, images) for count in (1, epochs))
     assert several == epochs * once
     taken = np.concatenate(list(batches(images, size, several, np.random.default_rng(0))))

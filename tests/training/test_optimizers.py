@@ -175,7 +175,7 @@ def test_a_run_chooses_its_optimizer_by_name(experiment):
         ({"optimizer.momentum": 1.0}, "`optimizer.momentum` must be less than 1, but it is 1.0."),
     ],
 )
-def test_an_impossible_optimizer_is_refused_in_one_sentence(experiment, changes, sentence):
+def test_an_invalid_optimizer_is_one_error_message(experiment, changes, sentence):
     with pytest.raises(UserError) as refusal:
         experiment.override(changes, "run")
     assert str(refusal.value) == f"run: {sentence}"

@@ -150,7 +150,7 @@ def test_the_estimated_discrepancy_equals_the_exact_one(federation):
     assert draws[0][0]["structural_bias/brick_error"] == pytest.approx(error.item(), rel=1e-4)
 
 
-def test_the_slope_is_the_least_squares_slope():
+def test_the_slope_is_that_of_least_squares():
     x, y = [0, 2, 4, 6, 7, 8], [0.1, 0.5, 0.4, 0.9, 1.0, 1.3]
     assert slope(x, y) == pytest.approx(np.polyfit(x, y, 1)[0], rel=1e-9)
     assert slope([3, 3], [1.0, 2.0]) == 0.0

@@ -38,7 +38,7 @@ def drawn_rows(sample) -> dict[str, list[int]]:
     return {name: part.rows.tolist() for name, part in sample.items()}
 
 
-def test_images_are_drawn_evenly_over_classes_and_domains_while_they_last():
+def test_images_are_drawn_evenly_over_classes_and_domains_if_there_are_enough():
     domains = [domain("a", [0, 1, 2] * 10), domain("b", [1, 0, 2] * 10)]
     assert counts(draw(domains, NAMES, 2, 20, seed=0)) == {"a": [5, 5], "b": [5, 5]}
     uneven = counts(draw(domains, NAMES, 2, 18, seed=0))
@@ -159,7 +159,7 @@ def test_without_classes_nothing_is_drawn(federation):
     assert federation().embed(federation().initial_state()) is None
 
 
-def test_a_table_comes_back():
+def test_a_table_is_read_back_unchanged():
     points = (Point(1.25, -3.5, 'a, "b"', "x", 0.125), Point(0.0, 1e-7, "c", "y", -1.0))
     text = Embedding(points).csv()
     assert text.splitlines()[0] == "x,y,class,domain,silhouette"

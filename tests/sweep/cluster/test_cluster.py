@@ -50,7 +50,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ((CPUS, GPUS), 1, "auto", 4),  # the number of cores is the limit
     ],
 )
-def test_the_number_of_parallel_trials_is_that_which_fits_on_each_node(nodes, cpus, gpus, side_by_side):
+def test_the_number_of_parallel_trials_is_limited_by_each_node(nodes, cpus, gpus, side_by_side):
     resources = Resources(cpus_per_trial=cpus, gpus_per_trial=gpus)
     there = Cluster("10.0.0.1:6379", nodes)
     check_resources(resources, there)
@@ -181,7 +181,7 @@ def test_a_ray_that_takes_too_long_to_start_gives_a_clear_error(clean: Path, mon
     )
 
 
-def test_sigterm_interrupts_a_sweep_as_ctrl_c_does(clean: Path, monkeypatch: pytest.MonkeyPatch):
+def test_sigterm_interrupts_a_sweep_like_ctrl_c(clean: Path, monkeypatch: pytest.MonkeyPatch):
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("ray.init", lambda **_: None)
     try:

@@ -93,7 +93,7 @@ def test_the_cluster_yaml_follows_rays_schema():
 
 
 @pytest.mark.parametrize("name", ["kuberay_job.yaml", "kuberay_cluster.yaml"])
-def test_kuberay_manifests_have_its_fields(name: str):
+def test_kuberay_manifests_have_only_fields_of_kuberay(name: str):
     manifest, cluster = read(name), cluster_of(name)
     assert manifest["apiVersion"] == "ray.io/v1"
     fields_are(cluster, CLUSTER)

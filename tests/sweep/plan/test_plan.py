@@ -230,7 +230,7 @@ def test_unused_synthetic_images_cannot_vary():
 
 
 def test_each_configuration_is_validated_once_and_each_content_digested_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The 13 validations are of the experiment, the base and 11 of 12 trials; the last trial equals the base."""
+    """The 13 validations are of the experiment, the base and 11 of 12 trials; one trial equals the base."""
     calls: Counter[str] = Counter()
     validate, digest = RunConfig.of.__func__, content_digests  # type: ignore[attr-defined]
 

@@ -90,7 +90,7 @@ def test_no_more_tied_arms_are_promoted_than_there_are_places() -> None:
 
 
 @given(tables(seeds=(1, 1)), places_of)
-def test_one_seed_is_successive_halving(values: Values, on: int) -> None:
+def test_a_single_seed_gives_successive_halving(values: Values, on: int) -> None:
     """The reference computes the pruned arms by counting better arms instead of sorting."""
     column = np.array([of_seeds[0] for of_seeds in values.values()])
     ahead = (column[None, :] > column[:, None]).sum(axis=1)
@@ -149,7 +149,7 @@ def test_arms_of_different_seeds_are_not_compared() -> None:
 # The decisions over all rungs.
 
 
-def test_rungs_and_places() -> None:
+def test_rungs_and_places_follow_the_reduction_factor() -> None:
     assert rungs(1, 2, 9) == [1, 2, 4, 8]
     assert rungs(2, 1.2, 6) == [2, 3, 4, 5]  # 2.4 and 2.88 are both rounded down to 2
     assert [places(20, 3, rung) for rung in range(3)] == [7, 3, 1]
@@ -177,7 +177,7 @@ def test_verdicts_do_not_depend_on_their_order(histories: Histories, order: Rand
     assert verdicts({arm: shuffled(order, trials) for arm, trials in shuffled(order, part).items()}) == verdicts(part)
 
 
-def test_places_are_counted_from_all_arms_so_that_tied_arms_do_not_add_up() -> None:
+def test_the_number_of_places_depends_on_all_arms_so_that_tied_arms_are_not_all_promoted() -> None:
     """Each of four arms is far ahead on one of four seeds, so that all four arms are tied at every rung."""
     curve = {arm: {seed: 8.0 + 8 * (arm == seed) - arm / 16 for seed in range(4)} for arm in range(4)}
     histories = {
@@ -262,7 +262,7 @@ def test_an_arm_with_a_failed_seed_is_pruned_at_its_next_rung(histories: Histori
         assert arm not in stage.pruned
 
 
-def test_arms_that_others_wait_for_come_first_and_the_promising_run_ahead() -> None:
+def test_arms_that_decide_a_rung_run_first_and_promising_arms_run_in_advance() -> None:
     histories: Histories = {arm: {0: {1: float(arm)}, 1: {1: float(arm)}} for arm in range(8)}
     histories[0][1] = {}  # one trial has not yet reported a round
     stage = verdicts(histories, keep={3})

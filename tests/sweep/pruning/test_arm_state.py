@@ -205,7 +205,7 @@ def test_strata_are_judged_separately() -> None:
     assert pruned == {(): ["0-0", "1-0", "2-0"], ("data.alpha",): ["0-0", "2-0"]}
 
 
-def test_a_metric_that_is_better_when_small() -> None:
+def test_a_smaller_value_of_the_metric_may_be_better() -> None:
     folder = folder_of([[[1] * 10], [[9] * 10]], {})
     state = state_over(plans_of(2, 1), folder, objective=Objective(mode="min"))
     play(state, folder, 1, random.Random(0))

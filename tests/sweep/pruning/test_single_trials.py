@@ -38,7 +38,7 @@ def test_rungs_are_powers_of_eta_below_the_last_round(log: Path) -> None:
     eta=st.sampled_from([2, 3, 4]),
     order=st.randoms(use_true_random=False),
 )
-def test_decisions_are_those_of_rays_own_scheduler(
+def test_decisions_equal_those_of_rays_own_scheduler(
     tmp_path_factory: pytest.TempPathFactory, values: list[list[float]], eta: int, order: object
 ) -> None:
     """Both schedulers stop the same trials at the same rounds, in any order of results."""
@@ -139,7 +139,7 @@ def test_other_strata_have_no_effect_on_a_stratum(
 
 
 @given(values=st.lists(st.lists(st.floats(0, 1), min_size=9, max_size=9), min_size=2, max_size=8))
-def test_median_stopping_equals_rays_while_all_trials_are_equally_far(
+def test_median_stopping_equals_rays_rule_while_all_trials_are_in_the_same_round(
     tmp_path_factory: pytest.TempPathFactory, values: list[list[float]]
 ) -> None:
     """The test ends at the first stopped trial, because only Ray's rule includes stopped trials in later medians."""

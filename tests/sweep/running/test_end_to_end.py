@@ -51,7 +51,7 @@ def test_every_trial_finishes_and_mlflow_equals_the_store(undisturbed: Path) -> 
     assert_mlflow_equals_store(undisturbed, "tiny")
 
 
-def test_mlflow_contains_the_machines_use_in_each_round(undisturbed: Path) -> None:
+def test_mlflow_contains_the_system_metrics_of_each_round(undisturbed: Path) -> None:
     _, children, client = runs(undisturbed, "tiny")
     for run in children:
         for metric in ("system/cpu_utilization_percentage", "system/process_memory_usage_megabytes"):

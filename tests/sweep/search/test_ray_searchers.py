@@ -161,7 +161,7 @@ def test_a_sample_is_proposed_from_the_results_of_all_but_those_in_flight(
     assert proposed(9) != found[9]
 
 
-def test_at_most_in_flight_samples_run_at_once(tmp_path: Path, plan: Plan) -> None:
+def test_at_most_in_flight_samples_run_in_parallel(tmp_path: Path, plan: Plan) -> None:
     search = search_in(tmp_path / "a", plan)
     out: list[Any] = [search.suggest(f"t{number}") for number in range(5)]
     assert [one is None for one in out] == [False, False, False, True, True]
@@ -195,7 +195,7 @@ def test_a_search_continues_after_failures(tmp_path: Path, plan: Plan) -> None:
     assert len({one["optimizer.lr"] for one in arms}) == SEARCH["samples"]
 
 
-def test_a_lost_trial_is_handed_out_again(tmp_path: Path, plan: Plan) -> None:
+def test_a_lost_trial_is_proposed_again(tmp_path: Path, plan: Plan) -> None:
     search = search_in(tmp_path / "a", plan)
     first = search.suggest("t0")
     assert search.suggest("t1") != first
@@ -356,7 +356,7 @@ def test_samples_wait_for_the_memory_measurement_and_do_not_change(plan: Plan, t
     assert [arm_of(one) for one in arms] == [arm_of(one) for one in expected]
 
 
-def test_a_planned_search_hands_out_its_list_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planned_search_proposes_its_trials_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_space(tmp_path, "grid", GRID)
     trials = Plan.read("grid", {}, {}).grid()

@@ -177,7 +177,7 @@ def test_one_factor_with_conditions_has_the_grid_arms_with_a_single_change(found
 
 
 @given(axes(), st.randoms())
-def test_an_arm_is_compared_with_the_arm_that_differs_in_the_baselines_values_only(found, rng):
+def test_an_arm_is_compared_with_the_arm_that_differs_only_in_the_values_of_the_baseline(found, rng):
     arms = space(found).arms(run)
     whole = rng.choice(arms)
     baseline = {name: whole[name] for name in whole if rng.random() < 0.5}
