@@ -62,12 +62,12 @@ def base(make, played, monkeypatch) -> Run:
 
 
 @pytest.fixture
-def beside(make, played) -> Run:
+def with_held_out(make, played) -> Run:
     """Return the run of the fixture `base` with an additional, held-out domain; its third value is empty."""
-    if "beside" not in played:
+    if "with_held_out" not in played:
         small = make({"data.domains": ["plain", "inverted", "noisy", "thick"], "data.held_out_domains": ["thick"]})
-        played["beside"] = (small, list(federate(small)), [])
-    return played["beside"]
+        played["with_held_out"] = (small, list(federate(small)), [])
+    return played["with_held_out"]
 
 
 def test_a_client_starts_from_the_mixture_of_equation_1(base):
@@ -136,8 +136,8 @@ def test_no_score_is_below_zero(make, monkeypatch):
     assert quality(small.model, given, given, 16).tolist() == [1, 0, 0, 0, 0, 0]
 
 
-def test_a_known_domain_uses_its_own_adapter_and_an_unknown_domain_uses_all(beside):
-    small, (*_, last), _ = beside
+def test_a_known_domain_uses_its_own_adapter_and_an_unknown_domain_uses_all(with_held_out):
+    small, (*_, last), _ = with_held_out
     assert [client.domain for client in small.clients] == ["plain", "inverted", "noisy"]
     state, reader, server = last.state, small.trainer.reader, small.model.server
     small.model.load_adapter(state.adapter)
@@ -156,8 +156,8 @@ def test_a_known_domain_uses_its_own_adapter_and_an_unknown_domain_uses_all(besi
     assert "accuracy/domain/thick" not in last.metrics
 
 
-def test_held_out_domains_do_not_change_the_training(base, beside):
-    (_, without, _), (_, held, _) = base, beside
+def test_held_out_domains_do_not_change_the_training(base, with_held_out):
+    (_, without, _), (_, held, _) = base, with_held_out
     for one, other in zip(without, held, strict=True):
         assert identical(one.state, other.state)
         more = {"accuracy/out_of_domain_mean", "accuracy/out_of_domain/thick"}

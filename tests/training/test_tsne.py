@@ -177,7 +177,7 @@ def test_every_class_has_a_colour_and_every_domain_a_marker():
 
 
 @pytest.fixture
-def asking(tiny):
+def with_tsne(tiny):
     """Return the configuration of a run of two rounds on one domain, with a t-SNE at the end."""
     return tiny.override({**ASKED, "data.domains": ["plain"], "federation.depths": [4]}, "test")
 
@@ -186,9 +186,9 @@ def digests(folder) -> list[str]:
     return [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES]
 
 
-def test_a_run_writes_its_figure_before_its_last_checkpoint_and_changes_no_round(asking, tmp_path):
+def test_a_run_writes_its_figure_before_its_last_checkpoint_and_changes_no_round(with_tsne, tmp_path):
     path = tmp_path / "straight" / "checkpoint.safetensors"
-    durable = run_resumably(asking, path)
+    durable = run_resumably(with_tsne, path)
     rounds = [next(durable), next(durable)]
     assert [one.name for one in path.parent.iterdir()] == [path.name]
     rounds += durable
@@ -201,19 +201,19 @@ def test_a_run_writes_its_figure_before_its_last_checkpoint_and_changes_no_round
     TrialStore(path.parent).plan(TrialPlan(key="k", number=0, arm={}, seed=0, config={}))
     assert TrialStore(path.parent).read().artifacts == {name: path.parent / name for name in FILES}
 
-    stopped = run_resumably(asking, tmp_path / "resumed" / path.name)
+    stopped = run_resumably(with_tsne, tmp_path / "resumed" / path.name)
     next(stopped), next(stopped)
     stopped.close()
-    list(run_resumably(asking, tmp_path / "resumed" / path.name))
+    list(run_resumably(with_tsne, tmp_path / "resumed" / path.name))
     assert digests(tmp_path / "resumed") == digests(path.parent)
 
-    plain = run_resumably(asking.override({"evaluation.tsne_classes": None}, "test"), tmp_path / "plain" / path.name)
+    plain = run_resumably(with_tsne.override({"evaluation.tsne_classes": None}, "test"), tmp_path / "plain" / path.name)
     assert [dict(one.metrics) for one in plain] == [dict(one.metrics) for one in rounds]
     assert [one.name for one in (tmp_path / "plain").iterdir()] == [path.name]
 
 
-def test_a_run_killed_after_its_last_round_has_its_figure(asking, tmp_path, monkeypatch):
-    short = asking.override({"federation.rounds": 1}, "test")
+def test_a_run_killed_after_its_last_round_has_its_figure(with_tsne, tmp_path, monkeypatch):
+    short = with_tsne.override({"federation.rounds": 1}, "test")
 
     def killed(path, checkpoint):
         if checkpoint.round == 1:

@@ -33,7 +33,7 @@ def needs(pacs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return replace(needs, environment=environment() | {"FEDSWEEP_HOME": str(tmp_path / "driver")})
 
 
-class Here:
+class LocalLibrary:
     """A replacement for Ray's actor `Library`, which can send a damaged item."""
 
     def __init__(self, items: tuple[delivery.Item, ...], spoil: str = "") -> None:
@@ -68,7 +68,7 @@ def test_the_data_set_and_the_weights_with_their_card_can_be_sent(needs: Needs):
 def test_a_node_that_lacks_data_gets_them_once_and_is_then_ready(needs: Needs, tmp_path: Path):
     assert look(needs).lacking == list(needs.items)
     assert look(needs).problems == []
-    library = Here(needs.items)
+    library = LocalLibrary(needs.items)
     fetch(needs.items, library)
     asked = library.asked
     assert asked > len(needs.items)  # large files are sent in several pieces
@@ -84,9 +84,9 @@ def test_a_node_that_lacks_data_gets_them_once_and_is_then_ready(needs: Needs, t
 @pytest.mark.parametrize("spoilt", ["pacs-64/art_painting.arrow", WEIGHTS])
 def test_damaged_items_are_not_moved_to_their_path(needs: Needs, tmp_path: Path, spoilt: str):
     with pytest.raises(UserError, match="arrived damaged"):
-        fetch(needs.items, Here(needs.items, spoilt))
+        fetch(needs.items, LocalLibrary(needs.items, spoilt))
     assert not (tmp_path / "other" / spoilt).exists()
-    fetch(needs.items, Here(needs.items))  # leftovers of the first attempt do no harm
+    fetch(needs.items, LocalLibrary(needs.items))  # leftovers of the first attempt do no harm
     assert look(needs).lacking == look(needs).problems == []
 
 
@@ -146,7 +146,7 @@ def test_a_nodes_own_folders_take_precedence_over_the_drivers(monkeypatch: pytes
 
 
 def test_a_worker_prepares_a_node_that_joined_later(needs: Needs, tmp_path: Path):
-    library = Here(needs.items)
+    library = LocalLibrary(needs.items)
     Arrival(needs, library).enter()
     assert (tmp_path / "other" / WEIGHTS).exists()
     asked = library.asked
