@@ -54,7 +54,7 @@ def acquire(remote: Objects) -> None:
 
 
 @pytest.fixture(scope="module")
-def dead() -> str:
+def ended_process() -> str:
     """Return the identifier of a process of this machine that has ended."""
     code = "from fedsweep.results.remote.lease import process; print(process())"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
