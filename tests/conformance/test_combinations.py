@@ -22,7 +22,10 @@ STRONG = [{"name": "fedprox", "mu": 1.0}, {"name": "feddyn", "alpha": 1.0}]
 @pytest.mark.slow
 @pytest.mark.parametrize("base", STRONG, ids=lambda base: base["name"])
 def test_every_base_optimizer_combines_with_the_method(federation, name, chosen, base, tmp_path):
-    """A resumed run with reordered clients is bit-identical, idle blocks do not change, and the base has an effect."""
+    """A resumed run with reordered clients is bit-identical, and blocks that no client trained do not change.
+
+    The base optimizer changes the trained tensors, so it is not ignored.
+    """
     changes = {**chosen, "base_optimizer": base, "local.steps": 2, "federation.depths": [2, 1, 3]}
     method = method_of(chosen["method"])
     if base["name"] == "feddyn" and isinstance(method, SeparateModels):
@@ -81,7 +84,7 @@ def test_the_method_runs_on_a_mixer(federation, chosen):
 
 
 def test_the_method_runs_on_a_clip(federation, chosen, random_clip):
-    """Clients hold and train blocks of both encoders, and the server averages them; methods that need a head raise."""
+    """Blocks of both encoders are trained and averaged; a method that needs a head raises an error."""
     clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "all", "lora.rank": 2}
     changes = {**chosen, **clip, "federation.depths": [4, 2, 3]}
     if method_of(chosen["method"]).needs.head:

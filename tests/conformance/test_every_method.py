@@ -46,13 +46,13 @@ SOME = {"federation.clients_per_round": 2, "seed": 1}
 
 @pytest.fixture
 def small(federation, chosen) -> Federation:
-    """Return a federation with clients of depth 2, 1 and 3, so that no client holds some of the blocks."""
+    """Return a federation with clients of depth 2, 1 and 3, so that some blocks are held by no client."""
     return federation({**chosen, **SMALL})
 
 
 @pytest.fixture(scope="module")
 def rounds() -> dict[str, tuple[Federation, RoundResult, list[ClientUpdate]]]:
-    """Return an empty cache of first rounds by name of the method, which several tests share."""
+    """Return an empty cache of first rounds, keyed by method name, which several tests share."""
     return {}
 
 
@@ -67,7 +67,7 @@ def first_round(federation, chosen, name, rounds) -> tuple[Federation, RoundResu
 
 @pytest.fixture(scope="module")
 def played() -> dict[str, list[RoundResult]]:
-    """Return an empty cache of runs by name of the method, which several tests share."""
+    """Return an empty cache of runs, keyed by method name, which several tests share."""
     return {}
 
 

@@ -58,7 +58,7 @@ def logits_without_fedsweep(folder: Path, images: Tensor) -> Tensor:
 def planned(
     sweep: SweepStore, number: int, arm: dict[str, Any], seed: int, score: float | None, end: str | None
 ) -> str:
-    """Record a trial with made-up results, and return its key."""
+    """Record a trial whose accuracy grows by `score` per round and whose outcome is `end`, and return its key."""
     from fedsweep.results.checkpoint import Checkpoint, save
     from fedsweep.types import ServerState
 

@@ -57,7 +57,7 @@ def images(size: int, count: int = 5) -> Tensor:
 
 
 def drawn(model: LayeredModel) -> LayeredModel:
-    """Change all trainable tensors at random, so that each of them affects the logits."""
+    """Set all trainable tensors to random values, so that each of them affects the logits, and return the model."""
     generator = torch.Generator().manual_seed(1)
     model.load_adapter(
         {name: 0.3 * torch.randn(one.shape, generator=generator) for name, one in model.adapter().items()}

@@ -167,7 +167,7 @@ def test_gamma_star_is_the_smallest_gamma_so_far_and_is_kept_after_a_stop(federa
 
 
 def test_only_the_largest_clients_hold_the_top_block_of_prefixes(federation):
-    """This explains the small Gamma* of InclusiveFL (FedRA, second version, below Theorem 1)."""
+    """A top block with few holders explains InclusiveFL's small Gamma* (FedRA, second version, below Theorem 1)."""
     changes = {"federation.depths": [12, 6, 3], "federation.rounds": 1, "local.steps": 1}
     _, prefix = federate(federation({**changes, "method": "inclusivefl"}))
     _, large = federate(federation({**changes, "method": "all_large"}))

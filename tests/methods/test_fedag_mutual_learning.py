@@ -50,7 +50,7 @@ def cosines() -> DomainAdapters:
 
 
 def expected_logits(adapters: DomainAdapters, features: Tensor) -> np.ndarray:
-    """Return the logits phi (domains, n, classes) of every domain's adapter by the reference implementation."""
+    """Return the logits phi (domains, n, classes) of all domains' adapters, computed by the reference."""
     texts, scale = adapters.text.double().numpy(), float(adapters.scale)
     given = scale if adapters.logits == "cosine" else None
     found = []
@@ -252,7 +252,7 @@ def test_a_joint_step_descends_the_mean_over_domains(cosines):
 
 @pytest.mark.parametrize("update", ["joint", "alternating"])
 def test_each_step_uses_all_domains_and_each_epoch_uses_every_image_once(cosines, update, monkeypatch):
-    """One domain has three times as many images as the other; its images determine the number of steps per epoch."""
+    """The larger of two domains has three times as many images, and determines the number of steps per epoch."""
     server, seen = Server(cosines, update=update), []
     step = "joint_step" if update == "joint" else "cross_domain_step"
     done = getattr(MutualLearning, step)

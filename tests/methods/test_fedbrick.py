@@ -67,7 +67,7 @@ def test_without_bricks_the_run_is_bit_identical_to_the_depth_method(make, feder
 
 @pytest.mark.parametrize("base", BASES)
 def test_without_missing_blocks_and_penalties_adapters_and_heads_equal_the_depth_methods(make, federation, base):
-    """Stage II and the server train only BRICKs, which no client runs in stage I if it holds all blocks."""
+    """Stage II and the server train only BRICKs, which clients that hold all blocks do not run in stage I."""
     whole = {"federation.depths": [12, 12, 12], "federation.rounds": 1}
     ours = list(federate(make(whole, lambda_w=0.0, over={"name": base})))
     theirs = list(federate(federation({"method": base, **SAME_IMAGES, **whole})))

@@ -253,7 +253,7 @@ def test_a_local_expert_does_not_affect_other_clients(make):
 
 
 def test_a_run_is_the_same_with_and_without_kept_activations(make, tmp_path, monkeypatch):
-    """The run is bit-identical with a filled cache and without a cache, even if SAL activates another block."""
+    """The run is bit-identical with a filled cache and without a cache, even if SAL activates a further block."""
     monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path))
     changes = {"federation.rounds": 4, "federation.depths": [12], "local.batch_size": 9, "local.steps": 1}
     changes["data.domains"] = ["plain", "noisy"]

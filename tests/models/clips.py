@@ -114,7 +114,10 @@ def logits_of(clip: Any, folder: Path, images: Tensor, template: str = "This is 
 
 
 def shortened(clip: Any, path: Sequence[int]) -> Any:
-    """Return a copy of transformers' CLIP with only the blocks in `path`; the encoders' last blocks have one number."""
+    """Return a copy of transformers' CLIP with only the blocks in `path`.
+
+    The last blocks of both encoders have the same number, so a shorter encoder has no blocks with small numbers.
+    """
     clip = copy.deepcopy(clip)
     encoders = [clip.vision_model.encoder, clip.text_model.encoder]
     depth = max(len(one.layers) for one in encoders)

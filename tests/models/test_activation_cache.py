@@ -577,7 +577,7 @@ def test_a_digest_covers_names_dtypes_shapes_values_and_the_arithmetic():
 
 @pytest.fixture(scope="module")
 def digits():
-    """Return the plain domain's data set and its test images."""
+    """Return the digits data set with the single domain `plain`, and its test images."""
     data = DigitsData(domains=("plain",)).load()
     return data, data.domains[0].test
 

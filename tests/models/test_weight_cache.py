@@ -48,7 +48,7 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def ruin(model: nn.Module) -> None:
-    """Set every tensor of a model to 7 in place, as an extreme case of training."""
+    """Set every tensor of a model to 7 in place, to show that other models share no tensor with it."""
     with torch.no_grad():
         for one in (*model.parameters(), *model.buffers()):
             one.fill_(7)

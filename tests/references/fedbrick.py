@@ -27,7 +27,7 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def stage_one_walk(tokens, blocks, bricks, held):
-    """Run the blocks that the client holds, and BRICKs in place of the other blocks."""
+    """Return the tokens after the blocks that the client holds, with BRICKs in place of the other blocks."""
     for layer in range(len(blocks)):
         tokens = blocks[layer](tokens) if layer in held else bricks[layer](tokens)
     return tokens

@@ -86,7 +86,7 @@ def test_the_effect_size_equals_hedges_g_by_hand(differences):
 
 
 def by_loops(values: list[float], drawn: np.ndarray) -> tuple[float, float]:
-    """Return the studentized bootstrap interval of `values`, by a loop over the resampled places `drawn`."""
+    """Return the studentized bootstrap interval of `values`, by a loop over the resampled indices `drawn`."""
     n, mean = len(values), statistics.mean(values)
     pivots = []
     for row in drawn:

@@ -1,4 +1,4 @@
-"""The thread that writes to MLflow, for which the driver never waits and which loses nothing."""
+"""The thread that writes to MLflow, which never delays the driver and loses no data."""
 
 import threading
 import time

@@ -23,7 +23,7 @@ def plan_of(config: RunConfig, marks: dict[str, str] | None = None) -> TrialPlan
 
 
 def dataset_of(plan: TrialPlan, context: str) -> Dataset:
-    """Return a trial's data set of real images for `context`, which is training or testing."""
+    """Return a trial's data set of real images for `context`, which is `train` or `eval`."""
     found = {one.tags[0].value: one.dataset for one in dataset_inputs(plan) if "synthetic/" not in one.dataset.name}
     return found[context]
 

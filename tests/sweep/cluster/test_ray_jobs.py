@@ -72,7 +72,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
-    """Yield the jobs of a head node with two cores and a dashboard.
+    """Start a head node with two cores and a dashboard, and yield its `ray job` commands.
 
     Further nodes on this machine would overwrite the job's working directory.
     """

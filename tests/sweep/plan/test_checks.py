@@ -238,7 +238,7 @@ def test_one_factor_also_varies_the_components_of_an_ablation(read):
 
 
 def test_the_error_names_two_values_that_do_not_fit_together(read):
-    """Each of the two values is valid with the experiment's other value."""
+    """Each of the two values is valid together with the experiment's value of the other hyperparameter."""
     axes = {
         "method": {"choice": ["fedra", {"name": "fedra", "missing_layers": "ensure_cover"}]},
         "federation.depths": {"choice": [[12, 10, 8, 6, 4, 3], [3, 2, 1, 1, 1, 1]]},
