@@ -441,7 +441,7 @@ def test_a_missing_sweep_cannot_be_resumed(refused: Refused, tmp_path, words):
 
 
 def start(store: Store, *changes: str) -> Path:
-    """Write the files of a sweep of the space `mine` as they are before Ray starts, and return its folder."""
+    """Write the files that a sweep of the search space `mine` has before Ray starts, and return the sweep's folder."""
     return new_sweep(Plan.read("mine", {}, {}), store).folder
 
 
@@ -544,8 +544,8 @@ def test_ui_needs_recorded_results_and_a_free_port(refused: Refused, tmp_path):
         ),
     ],
 )
-def test_a_wrong_command_line_is_one_sentence(refused: Refused, words, start, end):
-    # The words in between come from the command-line library.
+def test_a_wrong_command_line_is_one_error_message(refused: Refused, words, start, end):
+    # The rest of the sentence comes from the command-line library.
     sentence = refused(*words)
     assert sentence.startswith(start)
     assert sentence.endswith(end)
@@ -587,9 +587,9 @@ def test_a_rejected_command_does_not_import_ray(tmp_path):
 
 
 def test_the_call_fixture_fails_a_command_that_starts(call: Call):
-    with pytest.raises(AssertionError, match="not refused"):
+    with pytest.raises(AssertionError, match="not rejected"):
         call("tune", SPACE)
-    with pytest.raises(AssertionError, match="not refused"):
+    with pytest.raises(AssertionError, match="not rejected"):
         call("run", "fedra_digits")
     with pytest.raises(UserError):
         Plan.read("zzz", {}, {})

@@ -1,4 +1,4 @@
-"""`fedsweep tune SPACE --experiment NAME`: a search space with another experiment."""
+"""The option `--experiment` of `fedsweep tune`, which runs a search space with another experiment."""
 
 import pytest
 
@@ -15,7 +15,7 @@ OWN = {"experiment": "own"}
 
 @pytest.fixture
 def own(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Write an experiment with another batch size and two of the six domains, and return the command line."""
+    """Write the experiment `own` with another batch size and two of the six domains, and return the fixture `call`."""
     write(
         "experiments",
         "own",

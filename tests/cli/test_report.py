@@ -1,4 +1,4 @@
-"""`fedsweep report` and `fedsweep compare`: their output, files and error messages."""
+"""The output, the files and the error messages of `fedsweep report` and `fedsweep compare`."""
 
 import io
 from pathlib import Path
@@ -35,7 +35,7 @@ def record(store: Path, sweep: str, trials: Trials, name: str = SPACE) -> Path:
 
 @pytest.fixture(autouse=True)
 def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Write two sweeps, and draw no figures in their reports."""
+    """Write two sweeps whose reports have no figures, and return their folders."""
     monkeypatch.setattr("fedsweep.report.write_figures", lambda *_: ())
     return [record(tmp_path / "mlruns", "s1", ONE), record(tmp_path / "mlruns", "s2", OTHER)]
 

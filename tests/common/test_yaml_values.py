@@ -1,4 +1,4 @@
-"""YAML values and overrides, which follow YAML 1.2 instead of PyYAML's YAML 1.1."""
+"""The values of YAML files and overrides, which are read by the rules of YAML 1.2 instead of PyYAML's 1.1."""
 
 import math
 

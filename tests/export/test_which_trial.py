@@ -1,4 +1,4 @@
-"""The selection of a trial by name, and the error messages for names without a trial."""
+"""The selection of the run or trial to export by name, and the errors for names without a trial."""
 
 from pathlib import Path
 
@@ -13,7 +13,10 @@ from tests.tracking.helpers import MANIFEST
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """Return two sweeps of a search space, the newer with trials of all outcomes, and two runs of an experiment."""
+    """Return a results folder with two sweeps of a search space and two runs of an experiment.
+
+    The newer sweep has a trial of each outcome.
+    """
     home = Store(tmp_path_factory.mktemp("mlruns"))
     older, newer = (home.sweep("ablations/rank", one) for one in ("20260101-000000-old1", "20260102-000000-new1"))
     for sweep, mode in ((older, "max"), (newer, "max")):

@@ -1,4 +1,4 @@
-"""The report of a component ablation: arms are named by missing components and compared with the full method."""
+"""Reports of component ablations, which name arms by missing components and compare them with the full method."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ def row(table: AblationTable, **cells: str) -> dict[str, str]:
 
 @pytest.fixture
 def alone(manifest, trials) -> AblationTable:
-    """Return the table of three arms with three seeds."""
+    """Return the table of an ablation with three arms and three seeds."""
     for seed in range(3):
         for place, left_out in enumerate(WORDS.values()):
             trials.add({"without": left_out}, seed, [0.2, 0.6 + 0.01 * seed - 0.1 * place + 0.001 * seed * place])
@@ -30,7 +30,7 @@ def alone(manifest, trials) -> AblationTable:
 
 @pytest.fixture
 def crossed(manifest, trials) -> AblationTable:
-    """Return the table of two arms at two ranks; the component adds 10 points at rank 4 and 1 point at rank 8."""
+    """Return the table of an ablation at two ranks; the component adds 10 points at rank 4 and 1 point at rank 8."""
     for seed, noise in enumerate((0.001, 0.0, 0.002)):
         for rank, left_out, end in ((4, FULL, 0.5), (4, CROSS, 0.4), (8, FULL, 0.8), (8, CROSS, 0.79)):
             trials.add({"lora.rank": rank, "without": left_out}, seed, [0.2, end + noise * (1 + len(left_out))])

@@ -1,4 +1,4 @@
-"""CSV, Parquet, LaTeX, Markdown and the terminal show the same values, and LaTeX compiles."""
+"""The formats CSV, Parquet, LaTeX, Markdown and terminal, which show the same values."""
 
 import csv
 import io

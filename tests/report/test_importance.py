@@ -1,4 +1,4 @@
-"""fANOVA of samples whose objective is a known function of the hyperparameters."""
+"""Importances by fANOVA for samples whose objective is a known function of the hyperparameters."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Two objectives in a report: the column, the sentence and the figure, for single trials and for arms with seeds."""
+"""The column, the sentence and the figure of a report with two objectives."""
 
 import csv
 import io
@@ -16,12 +16,12 @@ from tests.report.helpers import tabulate
 
 SENT = Against(metric="megabytes/sent", mode="min")
 ENDS = {1: (0.5, 1.0), 2: (0.6, 2.0), 4: (0.6, 3.0), 8: (0.7, 4.0), 16: (0.55, 9.0)}
-"""Accuracy and MB of each rank; rank 4 sends more than rank 2 for the same accuracy."""
+"""Accuracy and MB sent by rank; rank 4 sends more than rank 2 for the same accuracy."""
 
 
 @pytest.fixture
 def fill(trials):
-    """Return a function that adds a finished trial per rank and seed; the means over seeds are `ends`."""
+    """Return a function that adds a finished trial per rank and seed, with the values `ends` as means over seeds."""
 
     def give(seeds=(0,), ends=ENDS):
         for rank, (accuracy, megabytes) in ends.items():

@@ -1,4 +1,4 @@
-"""Checkpoints: the state and history of a run on disk."""
+"""Checkpoints, which store the state and the history of a run on disk."""
 
 import math
 import os
@@ -20,7 +20,7 @@ from tests.compare import identical
 
 @dataclass(frozen=True)
 class LongMemory(ServerState):
-    """A server state with additional fields, as some methods define it."""
+    """A server state with additional fields, like the states of some methods."""
 
     clients: dict[str, AdapterState]
     stage: dict[int, tuple[int, float, None]]

@@ -134,7 +134,7 @@ def test_a_servers_error_is_reported_in_one_sentence(tmp_path: Path, status: int
     assert str(refused.value) == f"the MLflow server {url} {sentence}"
 
 
-def test_a_server_that_keeps_artifacts_on_its_disk_is_refused(tmp_path: Path) -> None:
+def test_a_server_that_keeps_artifacts_on_its_disk_is_rejected(tmp_path: Path) -> None:
     experiment = {"experiment_id": "7", "name": "x", "artifact_location": "/srv/mlruns/7", "lifecycle_stage": "active"}
 
     def answer(path: str) -> tuple[int, str]:

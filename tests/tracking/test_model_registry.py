@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def place(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Store, Destination]]:
-    """Yield a results folder and its MLflow destination, with one trial in two sweeps and a single run."""
+    """Yield a results folder, which contains a single run and one trial in two sweeps, and its MLflow destination."""
     store = Store(tmp_path_factory.mktemp("store"))
     if request.param == "database":
         yield record(store, Destination.of(store.root))

@@ -1,4 +1,4 @@
-"""Shares of a GPU, which are measured and grow after memory runs out. No Ray is started."""
+"""The shares of a GPU that trials get, which are measured and grow if memory runs out. No Ray is started."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -90,7 +90,7 @@ def test_each_arm_is_measured_by_one_round_of_one_trial_which_then_continues(tmp
         offer = packing.choose(wanted)
         assert offer is not None
         assert (offer.plan, offer.until, offer.gpus) == (plan, 1, 1.0)
-    assert packing.choose(wanted) is None  # until both are measured
+    assert packing.choose(wanted) is None  # no other trial may start before both measurements
     packing.ended(first, report(1, peak=400))
     assert packing.choose(wanted) is None
     packing.ended(second, report(1, peak=100))
