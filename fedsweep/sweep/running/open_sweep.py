@@ -19,7 +19,7 @@ from fedsweep.tracking import Destination, check_writable
 
 CAUSES = {
     "definition": "its YAML files or overrides have",
-    "engine": "fedsweep's engine has",
+    "engine": "fedsweep's code has",
     "data": "its data or weights have",
     "packages": "the installed packages have",
 }
@@ -66,8 +66,8 @@ def resumed_sweep(plan: Plan, store: Store, sweep: SweepStore) -> SweepStore:
     for part, changed in CAUSES.items():
         if started.digests[part] != digests[part]:
             raise UserError(
-                f"sweep {started.id} of {plan.name} cannot be resumed because {changed} changed since it was started; "
-                "undo the change, or start a new sweep."
+                f"sweep {started.id} of {plan.name} cannot be resumed because {changed} changed since the sweep was "
+                "started; undo the change, or start a new sweep."
             )
     return sweep
 
