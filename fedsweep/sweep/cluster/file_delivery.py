@@ -42,7 +42,7 @@ class Item:
 
     @property
     def bytes(self) -> int:
-        """The size of all files in bytes."""
+        """The total size of the item's files in bytes."""
         return sum(size for _, size in self.files)
 
     def is_there(self) -> bool:
@@ -85,9 +85,9 @@ def _set(name: str, size: int) -> Item:
 
 
 def _weights(name: str, path: Path) -> Iterator[Item]:
-    """Yield the items at `path`: a weights file and the JSON file that describes it, or the files of a checkpoint.
+    """Yield the files at `path`: a weights file and the JSON file that describes it, or the files of a checkpoint.
 
-    A checkpoint is a folder. Only the files that a run reads are sent. Nothing is yielded for other paths.
+    A checkpoint is a folder, from which only the files that a run reads are yielded. Other paths yield nothing.
     """
     source = str(path).removesuffix(name)
     if path.is_file() and path.suffix in weights_file.SUFFIXES:

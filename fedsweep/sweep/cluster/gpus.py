@@ -117,7 +117,7 @@ class LogicalMeter(Meter):
 
 
 def meter(device: Device, gpus: float) -> Meter:
-    """Return the memory meter for a trial that has the share `gpus` of a real or logical GPU, or 0 if it has none."""
+    """Return the memory meter of a trial. `gpus` is its share of a real or logical (simulated) GPU, or 0 for none."""
     if gpus > 0 and device == "cuda":
         return CUDAMeter(gpus)
     logical = logical_gpus() if gpus > 0 else None
@@ -127,7 +127,8 @@ def meter(device: Device, gpus: float) -> Meter:
 def ran_out(error: BaseException) -> bool:
     """Return whether an error means that a GPU ran out of memory.
 
-    CUDA and its libraries report failed allocations of their own with other errors than torch does.
+    torch has a special error type for this, but CUDA and its libraries report their own failed allocations as other
+    errors.
     """
     if not isinstance(error, RuntimeError):  # as torch's own error is; after an ImportError, torch may be missing
         return False

@@ -1,4 +1,4 @@
-"""The requirements that each node of a cluster must meet to run trials of a sweep, and the check on the node."""
+"""The requirements that each node of a cluster must meet to run trials of a sweep, and the check of a node."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Findings:
-    """The problems of one node and the items that it lacks, as found by `look`."""
+    """The problems of one node, and the data sets and weights that the node lacks."""
 
     problems: list[str] = field(default_factory=list)
     lacking: list[Item] = field(default_factory=list)
@@ -144,9 +144,9 @@ def _content_problems(config: Mapping[str, Any], digests: Mapping[str, str]) -> 
 
 @dataclass(frozen=True)
 class Arrival:
-    """The check that each worker makes before its first trial, with the download of missing data.
+    """The check that each worker makes before its first trial. It also downloads the data that the node lacks.
 
-    It also covers nodes that join the cluster after the start of the sweep.
+    Because each worker makes it, nodes that join the cluster during the sweep are checked too.
     """
 
     needs: Needs

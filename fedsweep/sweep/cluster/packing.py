@@ -140,7 +140,7 @@ class Packing:
 
     @property
     def probing(self) -> bool:
-        """True while a probe runs, which is a trial's first round alone on a GPU."""
+        """True while a probe runs. A probe is one round of a trial, alone on a GPU, to measure its memory."""
         return bool(self._probes)
 
     def fraction(self, plan: TrialPlan) -> float | None:

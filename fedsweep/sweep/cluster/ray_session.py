@@ -208,7 +208,10 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _running(stop: bool = True) -> Iterator[None]:
-    """Silence Tune's logs, handle SIGTERM (sent by `ray job stop`) like Ctrl-C, and shut Ray down if `stop` is set."""
+    """Silence Tune's logs, and handle SIGTERM (sent by `ray job stop`) like Ctrl-C, for the duration of the block.
+
+    Ray is shut down at the end if `stop` is true.
+    """
     import ray
 
     for noisy in ("ray.tune", "ray.tune.execution.tune_controller", "ray.tune.tune"):
@@ -224,7 +227,7 @@ def _running(stop: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C within the block, so that the sweep is reported before the process ends."""
+    """Handle SIGTERM like Ctrl-C within the block, so that the report is written before the process ends."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -122,7 +122,7 @@ def _wrong_components(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def _wrong_runs(resolved: ResolvedSpace) -> Iterator[str]:
-    """Yield an error message if two arms have equal configurations, or if an arm does not use a varied `synthetic`."""
+    """Yield an error message if two arms are equal, or if `synthetic` varies but an arm uses no synthetic images."""
     if resolved.space.search.name != "grid":
         resolved.resolve_all(resolved.space.search.first)
     varies_synthetic = any(name.split(".")[0] == "synthetic" for name in resolved.space.names)
@@ -139,7 +139,7 @@ def _wrong_runs(resolved: ResolvedSpace) -> Iterator[str]:
 def _wrong_metrics(resolved: ResolvedSpace) -> Iterator[str]:
     """Yield an error message for each metric in the search space that an arm does not report.
 
-    If the user chose other data, the metrics of the paper's domains are not checked.
+    If the user chose other data than the paper, the metrics of the paper's domains are not checked.
     """
     space, request, paper = resolved.space, resolved.request, resolved.space.reference
     other_data = "experiment" in request.options or any(name.split(".")[0] == "data" for name in request.overrides)

@@ -61,7 +61,13 @@ def causes(wrong: Sequence[WrongArm], arms: Collection[Arm], most: int = SHOWN) 
 
 
 def describe(where: str, wrong: Sequence[WrongArm], arms: Collection[Arm]) -> str:
-    """Return one error message about the invalid arms in `wrong`, which begins with `where`. `arms` are all arms."""
+    """Return one error message about all invalid arms.
+
+    Args:
+        where: Beginning of the message.
+        wrong: The invalid arms.
+        arms: All arms of the search space.
+    """
     if len(wrong) == len(arms) > 1 and len({one.message for one in wrong}) == 1:
         return f"{where}, all {len(arms)} arms: {wrong[0].message}"
     found = causes(wrong, arms)
@@ -95,7 +101,7 @@ class ResolvedSpace:
 
     @cached_property
     def arms(self) -> list[Arm]:
-        """The arms of the design; empty for a sampled search."""
+        """The arms of a grid; empty for a sampled search."""
         try:
             return [] if self.sampled is not None else self.space.arms(self.tentative, self.space.design)
         except ValueError as error:
@@ -103,7 +109,7 @@ class ResolvedSpace:
 
     @cached_property
     def probes(self) -> list[Arm]:
-        """The arms to validate: all arms of a grid, or the test arms of a sampled search (`SearchSpace.probes`)."""
+        """The arms to validate: all arms of a grid, or representative arms of a sampled search."""
         return self.arms if self.sampled is None else self.space.probes(self.tentative)
 
     @cached_property
@@ -142,5 +148,5 @@ class ResolvedSpace:
         return f"{self.request.where}, arm {arm_label(arm)}"
 
     def tentative(self, part: Arm) -> dict[str, Json]:
-        """Return all hyperparameters of the incomplete arm `part`, by dotted name, without validating them."""
+        """Return all hyperparameters of a run with the incomplete arm `part`, by dotted name and without validation."""
         return self.base.tentative(changes(part, self.left_out, self.space.named))

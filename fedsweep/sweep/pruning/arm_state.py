@@ -54,8 +54,8 @@ class RecordedTrials:
 class ArmState(RecordedTrials):
     """The trials of a grid, their recorded metrics, and the pruning decisions that follow from these metrics.
 
-    Idle workers run trials beyond a rung that is undecided. The additional rounds stay hidden until the arm is
-    promoted, so that neither tables nor decisions depend on which workers were idle.
+    Idle workers run trials beyond a rung at which the decision is still open. The additional rounds stay hidden until
+    the arm is promoted, so that neither tables nor decisions depend on which workers were idle.
     """
 
     def __init__(self, plan: Plan, scheduler: ArmsScheduler, sweep: SweepStore, plans: Sequence[TrialPlan]) -> None:
@@ -131,7 +131,7 @@ class ArmState(RecordedTrials):
         return self._arms[key] in self.verdicts.pruned
 
     def visible(self, key: str) -> int:
-        """Return the last round of a trial that may be shown. Rounds after an undecided rung stay hidden."""
+        """Return the last round of a trial that may be shown. Rounds after the rung of an open decision stay hidden."""
         arm, verdicts = self._arms[key], self.verdicts
         if (end := self._end(arm)) is not None:
             return end
@@ -142,7 +142,7 @@ class ArmState(RecordedTrials):
         return max((one for one in self.milestones if one < verdicts.undecided[arm]), default=0)
 
     def outcome(self, key: str) -> Outcome | None:
-        """Return a trial's outcome, or None while it runs or its arm is undecided."""
+        """Return a trial's outcome, or None while the trial runs or the decision about its arm is open."""
         arm = self._arms[key]
         error, pruned, end = self._errors.get(key), self.verdicts.pruned.get(arm), self._end(arm)
         if pruned is None:

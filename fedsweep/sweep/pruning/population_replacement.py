@@ -1,6 +1,7 @@
-"""Population based training (Jaderberg et al., 2017) in synchronous generations. No ray is imported.
+"""Population based training (Jaderberg et al., 2017) in synchronous generations.
 
 A generation depends only on the recorded metrics and the search's seed, and not on the number or speed of workers.
+This module does not import ray.
 """
 
 import math
@@ -114,7 +115,7 @@ def _range(axis: Axis) -> tuple[float, float]:
 
 
 def numbers(arm: Arm) -> dict[str, float]:
-    """Return the numeric values of an arm as floats."""
+    """Return the numeric hyperparameters of an arm as floats, by dotted name."""
     return {name: float(value) for name, value in arm.items() if isinstance(value, int | float)}
 
 
@@ -159,15 +160,15 @@ class Generations(RecordedTrials):
         self._advance()
 
     def wanted(self) -> list[tuple[str, int]]:
-        """Return the keys of the trials that have not reached the end of the generation, each with its last round."""
+        """Return the keys of the trials that have not reached the generation's last round, each with this round."""
         return [] if self._over else [(key, self.until) for key in self._members if not self._settled(key)]
 
     def visible(self, key: str) -> int:
-        """Return the number of rounds of the sweep, because every round of a trial may be shown at once."""
+        """Return the number of rounds of the sweep, because no round of a trial is hidden."""
         return self.rounds
 
     def outcome(self, key: str) -> Outcome | None:
-        """Return a trial's outcome, or None while it runs."""
+        """Return a trial's outcome, or None while the trial runs."""
         finished = Outcome(outcome="finished", round=self.rounds) if self._last[key] >= self.rounds else None
         return self._errors.get(key) or self._replaced.get(key) or finished
 

@@ -20,7 +20,7 @@ from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler, Object
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision whether to stop a trial after a round, with its objective value then (larger is better)."""
+    """The decision whether to stop a trial after a round, and the trial's value after that round (larger is better)."""
 
     key: str
     round: int

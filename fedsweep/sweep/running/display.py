@@ -29,7 +29,7 @@ class LiveTable:
         self.live: contextlib.AbstractContextManager[object] = live if console.is_terminal else contextlib.nullcontext()
 
     def update(self, trial: TrialRecord) -> None:
-        """Show the current state of a trial: that it is new, has a new round or has ended."""
+        """Show a trial that is new, has a new round or has ended."""
         before = self.trials.get(trial.plan.key)
         self.trials[trial.plan.key] = trial
         news = trial.outcome is not None and (before is None or before.outcome is None)

@@ -28,7 +28,7 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Prepared:
-    """A checked plan with all that its sweep needs: the store for results, the MLflow destination and the machines."""
+    """A checked plan, with the store for its results, the MLflow destination and the machines for its trials."""
 
     plan: Plan
     store: Store
@@ -125,7 +125,7 @@ def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool 
     Args:
         sweep: The sweep to resume.
         rounds: Number of rounds of a complete trial.
-        retry: Whether failed trials are reopened, to run again. In a sampled search, they are not, because later
+        retry: Whether failed trials are reopened, to run again. A sampled search does not reopen them, because later
             samples depend on the failure.
         together: Whether the scheduler compares whole arms. If so, complete trials are not marked here, because their
             arms may have been pruned.

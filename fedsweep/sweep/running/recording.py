@@ -27,7 +27,7 @@ LOST_WORKERS = 3
 
 @dataclass
 class WriteGuard:
-    """The errors in writing files that end a session.
+    """The write errors that end a session, such as a full disk.
 
     They are collected instead of raised, because an exception in a callback would break Ray's event loop.
     """
@@ -167,7 +167,7 @@ class Recording(Callback, Stopper):
             self.sweep.trial(key).remote.pull()
 
     def sync_all(self) -> None:
-        """Show every trial again. MLflow may lack rounds of an earlier session or of a time when it was locked."""
+        """Show every trial again. MLflow may lack rounds of an earlier session, or rounds from while it was locked."""
         for trial in self.sweep.trials():
             self.sync(trial.plan.key)
 

@@ -16,7 +16,7 @@ WORKER_START = 20.0  # seconds until Ray has started and a worker has imported i
 
 
 def side_by_side(plan: Plan, cluster: Cluster = HERE) -> int:
-    """Return how many trials run in parallel. In a TPE search, they are at most `search.in_flight`."""
+    """Return how many trials run in parallel. In a TPE search, the number is at most `search.in_flight`."""
     fit, search = concurrency(plan.space.resources, cluster), plan.space.search
     return min(fit, search.in_flight) if search.name == "tpe" else fit
 

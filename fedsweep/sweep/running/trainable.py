@@ -82,7 +82,7 @@ def train(
     remote: Place | None = None,
     system_metrics: bool = False,
 ) -> None:
-    """Continue a trial, and report each round to Ray once it is on disk.
+    """Run a trial from its last recorded round on, and report each round to Ray once it is on disk.
 
     Rounds that are already on disk are reported again, so that the scheduler receives all rounds. New rounds are
     reported with the GPU memory that the trial used. An error of the trial is not raised but reported, under the key

@@ -99,10 +99,10 @@ def tune(
         show: Called with the report as soon as it is written, before the last rounds are sent to MLflow.
 
     Returns:
-        The trials, the report and the exit status. Every round is in the store, and in MLflow if it answers.
+        The trials, the report and the exit status. Every round is in the store, and also in MLflow if MLflow answers.
 
     Raises:
-        UserError: The search space, a machine, the store or MLflow's server has an error. No trial was started.
+        UserError: The search space, a machine, the store or MLflow's server has an error. No trial has started.
     """
     from fedsweep.sweep.cluster.ray_session import prepare_environment, sigterm_interrupts
 

@@ -60,7 +60,7 @@ class Proposals:
         Args:
             number: Number of the sample, from 0.
             samples: The arms of all earlier samples.
-            results: The results of earlier samples by number, at least of those in `needed`.
+            results: The results of earlier samples by number, including all samples in `needed`.
         """
         needed = self.needed(number)
         directions = [DIRECTIONS[mode] for mode in self.space.objective.modes]

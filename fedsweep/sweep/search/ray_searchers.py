@@ -79,7 +79,7 @@ class PlannedSearch(FolderSearcher):
         return [(plan, self._rounds) for plan in self._left]
 
     def returned(self, plan: TrialPlan) -> None:
-        """Remember to read the outcome of the trial before the next trial is chosen."""
+        """Add the trial to the list of trials whose outcome is read before the next trial is chosen."""
         self._returned.append(plan)
 
 

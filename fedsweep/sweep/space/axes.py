@@ -221,7 +221,10 @@ class Conditions:
         self._known: dict[str, Mapping[str, Json]] = {}
 
     def active(self, key: str, arm: Arm) -> bool:
-        """Return whether the axis `key` is active in an arm. The arm must have values of all axes in its conditions."""
+        """Return whether the axis `key` is active in an arm.
+
+        The arm must already contain all active axes on which this axis depends.
+        """
         if key not in self._axes or not self._axes[key].when:
             return True
         run = self.run(key, arm)

@@ -78,7 +78,7 @@ class Factorial:
     def pairs(self, deciding: set[str], most: int) -> list[Picked]:
         """Return arms that together contain every possible level of each factor, and every possible pair of levels.
 
-        Levels come before pairs, in case there are more than `most` arms.
+        If `most` arms are not enough for this, levels take precedence over pairs.
 
         Each arm is built around a level or a pair that no earlier arm contains. Every other factor gets the level that
         adds the most missing pairs. If these levels make a factor of the pair inactive, other levels are tried.

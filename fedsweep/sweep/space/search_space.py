@@ -62,7 +62,7 @@ class Rounds(Config):
 
 
 class Parameters(Config):
-    """Counts of parameters and bytes. They are computed without training, weights and data, and are not recorded."""
+    """Counts of parameters and bytes, without training, weights or data. They are printed but not recorded."""
 
     name: Literal["parameters"] = "parameters"
     classes: int = Field(100, gt=1, description="number of classes of the model's head")

@@ -98,8 +98,8 @@ class MedianScheduler(Config):
 class ArmsScheduler(Config):
     """Successive halving of whole arms. The arms with the best means over their seeds run on, and others are pruned.
 
-    Arms are compared at rungs, which are certain communication rounds. Arms that are tied with the
-    best ones, which means at least as good with a quarter of the seeds, run on too. The baseline is never pruned.
+    Arms are compared at rungs, which are certain communication rounds. Arms that are tied with the best ones, which
+    means at least as good with a quarter of the seeds, run on too. The baseline is never pruned.
     """
 
     name: Literal["arms"] = "arms"
