@@ -97,7 +97,7 @@ def _wrong_conditions(resolved: ResolvedSpace) -> Iterator[str]:
             runs = {id(run): run for run in (conditions.run(key, arm) for arm in arms)}.values()
             if not any(name in run for run in runs):
                 known = sorted({one for run in runs for one in run})
-                inside = f"{name}.name" if f"{name}.name" in known else name  # an object's own name
+                inside = f"{name}.name" if f"{name}.name" in known else name  # e.g. `method.name` for `method`
                 yield f"{when} names `{name}`, which is not a hyperparameter of any arm{near(inside, known) or '.'}"
             for value in values:
                 if not any(holds(name, [value], run) for run in runs):

@@ -54,7 +54,7 @@ class RecordedTrials:
 class ArmState(RecordedTrials):
     """The trials of a grid, their recorded metrics, and the pruning decisions that follow from these metrics.
 
-    Idle workers run trials beyond a rung at which the decision is still open. The additional rounds stay hidden until
+    Idle workers run trials beyond a rung whose decision is still pending. The additional rounds stay hidden until
     the arm is promoted, so that neither tables nor decisions depend on which workers were idle.
     """
 
@@ -131,7 +131,7 @@ class ArmState(RecordedTrials):
         return self._arms[key] in self.verdicts.pruned
 
     def visible(self, key: str) -> int:
-        """Return the last round of a trial that may be shown. Rounds after the rung of an open decision stay hidden."""
+        """Return the last round of a trial that may be shown. Rounds after a rung with a pending decision stay hidden."""
         arm, verdicts = self._arms[key], self.verdicts
         if (end := self._end(arm)) is not None:
             return end
@@ -142,7 +142,7 @@ class ArmState(RecordedTrials):
         return max((one for one in self.milestones if one < verdicts.undecided[arm]), default=0)
 
     def outcome(self, key: str) -> Outcome | None:
-        """Return a trial's outcome, or None while the trial runs or the decision about its arm is open."""
+        """Return a trial's outcome, or None while the trial runs or the decision about its arm is pending."""
         arm = self._arms[key]
         error, pruned, end = self._errors.get(key), self.verdicts.pruned.get(arm), self._end(arm)
         if pruned is None:

@@ -25,7 +25,7 @@ TRIES = 8
 
 
 def first_generation(axes: Axes, size: int, seed: int) -> list[dict[str, float]]:
-    """Draw the hyperparameter values of `size` members.
+    """Draw the hyperparameter values of the `size` members of a population.
 
     Each value has its own random stream, derived from `seed`, the number of the member and the name of the axis.
     """

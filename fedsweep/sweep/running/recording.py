@@ -110,7 +110,7 @@ class Recording(Callback, Stopper):
             self.state.refresh(key)
             self.decide()
         elif last < self.rounds and last >= trial.config["until"]:
-            self.sync(key)  # a probe: its memory was measured, and it continues
+            self.sync(key)  # a probe, which has measured the memory; the trial continues
         else:
             self.end(key, Outcome(outcome="finished" if last >= self.rounds else "pruned", round=last))
 
@@ -173,7 +173,7 @@ class Recording(Callback, Stopper):
 
     def sync(self, key: str) -> None:
         """Show a trial in the live table and in MLflow."""
-        if self.sweep.trial(key).planned:  # otherwise the disk was full
+        if self.sweep.trial(key).planned:  # a plan is missing if the disk was full
             record = self.shown(key)
             self.display.update(record)
             self.recorder.sync(record)

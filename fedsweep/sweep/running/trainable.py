@@ -60,7 +60,7 @@ def _locked(stack: ExitStack) -> Path:
 
 def _remove_leftovers() -> None:
     for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*.lock"):
-        with suppress(UserError, OSError):  # of a living worker, or just deleted
+        with suppress(UserError, OSError):  # its worker is alive, or it was just deleted
             if stat.S_ISREG((found := lock.lstat()).st_mode) and found.st_uid == os.getuid():
                 with locked(lock, LOCKED):
                     _remove(lock)

@@ -118,7 +118,7 @@ class Axis(Config):
         if isinstance(value, bool) or not isinstance(value, int if self.kind in WHOLE else (int, float)):
             return False
         low, high = self.bounds
-        steps = 0.0 if self.step is None else (value - low) / self.step  # with or without its rounding error
+        steps = 0.0 if self.step is None else (value - low) / self.step  # whole, apart from rounding errors
         return low <= value <= high and abs(steps - round(steps)) < 1e-9
 
     def probes(self, asked: tuple[Json, ...] = ()) -> list[Json]:

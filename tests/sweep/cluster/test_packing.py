@@ -190,7 +190,7 @@ def test_logical_gpus_are_counted_like_real_ones(monkeypatch: pytest.MonkeyPatch
     check_resources(resources)
     assert (count_gpus(), resources.device, concurrency(resources), most_on_a_gpu(resources)) == (3, "cpu", 8, 3)
     assert concurrency(Resources(gpus_per_trial=0.5)) == 6
-    with pytest.raises(UserError, match="this machine has 3 GPUs"):
+    with pytest.raises(UserError, match="available on this machine is 3"):
         check_resources(Resources(gpus_per_trial=4))
 
 
