@@ -131,7 +131,10 @@ class ArmState(RecordedTrials):
         return self._arms[key] in self.verdicts.pruned
 
     def visible(self, key: str) -> int:
-        """Return the last round of a trial that may be shown. Rounds after a rung with a pending decision stay hidden."""
+        """Return the last round of a trial that may be shown.
+
+        Rounds after a rung whose decision is still pending stay hidden.
+        """
         arm, verdicts = self._arms[key], self.verdicts
         if (end := self._end(arm)) is not None:
             return end
