@@ -56,7 +56,7 @@ def test_a_sweep_cannot_be_resumed_with_another_experiment(own: Call, refused: R
     sweep = new_sweep(Plan.read(SPACE, {}, OWN), Store(tmp_path / "mlruns"))
     assert refused("tune", SPACE, "--resume", "--experiment", "fedra_digits") == (
         f"sweep {sweep.folder.name} of {SPACE} cannot be resumed because its YAML files or overrides have changed "
-        "since it was started; undo the change, or start a new sweep."
+        "since the sweep was started; undo the change, or start a new sweep."
     )
 
 

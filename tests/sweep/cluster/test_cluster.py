@@ -176,8 +176,8 @@ def test_a_ray_that_takes_too_long_to_start_gives_a_clear_error(clean: Path, mon
     with pytest.raises(UserError) as refused:
         ray_session().__enter__()
     assert str(refused.value) == (
-        "Ray did not start on this machine (The current node timed out during startup). Its limit is 30 seconds, which "
-        "may be too short on a busy machine; run the same command with --resume to try again."
+        "Ray did not start on this machine (The current node timed out during startup). Ray waits for 30 seconds, "
+        "which may be too short on a busy machine; run the same command with --resume to try again."
     )
 
 
@@ -209,7 +209,7 @@ def test_a_rejection_that_ray_writes_to_stderr_is_understood_and_not_shown(clean
 def test_a_note_is_shown_if_ray_address_is_ignored(clean: Path):
     assert not_followed("local") == ""
     os.environ["RAY_ADDRESS"] = "10.0.0.1:6379"
-    assert "on the cluster at RAY_ADDRESS, 10.0.0.1:6379, use --address auto" in not_followed("local")
+    assert "use the cluster in RAY_ADDRESS (10.0.0.1:6379), add `--address auto`" in not_followed("local")
     assert not_followed("auto") == ""
 
 

@@ -59,7 +59,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         monkeypatch.setenv(SIZE, str(SIZE_OF_ALL))
         done = fedsweep(folder, "tune", "tiny", *TWO)
     assert "lora.rank=4: " in done.stderr
-    assert "in parallel" in done.stderr
+    assert "trials per GPU" in done.stderr
     return folder
 
 

@@ -171,10 +171,14 @@ def test_measurements_are_printed_for_eight_arms_and_then_summarised(tmp_path: P
         packing.choose([(plan, 9)])
         packing.ended(plan, report(1) | {"memory/peak": 2 * 10**9 + plan.number * 10**8, "memory/total": 141 * 10**9})
     assert len(told) == 8
-    assert told[1] == "lora.rank=1: 2.1 GB of 141 GB per trial (16 in parallel; a round alone takes 1.0 s)."
+    assert told[1] == (
+        "lora.rank=1: 2.1 GB of 141 GB of GPU memory per trial "
+        "(16 trials per GPU; one round takes 1.0 s with the GPU to itself)."
+    )
     assert packing.summary() == (
-        "12 arms, from 2.0 GB of 141 GB per trial (16 in parallel; a round alone takes 1.0 s) "
-        "to 3.1 GB of 141 GB per trial (16 in parallel; a round alone takes 1.0 s)."
+        "12 arms, from 2.0 GB of 141 GB of GPU memory per trial "
+        "(16 trials per GPU; one round takes 1.0 s with the GPU to itself) to 3.1 GB of 141 GB of GPU memory per trial "
+        "(16 trials per GPU; one round takes 1.0 s with the GPU to itself)."
     )
 
 
@@ -186,7 +190,7 @@ def test_logical_gpus_are_counted_like_real_ones(monkeypatch: pytest.MonkeyPatch
     check_resources(resources)
     assert (count_gpus(), resources.device, concurrency(resources), most_on_a_gpu(resources)) == (3, "cpu", 8, 3)
     assert concurrency(Resources(gpus_per_trial=0.5)) == 6
-    with pytest.raises(UserError, match="this machine has 3 GPUs"):
+    with pytest.raises(UserError, match="available on this machine is 3"):
         check_resources(Resources(gpus_per_trial=4))
 
 
