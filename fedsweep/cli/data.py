@@ -40,7 +40,7 @@ def prepare(
     ] = None,
     size: Annotated[int, Option(help="height and width of the decoded images in pixels")] = 224,
     backbone: Annotated[
-        str | None, Option(metavar="TIMM_NAME", help="timm model whose resizing and cropping for evaluation are used")
+        str | None, Option(metavar="TIMM_NAME", help="timm model; resize and crop images as in its evaluation")
     ] = None,
     test_fraction: Annotated[
         float, Option(help="share of each class held out for testing, if the data set has no split of its own")
@@ -111,7 +111,7 @@ def _print_prepared(made: Prepared, plan: Plan) -> None:
 
 @app.command("list")
 def list_stores() -> None:
-    """List the prepared data sets, and the folder layouts that `data prepare` can read.
+    """List the prepared data sets, and the folder layouts that `fedsweep data prepare` can read.
 
     Example: `fedsweep data list`
     """
@@ -199,10 +199,10 @@ def partition(
 
     The column `distance` is the total-variation distance between the label distribution of a client and that of its
     domain. The skew of a partition is the mean of these distances. It is 0 if all clients of a domain have the same
-    distribution of labels. For a search space, the picture has one panel for each different partition among its arms,
-    drawn with the first seed.
+    distribution of labels. For a search space, the picture has one panel for each different partition that its arms
+    have with the first seed.
 
-    Example: `fedsweep data partition ablations/lora_rank federation.rounds=5`
+    Example: `fedsweep data partition fedra_digits partition=feature_label_skew partition.alpha=0.1`
     """
     changes = parse_overrides(overrides or [])
     kind, _ = find_either(name)  # report a wrong name before importing torch, which is slow
@@ -227,7 +227,7 @@ DECIDES = ("data", "partition", "seed")  # the parts of an experiment that deter
 
 
 def _panels(configs: Iterable[RunConfig]) -> tuple[list[Panel], tuple[str, ...]]:
-    """Return one panel of the picture for each different partition of the experiments, and the names of the classes."""
+    """Return one panel for each different partition of the experiments, and the names of the classes."""
     from fedsweep.federation.build_and_run import split
     from fedsweep.preparation.figures import Panel
 

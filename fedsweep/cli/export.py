@@ -28,19 +28,20 @@ def export(
         str,
         Argument(
             metavar="TRIAL",
-            help="key of a trial or the start of the key, arm of a sweep as `SPACE[@SWEEP][:ARM]`, or experiment that "
-            "was run",
+            help="trial to export: its key or the start of its key, an arm of a sweep as `SPACE[@SWEEP][:ARM]`, or an "
+            "experiment that you ran with `fedsweep run`",
         ),
     ],
     to: Annotated[Path, Option("--to", metavar="DIR", help="folder to write; it must be new or empty")],
     client: Annotated[
         str | None,
         Option(
-            help="id of a client whose own model is exported, if the method trains one; by default, the global model"
+            help="id of the client whose own model is exported, if the method trains such models; by default, the "
+            "global model is exported"
         ),
     ] = None,
     unfinished: Annotated[
-        bool, Option("--unfinished", help="also accept trials that are not finished or were pruned")
+        bool, Option("--unfinished", help="also accept trials that have not finished or were pruned")
     ] = False,
     register: Annotated[
         str | None,
@@ -87,7 +88,7 @@ def export(
 
 
 def version_of(card: ExportCard) -> tuple[str, dict[str, str]]:
-    """Return the artifact folder's name, which is unique for round and client, and the tags of a model version."""
+    """Return the name of a model version's artifact folder, which contains round and client, and the version's tags."""
     whose = f"-{card.origin.client}" if card.origin.client else ""
     tags = {"method": card.method, "seed": str(card.seed), "round": str(card.round), "trial": card.origin.key}
     return f"export-{card.round}{whose}", {f"fedsweep.{name}": value for name, value in tags.items()}
@@ -147,7 +148,7 @@ def predict(
 
 
 def table_rows(found: Predictions) -> list[list[str]]:
-    """Return a header row and a row per image: its path, then the name and probability of each predicted class."""
+    """Return a header row and, for each image, a row with its path and the name and probability of each class."""
     most = max((len(guesses) for guesses in found.images.values()), default=1)
     numbers = ["", *(f" {place}" for place in range(2, most + 1))]
     header = ["path", *(f"{name}{number}" for number in numbers for name in ("class", "probability"))]
@@ -174,7 +175,7 @@ def as_text(found: Predictions) -> str:
 
 
 def as_json(found: Predictions) -> str:
-    """Return predictions, unreadable images and accuracy as the text of one JSON object."""
+    """Return the predictions, the unreadable images and the accuracy as one JSON object in text form."""
     images = [
         {"path": name, "predictions": [{"class": one.name, "probability": one.probability} for one in guesses]}
         for name, guesses in found.images.items()

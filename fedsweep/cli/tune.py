@@ -26,10 +26,10 @@ SPACE_OPTIONS = {
     "gpus_per_trial": "resources.gpus_per_trial",
     "system_metrics": "resources.system_metrics",
 }
-"""The entry of the search space that each option of `tune` changes."""
+"""Map each option of `tune` to the entry of the search space that it changes."""
 ADDRESS = (
-    "`local` (run trials on this machine), HOST:PORT of a Ray cluster, or `auto` (the cluster in RAY_ADDRESS or on "
-    "this machine)"
+    "where to run trials: `local` (this machine), HOST:PORT of a Ray cluster, or `auto` (the Ray cluster in "
+    "RAY_ADDRESS or on this machine)"
 )
 
 
@@ -41,7 +41,7 @@ def tune(
     seeds: Annotated[
         str | None, Option(help="seeds to run, instead of those in the search space, e.g. `0,1,2,3,4`")
     ] = None,
-    samples: Annotated[int | None, Option(help="number of configurations that a random or TPE search tries")] = None,
+    samples: Annotated[int | None, Option(help="number of configurations that a random or TPE search samples")] = None,
     warm_start: Annotated[
         str | None,
         Option(
@@ -51,11 +51,11 @@ def tune(
     ] = None,
     subsets: Annotated[
         str | None,
-        Option(help="`one` (leave out one component of `ablate` at a time) or `all` (leave out every combination)"),
+        Option(help="components of `ablate` to leave out: `one` (one at a time) or `all` (every combination)"),
     ] = None,
     design: Annotated[
         str | None,
-        Option(help="`full` (run the whole grid) or `one_factor` (change one value of the baseline at a time)"),
+        Option(help="arms of a grid: `full` (all) or `one_factor` (change one value of the baseline at a time)"),
     ] = None,
     scheduler: Annotated[
         str | None,
@@ -129,7 +129,7 @@ def tune(
 
 
 def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes to the search space that the given options of `tune` make, by dotted name."""
+    """Return the changes that the given options of `tune` make to the search space, as a dict keyed by dotted names."""
     given = {dotted: options[name] for name, dotted in SPACE_OPTIONS.items() if options.get(name) is not None}
     if "seeds" in given:
         parsed = parse_yaml(f"[{given['seeds']}]", "`--seeds`")
