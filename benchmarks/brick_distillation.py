@@ -47,7 +47,7 @@ def backbone(width: int) -> LayeredModel:
 
 
 def start(width: int, device: str) -> dict[str, Tensor]:
-    """Return untrained BRICKs, the modules that replace blocks: for each matrix of a BRICK, a tensor (blocks, ...)."""
+    """Return an untrained BRICK for every block: a tensor (blocks, rows, columns) for each of the BRICK's matrices."""
     generator = torch.Generator().manual_seed(0)
     fresh = {"a1": (RANK, width), "b1": (width, RANK), "a2": (RANK, width), "b2": (width, RANK)}
     return {
@@ -109,9 +109,9 @@ def measure(width: int, images: int, epochs: int, times: int, device: str) -> di
     """Time all variants on a ViT of the given width, and compare the BRICKs that they train.
 
     Returns:
-        The median seconds of each variant, the ratio of each loop to `side by side`, and the largest difference
-        `apart`. A difference is the norm of the difference between a matrix of the BRICKs from a loop and the same
-        matrix from `side by side`, divided by the norm of the matrix from `side by side`.
+        The median seconds of each variant. The seconds of each loop, divided by those of `side by side`, which
+        distils all blocks at once. As `apart`, the largest relative difference (in the Frobenius norm) between the
+        matrices of the BRICKs from a loop and those from `side by side`.
     """
     model, bricks = backbone(width).to(device), start(width, device)
     size = WIDTHS[width][0]
@@ -136,7 +136,7 @@ def measure(width: int, images: int, epochs: int, times: int, device: str) -> di
 
 
 def main() -> None:
-    """Measure all widths, print a table and, with `--out`, write a JSON file."""
+    """Time the variants on ViTs of all widths, print a table and, with `--out`, write a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=96, help="number of images of the domain")
     parser.add_argument("--epochs", type=int, default=10)

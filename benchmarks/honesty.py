@@ -124,7 +124,7 @@ def judge(tally: Tally, records: list[TrialRecord], apart: tuple[float, ...]) ->
 
 
 def rows(repetitions: int) -> Iterator[dict[str, str]]:
-    """Yield the table's row for each number of seeds, first with normal residuals, then with skewed residuals."""
+    """Yield a table row for each number of seeds, first with normal residuals, then with skewed residuals."""
     for skewed in (False, True):
         for n in (3, 5, 6, 8, 10, 20):
             tally, rng = Tally(), np.random.default_rng(n + 100 * skewed)

@@ -121,7 +121,7 @@ def curves_text(labels: Sequence[str], curves: Array) -> str:
     return (
         f"{arms} arms with {seeds} seed{'s' * (seeds > 1)} over {rounds} rounds. The best arm is `{best}`, with a mean "
         f"of {means[0]:.1f} % at the last round. The means of the second, fourth and last arm are {second:.2f}, "
-        f"{fourth:.2f} and {last_one:.1f} percentage points lower.{spread * (seeds > 1)}"
+        f"{fourth:.2f} and {last_one:.1f} percentage points below the best mean.{spread * (seeds > 1)}"
     )
 
 
@@ -213,9 +213,9 @@ that finished in every arm are used.
 The tables compare these strategies:
 
 - *arms (ours)*: the scheduler `arms`, which promotes or prunes all seeds of an arm together. At each rung, the arms
-  with the best means are promoted. An arm below them is *spared*, that is, it also continues, if it is at least as good
-  as the last promoted arm on at least one seed. All remaining arms are pruned.
-- *arms, nobody spared*: successive halving by the mean over the seeds. No arms are spared.
+  with the best means are promoted. Another arm is *spared*, that is, it also continues, if it is at least as good as
+  the last promoted arm on at least one seed. All remaining arms are pruned.
+- *arms, nobody spared*: successive halving by the mean over the seeds, without spared arms.
 - *arms, spared by a t test*: like *arms (ours)*, but an arm is spared unless a paired t-test over the seeds finds that
   the arm is worse than the last promoted arm (one-sided, at the 10 % level). With a single seed, no arms are spared.
 - *per-trial ASHA*, *per-trial median stopping*: the schedulers `asha` and `median`, which prune single trials.
@@ -241,8 +241,8 @@ Each cell of the next tables has three numbers: `survives with any seed / surviv
 
 Each strategy that prunes was run with several settings: with grace 1 to 3 and eta 2 to 4 or, for median stopping, with
 grace 1, 2, 3, 4 and 6. The heading of a column is the largest allowed share of all rounds. Each number belongs to the
-best setting that runs no more rounds. The best setting can differ between the three numbers of a cell. The settings
-were chosen on the same problems, so the numbers are optimistic for all strategies that prune.
+best setting whose share of all rounds is at most this large. The best setting can differ between the three numbers of a
+cell. The settings were chosen on the same problems, so the numbers are optimistic for all strategies that prune.
 
 The results have two limits:
 
@@ -285,7 +285,7 @@ in the first section, with {seeds} seeds and with rounds of unequal duration (gr
 numbers: `time · utilisation · rounds`.
 
 - `time`: time until the last worker has finished, in mean durations of a round.
-- `utilisation`: share of this time in which workers are busy.
+- `utilisation`: share of the time in which workers are busy.
 - `rounds`: share of all rounds that were run, including the rounds that idle workers ran beyond a rung before the
   decision.
 

@@ -19,7 +19,7 @@ def halved(
     """Run synchronous halving of whole arms if `together` is set, and of single trials otherwise.
 
     Args:
-        problem: The problem.
+        problem: The sweep to replay.
         grace: The round of the first rung.
         eta: At each rung, one in `eta` of the arms or trials is promoted.
         together: Whether all seeds of an arm are pruned together.
@@ -45,7 +45,10 @@ def halved(
 
 
 def by_asha(problem: Problem, grace: int, eta: float, strata: Sequence[int] | None = None) -> Rounds:
-    """Run ASHA on four workers with rounds of equal length, and return the number of rounds that each trial runs."""
+    """Run ASHA on four workers with rounds of equal length, and return the number of rounds that each trial runs.
+
+    If `strata` is given, it contains the task of each arm, and only trials of the same task are compared.
+    """
     strategy = asha(problem.curves, problem.order, grace, eta, strata)
     return work(strategy, problem.curves.shape[:2], 4, dict.fromkeys(problem.order, 1.0)).rounds
 
@@ -85,7 +88,7 @@ def ruled(problem: Problem, grace: int, eta: float, spares: Callable[[Array, Arr
     """Prune whole arms by successive halving, with a given rule for arms that are not promoted by their mean.
 
     Args:
-        problem: The problem.
+        problem: The sweep to replay.
         grace: The round of the first rung.
         eta: At each rung, one in `eta` of the arms is promoted by its mean over the seeds.
         spares: A function that returns whether another arm continues, too. Its arguments are the values (seeds,) of

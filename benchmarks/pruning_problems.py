@@ -60,7 +60,7 @@ class Score:
 
     @classmethod
     def of(cls, problem: Problem, rounds: Rounds) -> "Score":
-        """Return the scores of a strategy that ran the number `rounds` of rounds of each trial, (arms, seeds)."""
+        """Return the scores of a strategy that ran `rounds` of each trial, a matrix of numbers (arms, seeds)."""
         ended = rounds == problem.curves.shape[2]
         last = np.where(ended, problem.curves[:, :, -1], np.nan)
         finished = ended.any(axis=1)
@@ -107,7 +107,7 @@ def record(folders: Sequence[Path]) -> None:
 
 
 def problems(curves: Array, arms: int, seeds: int, count: int) -> list[Problem]:
-    """Return `count` problems with random arms, seeds and orders, which are the same in each call."""
+    """Return `count` problems with random arms, seeds and orders. Each call returns the same problems."""
     rng = np.random.default_rng(arms * 100 + seeds)
     found = []
     for _ in range(count):

@@ -99,7 +99,10 @@ class TrialByTrial:
 def asha(
     curves: Array, order: Sequence[Trial], grace: int, eta: float, strata: Sequence[int] | None = None
 ) -> TrialByTrial:
-    """Return a strategy that prunes single trials by ASHA."""
+    """Return a strategy that prunes single trials by ASHA.
+
+    If `strata` is given, it contains the task of each arm, and only trials of the same task are compared.
+    """
     rule = Rungs(ASHAScheduler(grace_rounds=grace, reduction_factor=eta), curves.shape[2], NO_LOG)
     return TrialByTrial(rule, curves, order, strata)
 

@@ -1,6 +1,6 @@
 """Print random docstrings and sentences of the documentation, so that a reader can judge them without the code.
 
-uv run python scripts/sample_prose.py 60 7                      # 60 of each, drawn with seed 7
+uv run python scripts/sample_prose.py 60 7                      # 60 docstrings and 60 sentences, drawn with seed 7
 uv run python scripts/sample_prose.py 60 7 fedsweep/report docs/guides   # only from these places
 
 Mark each entry A (clear on first reading), B (needs a second reading) or C (unclear even with its signature). At least

@@ -197,7 +197,7 @@ def _kind(annotation: Any) -> str:
 
 
 def _rules(metadata: list[Any]) -> list[str]:
-    """Return the bounds of a field as a list with one phrase, such as `≥ 0 and < 1`, or an empty list."""
+    """Return a list with one phrase for the bounds of a field, such as `≥ 0 and < 1`, or an empty list."""
     bounds = [(sign, getattr(rule, attribute, None)) for rule in metadata for attribute, sign in RULES.items()]
     rules = [f"{sign} {bound:g}" for sign, bound in bounds if bound is not None]
     return [" and ".join(rules)] if rules else []

@@ -1,4 +1,4 @@
-"""The largest differences between the tensors of the released code and of fedsweep after a round."""
+"""The largest differences between the tensors of FedRA's released code and those of fedsweep after a round."""
 
 import math
 from pathlib import Path
@@ -16,7 +16,7 @@ Groups = dict[str, dict[str, float]]
 
 
 def agreement(code: Path, comparison: Comparison) -> list[Groups]:
-    """Run the same rounds with the released code and with fedsweep; return the tensor differences after each round."""
+    """Run the same rounds with the released code and with fedsweep; return their differences after each round."""
     ours = Fedsweep(comparison.method, 0.0, UNEQUAL)
     theirs = Released(code, comparison, ours.weights(), 0.0)
     start = ours.state.adapter
@@ -65,7 +65,7 @@ def agree(groups: Groups) -> bool:
 
 
 def table(compared: dict[str, list[Groups]]) -> Table:
-    """Return a table of the largest differences, with a row for each method and group of tensors."""
+    """Return a table of the largest differences between tensors, with a row for each method and group of tensors."""
     made = Table("method", "tensors", "", *(f"round {n}" for n in PLAYED), "change", title="Largest differences")
     for method, rounds in compared.items():
         for group, last in rounds[-1].items():

@@ -1,4 +1,4 @@
-"""fedsweep's side of the comparison: the model, the clients with their images, and the steps of a round."""
+"""fedsweep's side of the comparison with FedRA's released code: the model, the clients and the steps of a round."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from .setting import BATCH, CLASSES, DEPTHS, LAYERS, MEAN, RAMP, RATE, STD, TEST
 
 
 class Fedsweep:
-    """fedsweep's side of the comparison: a method with its model, its six clients and the server's state."""
+    """fedsweep's side of a comparison with released code: a method with its model, six clients and server state."""
 
     def __init__(
         self, method: FederatedMethod, dropout: float, images: Sequence[int], patch_embed: bool = True

@@ -1,4 +1,4 @@
-"""The released code's side of the comparison: wrappers of its modules, and its main loop for each method."""
+"""FedRA's released code in the comparison with fedsweep: wrappers of its modules, and its main loop per method."""
 
 import importlib
 import sys
@@ -43,7 +43,7 @@ class Comparison:
 
 
 class Released:
-    """The server and the clients of the released code, each with its own model."""
+    """The server and the clients of FedRA's released code, each with its own model."""
 
     def __init__(self, code: Path, comparison: Comparison, weights: dict[str, Tensor], dropout: float) -> None:
         self._comparison = comparison
@@ -71,7 +71,7 @@ class Released:
             raise KeyError(f"not tensors of the released model: {', '.join(unknown)}")
 
     def adapter(self, names: Sequence[str]) -> AdapterState:
-        """Return the server's adapters and head as a dict from the `names` of fedsweep to tensors."""
+        """Return the server's adapters and head as a dict from `names`, the names in fedsweep, to tensors."""
         tensors = self._server.global_model.state_dict()
         return {name: tensors[_their_name(name)].clone() for name in names}
 

@@ -1,4 +1,4 @@
-"""The setting of the comparison: six clients, a small ViT and random images."""
+"""The setting of the comparison of FedRA's released code with fedsweep: six clients, a small ViT, random images."""
 
 from collections.abc import Iterable
 

@@ -58,7 +58,7 @@ def models(arms: Sequence[Arm], counted: Sequence[Counted], reference: Reference
 
 
 def row_name(metric: str) -> str:
-    """Return the label of a count, the metric `metric`, in a table.
+    """Return the label of a metric in the tables of counts.
 
     >>> row_name("parameters/lora_per_block"), row_name("percent/trained/stage_2"), row_name("seconds/0.1MBps")
     ('lora per block', '% trained, stage 2', 's at 0.1 MB/s')
@@ -96,7 +96,7 @@ def _of_clients(heads: Sequence[str]) -> Table:
 
 
 def _rounded(value: float | None) -> str:
-    """Format a count as in papers: 86.4M, 43.0K."""
+    """Return a count as papers print counts, e.g. 86.4M or 43.0K."""
     if value is None:
         return ""
     if value >= 1e6:

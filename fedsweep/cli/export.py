@@ -1,4 +1,4 @@
-"""`fedsweep export` and `fedsweep predict`."""
+"""The commands `fedsweep export` and `fedsweep predict`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def export(
     """Export a trained model to a folder that timm, or transformers with PEFT, can load without fedsweep.
 
     If TRIAL matches several trials, the trial with the best objective is exported. As a check, the exported model is
-    loaded again. The export fails if its predictions differ from those of the run's model.
+    loaded again. The export fails if the loaded model's predictions differ from those of the run's model.
 
     Example: `fedsweep export ablations/lora_rank:lora.rank=4 --to rank4`
     """
@@ -105,7 +105,7 @@ def predict(
 ) -> None:
     """Classify the images of a folder with an exported model.
 
-    The images are decoded, resized and cropped like the images that the model was tuned on. If images cannot be read,
+    The images are decoded, resized and cropped like the images that the model was trained on. If images cannot be read,
     their names are printed, all other images are classified, and the exit code is 1. If every image is in a folder
     named after its class, the accuracy is printed too.
 
@@ -139,7 +139,7 @@ def predict(
     else:
         sys.stdout.write(text)
     if found.accuracy is not None and form != "json":
-        sentence = f"Accuracy {found.accuracy:.2%} on {len(found.images)} images, with their folders as labels."
+        sentence = f"Accuracy {found.accuracy:.2%} on {len(found.images)} images, with the folders' names as labels."
         print(sentence, file=sys.stdout if form == "table" and output is None else sys.stderr)
     for name, reason in found.broken.items():
         print(f"fedsweep: {images / name} cannot be read: {reason}.", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`fedsweep pretrain`."""
+"""The command `fedsweep pretrain`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedsweep report` and `fedsweep compare`."""
+"""The commands `fedsweep report` and `fedsweep compare`."""
 
 from __future__ import annotations
 

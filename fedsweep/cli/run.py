@@ -1,4 +1,4 @@
-"""`fedsweep run`, `ui`, `list` and `show`, and the table of rounds that `run` prints."""
+"""The commands `fedsweep run`, `ui`, `list` and `show`, and the table of rounds that `run` prints."""
 
 from __future__ import annotations
 

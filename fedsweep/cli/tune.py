@@ -1,4 +1,4 @@
-"""`fedsweep tune`."""
+"""The command `fedsweep tune`."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def tune(
     context: Context,
     space: Annotated[str, Argument(metavar="SEARCH_SPACE", help="search space to run, e.g. `ablations/lora_rank`")],
     overrides: Overrides = None,
-    experiment: Annotated[str | None, Option(help="experiment to vary, instead of the one in the search space")] = None,
+    experiment: Annotated[str | None, Option(help="experiment to vary, instead of the search space's own")] = None,
     seeds: Annotated[
-        str | None, Option(help="seeds to run, instead of those in the search space, e.g. `0,1,2,3,4`")
+        str | None, Option(help="seeds to run, instead of the search space's seeds, e.g. `0,1,2,3,4`")
     ] = None,
     samples: Annotated[int | None, Option(help="number of configurations that a random or TPE search samples")] = None,
     warm_start: Annotated[
         str | None,
         Option(
             metavar="SPACE[@SWEEP]",
-            help="earlier sweep that a TPE search learns from; without `@SWEEP`, the newest one of SPACE",
+            help="earlier sweep that a TPE search learns from; without `@SWEEP`, the newest sweep of SPACE",
         ),
     ] = None,
     subsets: Annotated[
@@ -59,7 +59,7 @@ def tune(
     ] = None,
     scheduler: Annotated[
         str | None,
-        Option(help="scheduler, instead of the one in the search space: `none`, `asha`, `median`, `arms` or `pbt`"),
+        Option(help="scheduler, instead of the search space's scheduler: `none`, `asha`, `median`, `arms` or `pbt`"),
     ] = None,
     cpus_per_trial: Annotated[float | None, Option(help="CPU cores per trial")] = None,
     gpus_per_trial: Annotated[
@@ -80,7 +80,7 @@ def tune(
         bool, Option("--dry-run", help="only print the arms, the number of trials and an estimate of the time")
     ] = False,
     fresh: Annotated[
-        bool, Option("--fresh", help="run all trials again, even if an earlier sweep has finished the same ones")
+        bool, Option("--fresh", help="run all trials again, even trials that an earlier sweep has finished")
     ] = False,
     resume: Annotated[bool, Option("--resume", help="resume the newest sweep of this search space")] = False,
     sweep: Annotated[

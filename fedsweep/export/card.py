@@ -38,7 +38,7 @@ class ImageCard(_Entry):
 
 
 class Origin(_Entry):
-    """The run that an export comes from."""
+    """The origin of an export: its search space or experiment, its sweep, its trial and its client."""
 
     name: str = Field(description="the search space, or the experiment of a single run")
     sweep: str | None = Field(description="the sweep's id; null for a single run")

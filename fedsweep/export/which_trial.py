@@ -152,7 +152,7 @@ def _standing(record: TrialRecord) -> str:
 
 
 def summarise_list(names: Sequence[str], most: int = 6) -> str:
-    """Join names with commas; beyond the first `most` names, give only their number.
+    """Return the first `most` names, separated by commas, and the number of all other names.
 
     >>> summarise_list(["a", "b", "c"], most=2)
     'a, b and 1 more'

@@ -43,7 +43,7 @@ TOLERANCE = 1e-4  # allowed difference relative to the largest logit, because th
 
 
 def export(named: Named, target: Path, client: str | None = None) -> ExportCard:
-    """Write a trial's global model, or the model of one client, to a new or empty folder; return its `export.json`.
+    """Write a trial's global model, or one client's model, to an empty folder; return the contents of `export.json`.
 
     Raises:
         UserError: The folder cannot be used, the method's model cannot be exported, the run's data or weights are
