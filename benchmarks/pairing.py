@@ -81,7 +81,10 @@ def numbers(arm: Mapping[int, float], baseline: Mapping[int, float]) -> list[str
 
 
 def saved(first: NDArray[np.float64], second: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-    """Return the factor by which common seeds save seeds: (var(first) + var(second)) / var(first - second)."""
+    """Return (var(first) + var(second)) / var(first - second).
+
+    This ratio is the factor by which common seeds reduce the number of seeds for an interval of the same length.
+    """
     apart = np.var(first - second, axis=axis, ddof=1)
     return (np.var(first, axis=axis, ddof=1) + np.var(second, axis=axis, ddof=1)) / np.maximum(apart, 1e-12)
 

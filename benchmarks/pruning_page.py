@@ -240,9 +240,9 @@ Each cell of the next tables has three numbers: `survives with any seed / surviv
 - `regret`: difference between the true means of the truly best arm and of the answer, in percentage points.
 
 Each strategy that prunes was run with several settings: with grace 1 to 3 and eta 2 to 4 or, for median stopping, with
-grace 1, 2, 3, 4 and 6. The heading of a column is the largest allowed share of all rounds. Each number belongs to the
-best setting whose share of all rounds is at most this large. The best setting can differ between the three numbers of a
-cell. The settings were chosen on the same problems, so the numbers are optimistic for all strategies that prune.
+grace 1, 2, 3, 4 and 6. Each number belongs to the best setting that runs at most the share of all rounds in the heading
+of its column. The best setting can differ between the three numbers of a cell. The settings were chosen on the same
+problems, so the numbers are optimistic for all strategies that prune.
 
 The results have two limits:
 
@@ -280,9 +280,9 @@ first", the worker starts with the truly best arm.
 ## Waiting at rungs
 
 With the strategy "arms, waiting at rungs", each trial stops at a rung until its arm is promoted or pruned. With the
-strategy "arms, running ahead (ours)", idle workers continue these trials before the decision. The problems are drawn as
-in the first section, with {seeds} seeds and with rounds of unequal duration (grace 3, eta 3). Each cell has three
-numbers: `time · utilisation · rounds`.
+strategy "arms, running ahead (ours)", idle workers continue trials beyond a rung before the decision on their arm. The
+problems are drawn as in the first section, with {seeds} seeds and with rounds of unequal duration (grace 3, eta 3).
+Each cell has three numbers: `time · utilisation · rounds`.
 
 - `time`: time until the last worker has finished, in mean durations of a round.
 - `utilisation`: share of the time in which workers are busy.

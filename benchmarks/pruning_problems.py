@@ -60,7 +60,7 @@ class Score:
 
     @classmethod
     def of(cls, problem: Problem, rounds: Rounds) -> "Score":
-        """Return the scores of a strategy that ran `rounds` of each trial, a matrix of numbers (arms, seeds)."""
+        """Return the scores of a strategy, given the number of rounds that the strategy ran of each trial."""
         ended = rounds == problem.curves.shape[2]
         last = np.where(ended, problem.curves[:, :, -1], np.nan)
         finished = ended.any(axis=1)

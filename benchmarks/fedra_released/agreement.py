@@ -16,7 +16,7 @@ Groups = dict[str, dict[str, float]]
 
 
 def agreement(code: Path, comparison: Comparison) -> list[Groups]:
-    """Run the same rounds with the released code and with fedsweep; return their differences after each round."""
+    """Return the largest differences between the tensors of the released code and of fedsweep after each round."""
     ours = Fedsweep(comparison.method, 0.0, UNEQUAL)
     theirs = Released(code, comparison, ours.weights(), 0.0)
     start = ours.state.adapter

@@ -22,7 +22,7 @@ from .setting import BATCH, CLASSES, DEPTHS, LAYERS, MEAN, RAMP, RATE, STD, TEST
 
 
 class Fedsweep:
-    """fedsweep's side of a comparison with released code: a method with its model, six clients and server state."""
+    """fedsweep's side of the comparison with FedRA's released code: method, model, six clients and server state."""
 
     def __init__(
         self, method: FederatedMethod, dropout: float, images: Sequence[int], patch_embed: bool = True

@@ -71,7 +71,7 @@ class Released:
             raise KeyError(f"not tensors of the released model: {', '.join(unknown)}")
 
     def adapter(self, names: Sequence[str]) -> AdapterState:
-        """Return the server's adapters and head as a dict from `names`, the names in fedsweep, to tensors."""
+        """Return the server's adapters and head, keyed by `names`, which are the names of the tensors in fedsweep."""
         tensors = self._server.global_model.state_dict()
         return {name: tensors[_their_name(name)].clone() for name in names}
 

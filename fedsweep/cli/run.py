@@ -213,7 +213,7 @@ class RoundTable:
         self.headings = ["round", *self.shown, "train loss"]
         self.console = output.progress_console()
         done = TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        left = TextColumn("time left"), TimeRemainingColumn()
+        left = TextColumn("about"), TimeRemainingColumn(), TextColumn("left")
         in_terminal = sys.stdout.isatty()  # print rows above the bar, but keep them on stdout if it is a pipe
         self.progress = Progress(*done, *left, console=self.console, transient=True, redirect_stdout=in_terminal)
         self.task = self.progress.add_task("rounds", total=config.federation.rounds)
