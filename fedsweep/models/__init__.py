@@ -24,16 +24,16 @@ def build_model(
     class_names: Sequence[str] | None = None,
     freeze_a: bool = False,
 ) -> LayeredModel:
-    """Return a model in evaluation mode: a frozen backbone, a trainable head and untrained adapters.
+    """Return a model in evaluation mode with a frozen backbone, a trainable head and untrained LoRA adapters.
 
     Args:
         backbone: The configuration of the backbone.
         lora: The configuration of the adapters; None adds no adapters.
         num_classes: The number of outputs of the head.
-        seed: The seed of the adapters' initial values, and of all parameters that the weights do not contain.
-        class_names: The names of the classes. The head of a weights file is then used only if the card of the file
-            lists the same names, or no names.
-        freeze_a: Whether the factor A of every adapter keeps its initial value, which is the same for all clients.
+        seed: The seed of the adapters' initial values and of all parameters that have no pre-trained values.
+        class_names: The names of the classes, in the order of the outputs. If they are given, the head of a weights
+            file is discarded when the file's JSON card lists other names.
+        freeze_a: Whether LoRA's factor A keeps its initial value, which is the same for all clients.
 
     Raises:
         UserError: The weights are missing or do not fit the model.

@@ -1,9 +1,9 @@
-"""The activation cache: outputs of frozen blocks, computed once per image and shared by all trials of a node.
+"""The activation cache: outputs of frozen blocks, computed once per image and shared by all trials on a node.
 
 The blocks below the lowest trained block return the same output for an image in every step, round and trial. The output
-for one image is called a row. Rows are stored in files, under a key of everything that determines them. They are read
-one by one, so that they need no memory of the process: the operating system keeps recently read rows in its page cache,
-and drops them first when memory is short.
+for one image is called a row. Rows are stored in files, whose names are hashes of everything that determines the rows.
+A process reads only the rows of the current batch and does not keep them: the operating system keeps recently read rows
+in its page cache, and drops them first when memory is short.
 """
 
 import contextlib
@@ -28,27 +28,31 @@ from fedsweep.types import AdapterState, ImageSet
 GROUP = 16
 """The number of images in a group: frozen functions are called with whole groups only.
 
-Rows are therefore bit-identical, whichever of them are cached. A CPU kernel computes each row independently of the
-others, except in the remainder of a batch, which it processes differently.
+Rows are therefore bit-identical, no matter which of them are cached. A CPU kernel computes each row independently of
+the others, except in the remainder of a batch, which it processes differently.
 """
 PAGE, SUFFIX = 4096, ".rows"
 PACKAGES = ("torch", "timm", "transformers", "peft", "numpy")
 LOOKS = 64
-"""A process measures the size of the folder again after it has written `limit` / LOOKS bytes, because other processes
-write to the folder too."""
+"""After every `limit` / LOOKS bytes that a process writes, it measures the size of the folder again, because other
+processes write to the folder too."""
 
 
 @dataclass(frozen=True)
 class FrozenFunction:
-    """A function that maps uint8 images (n, 3, h, w) to rows (n, ...), and a key that identifies the function."""
+    """A frozen part of a model: a function from uint8 images (n, 3, h, w) to outputs (n, ...), one row per image.
+
+    `key` identifies the function in the activation cache: functions with the same key return the same outputs.
+    """
 
     key: str
     compute: Callable[[Tensor], Tensor]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return the rows of `images`, without a gradient.
+        """Return the outputs (n, ...) for n images, without gradients.
 
-        The function is computed on a multiple of GROUP images: copies of the first image fill the last group.
+        The batch is padded with copies of its first image to a multiple of `GROUP` images, so that the rounding of an
+        output does not depend on the size of the batch.
         """
         padding = images[:1].expand(-len(images) % GROUP, *images.shape[1:])
         with torch.no_grad():
@@ -57,10 +61,15 @@ class FrozenFunction:
 
 @dataclass
 class FrozenRows:
-    """The activation cache of one process, in a folder that processes share.
+    """The activation cache of one process, in a folder that several processes share.
 
-    `sources` maps the memory address of each tensor of images to a name of its content. `limit` is the maximum size of
-    the folder in bytes. Without a folder, nothing is cached.
+    The cache stores outputs of frozen blocks; the output for one image is called a row.
+
+    Attributes:
+        sources: A dict from the memory address of an image tensor to an identifier of the tensor's content. Outputs for
+            images in other tensors are not cached.
+        folder: The folder of the cache; if None, nothing is cached.
+        limit: The maximum size of the folder in bytes.
     """
 
     sources: Mapping[int, str] = field(default_factory=dict)
@@ -72,9 +81,11 @@ class FrozenRows:
 
     @classmethod
     def of(cls, sources: Mapping[int, str]) -> Self:
-        """Return a cache with the folder and the limit that FEDSWEEP_CACHE and FEDSWEEP_CACHE_GB set.
+        """Return a cache as the environment variables FEDSWEEP_CACHE and FEDSWEEP_CACHE_GB configure it.
 
-        If the folder cannot be created or the limit is 0, the returned cache stores nothing.
+        The variables set the folder and its maximum size in gigabytes. If the folder cannot be created or the size is
+        0, the returned cache stores nothing. `sources` maps the memory address of each image tensor to an identifier of
+        the tensor's content.
         """
         folder, limit = activation_folder(), activation_bytes()
         with contextlib.suppress(OSError):
@@ -84,9 +95,10 @@ class FrozenRows:
         return cls(sources)
 
     def rows(self, function: FrozenFunction, images: ImageSet, index: Tensor) -> Tensor:
-        """Return the function's rows (k, ...) for the examples at `index` (k,).
+        """Return the outputs (k, ...) of `function` for the k images at `index`, from the cache if possible.
 
-        The rows are on the CPU if `images` can be cached, and otherwise on the model's device.
+        New outputs are added to the cache. The result is on the CPU if the cache can store outputs for `images`, and
+        otherwise on the model's device.
         """
         places = images.places(index)
         if self.folder is None or any(part.data_ptr() not in self.sources for part, _, _ in places):
@@ -113,12 +125,18 @@ class FrozenRows:
         return out
 
     def next_round(self) -> None:
-        """Close the files that were not used for a whole round, so that their rows may be removed."""
+        """Start a new round, and close the cache files that the last round did not use.
+
+        If the cache is full, this process may remove the closed files.
+        """
         self._round += 1
         self._files = {place: rows for place, rows in self._files.items() if rows.used >= self._round - 1}
 
     def all(self, function: FrozenFunction, images: ImageSet, size: int) -> Tensor:
-        """Return the rows of all examples, read or computed in batches of `size`."""
+        """Return the outputs (n, ...) of `function` for all n images, on the CPU.
+
+        Outputs are read from the cache or computed in batches of `size` images.
+        """
         indices = torch.split(torch.arange(len(images)), size)
         return torch.cat([self.rows(function, images, index).cpu() for index in indices])
 
@@ -127,7 +145,11 @@ class FrozenRows:
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def _kept(self, place: Path, count: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a mask of the `rows` that are cached, and their values; no row counts if the file cannot be read."""
+        """Return a boolean mask of the image numbers `rows` that the file `place` contains, and their cached outputs.
+
+        The path `place` does not include the file's suffixes. `count` is the number of images for which the file has
+        room. If the file cannot be read, the mask is false for all images.
+        """
         with contextlib.suppress(OSError):
             if place not in self._files and (paths := list(place.parent.glob(f"{place.name}.*{SUFFIX}"))):
                 self._files[place] = _Rows(paths[0], count)
@@ -138,7 +160,11 @@ class FrozenRows:
         return torch.zeros(len(rows), dtype=torch.bool), torch.empty(0)
 
     def _keep(self, place: Path, count: int, rows: Tensor, values: Tensor) -> None:
-        """Cache `values` as `rows`, if they fit within the limit and the folder can be written."""
+        """Write `values`, the outputs for the image numbers `rows`, to the file `place`, if the size limit permits it.
+
+        The path `place` does not include the file's suffixes. `count` is the number of images for which the file has
+        room. Errors of the operating system are ignored, because the cache only saves time.
+        """
         with contextlib.suppress(OSError):
             if not self._may_grow(place.parent, values.nbytes):
                 return
@@ -150,9 +176,9 @@ class FrozenRows:
             self._files[place].write(rows, values)
 
     def _may_grow(self, folder: Path, size: int) -> bool:
-        """Return whether `size` more bytes fit within the limit.
+        """Return whether `size` more bytes fit within the limit of the cache.
 
-        If they do not fit, the files that this process does not use are removed first, oldest first.
+        If necessary, cache files that this process does not use are removed first, starting with the oldest.
         """
         if size > self._room:
             left = self.limit - self._swept(folder, size)
@@ -180,11 +206,11 @@ class FrozenRows:
 
 
 class _Rows:
-    """The rows of one function for one tensor of images, in a sparse file.
+    """The cached outputs of one frozen function for one tensor of images, in a sparse file.
 
-    The file starts with one byte for each row, which is 1 if the row is cached. The rows follow. The name of the file
-    is `<key>.<dtype>.<shape of a row>.rows`. The file is opened once, so that this process can still use it after
-    another process has removed it.
+    The file starts with one byte for each image, which is 1 if the output for the image (a row) is cached. The rows
+    follow. The name of the file is `<key>.<dtype>.<shape of a row>.rows`. The file stays open, so that this process can
+    still use it after another process has removed it.
     """
 
     used = 0  # the last round in which a row was read or written
@@ -216,7 +242,7 @@ class _Rows:
         return torch.from_numpy(found)
 
     def write(self, rows: Tensor, values: Tensor) -> None:
-        """Write `values` as `rows`, or only the first of them if the disk becomes full.
+        """Write `values`, the outputs for the image numbers `rows`, or only the first of them if the disk becomes full.
 
         Raises:
             OSError: The file cannot be written.
@@ -232,8 +258,8 @@ class _Rows:
 def _boot() -> str:
     """Return the id of the machine's current boot, or an empty string on systems without such an id.
 
-    It is part of every key, because after a crash of the machine a row can be marked as cached although its values
-    were not written.
+    The id is part of every cache key. After a crash of the machine, a row could be marked as cached although its values
+    never reached the disk.
     """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -252,13 +278,13 @@ def _code() -> str:
 
 
 def digest_of(identity: str, state: AdapterState, device: torch.device) -> str:
-    """Return a key of a frozen part of a model.
+    """Return a SHA-256 that identifies a frozen part of a model, for use as a cache key.
 
     Args:
-        identity: A key of the model's origin, for example its configuration and a digest of its weights.
-        state: The tensors of the part that were trained in this run, by name.
-        device: The device of the model. Its type, the number of threads and the code are part of the key, because
-            they determine rounding.
+        identity: A string that identifies the model and its pre-trained weights.
+        state: The tensors of the part that differ from the pre-trained weights, such as adapters, keyed by name.
+        device: The device of the model. The type of the device, the number of CPU threads and the source code are also
+            part of the key, because they affect rounding.
     """
     found = hashlib.sha256(f"{identity}\0{device.type}\0{torch.get_num_threads()}\0{_code()}".encode())
     for name in sorted(state):
@@ -269,8 +295,14 @@ def digest_of(identity: str, state: AdapterState, device: torch.device) -> str:
 
 
 def walk_key(identity: str, steps: tuple[object, ...], whole: bool, state: AdapterState, device: torch.device) -> str:
-    """Return the key of the output of `steps`, the first steps of a forward pass.
+    """Return the cache key of the output after `steps`, the first blocks of a forward pass.
 
-    If `whole` is true, they are all steps of it, and the output includes the layers after the last block.
+    Args:
+        identity: A string that identifies the model and its pre-trained weights.
+        steps: The numbers of the blocks, in order.
+        whole: Whether `steps` are all blocks of the forward pass. For a CLIP model, the output then includes the layers
+            after the last block.
+        state: The trainable tensors on which the output depends, keyed by name.
+        device: The device of the model, which affects rounding.
     """
     return digest_of(f"{identity}\0{steps}\0{whole}", state, device)

@@ -1,4 +1,4 @@
-"""The base class of backbone configurations, and the reader that supplies a model with pixels or cached activations."""
+"""The base class of backbone configurations, and a reader that supplies a model with pixels or cached activations."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -24,14 +24,14 @@ SHAPE = (
 
 
 class Recipe(Config):
-    """A call of timm or transformers that builds the same network as a backbone, without fedsweep."""
+    """A function call of timm or transformers that builds a backbone's network without fedsweep."""
 
     what_a_name_is = "an entry of a backbone's recipe"
 
     call: Literal["timm.create_model", "timm.models.MlpMixer", "transformers.CLIPModel.from_pretrained"]
     model: str = Field("", description="name of the model in the call; empty if the call takes no name")
     arguments: dict[str, Json] = Field(default_factory=dict, description="other arguments of the call, by name")
-    fetched: bool = Field(description="whether the library can load or download the weights by that name")
+    fetched: bool = Field(description="whether the library can load or download the weights by the name of the model")
 
     @field_validator("arguments")
     @classmethod
@@ -43,7 +43,7 @@ class Recipe(Config):
 
     @property
     def of_timm(self) -> bool:
-        """True if the call is timm's, and false if it is transformers'."""
+        """True for a function of timm, and false for a function of transformers."""
         return self.call.startswith("timm.")
 
 
@@ -55,7 +55,7 @@ class Outline:
     width: int  # number of features of an image token
     image_size: int  # height and width in pixels
     largest_rank: Mapping[str, int]
-    """The largest LoRA rank for each position: the smallest side of the adapted matrices."""
+    """The largest LoRA rank for each value of `lora.position`: the smallest dimension of the adapted matrices."""
 
 
 class Backbone(Config, ABC):
@@ -84,16 +84,19 @@ class Backbone(Config, ABC):
 
     @property
     def image_size(self) -> int:
-        """The height and width of its images, in pixels."""
+        """The height and width of the backbone's input images, in pixels."""
         return self._outline.image_size
 
     def largest_rank(self, position: str) -> int:
-        """Return the largest allowed LoRA rank at `position`."""
+        """Return the largest allowed LoRA rank for `position`, a value of `lora.position` such as `both`."""
         return self._outline.largest_rank[position]
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return an identifier of the weights' content: `none`, timm's tag, or a digest.
+        """Return a string that identifies the content of the weights.
+
+        The string is `none` for random weights, `timm:` and the model's name for weights of timm, or `sha256:` and a
+        digest of the files that contain the weights.
 
         Raises:
             UserError: The weights are missing.
@@ -108,7 +111,7 @@ class Backbone(Config, ABC):
         """
 
     def check_weights(self, num_classes: int, class_names: Sequence[str] | None = None) -> None:
-        """Build the model once to check its weights before a run; a later check of the same weights costs nothing.
+        """Build the model before a run to check its weights; the same weights are checked only once.
 
         Raises:
             UserError: The weights are missing or do not fit the model.
@@ -117,7 +120,10 @@ class Backbone(Config, ABC):
         _checked(self, num_classes, names, self.fingerprint())
 
     def identity(self, content: str) -> str:
-        """Return a key of the image encoder: its configuration without the prompt, and its fingerprint `content`."""
+        """Return a string that identifies the image encoder and its weights.
+
+        The string contains the configuration, except the text prompt, and `content`, the fingerprint of the weights.
+        """
         return f"{self.model_dump_json(exclude={'prompt'})} {content}"
 
 
@@ -130,15 +136,17 @@ def _checked(backbone: Backbone, num_classes: int, names: tuple[str, ...] | None
 def check_walk(
     model: LayeredModel, forward: Callable[[Tensor], Tensor], size: int, name: str, theirs: str, tolerance: float = 0.0
 ) -> None:
-    """Check on one random image that a model, run block by block, returns the logits of its library's own forward pass.
+    """Check that a model, run block by block, returns the logits of its library's own forward pass.
+
+    The check uses one random image. The library is timm or transformers.
 
     Args:
         model: The model, which is switched to evaluation mode.
-        forward: The library's own forward pass, from normalised pixels to logits.
-        size: The height and width of the image in pixels.
+        forward: The library's own forward pass, a function from normalised pixels to logits.
+        size: The height and width of the random image in pixels.
         name: The name of the model in error messages.
         theirs: The name of the library's forward pass in error messages.
-        tolerance: The largest relative and absolute difference between logits.
+        tolerance: The largest allowed relative and absolute difference between logits.
 
     Raises:
         UserError: The logits differ, or are not finite.
@@ -160,9 +168,13 @@ def check_walk(
 
 @dataclass(frozen=True)
 class Reader:
-    """The reader of images for a model, which reuses cached outputs of the model's frozen blocks.
+    """The reader of a model's input images, which reuses cached outputs of the model's frozen blocks.
 
-    `identity` is a key of the model's origin, `kept` is the activation cache, and `batch_size` is used in evaluation.
+    Attributes:
+        model: The model.
+        identity: A string that identifies the model and its pre-trained weights, for cache keys.
+        kept: The activation cache, which stores outputs of frozen blocks.
+        batch_size: The number of images per forward pass without training.
     """
 
     model: LayeredModel
@@ -171,12 +183,12 @@ class Reader:
     batch_size: int = 256
 
     def prefix(self, walk: Walk, steps: int, adapter: AdapterState) -> FrozenFunction:
-        """Return the first `steps` of a walk as a frozen function, whose outputs can be cached.
+        """Return the first `steps` blocks of a forward pass as a function whose outputs can be cached.
 
         Args:
-            walk: The blocks of a forward pass, in order.
-            steps: The number of steps at the start of the walk that are not trained.
-            adapter: The adapter that the model currently holds.
+            walk: The blocks of the forward pass, in order.
+            steps: The number of frozen blocks at the start of `walk`.
+            adapter: The trainable tensors that the model currently holds, keyed by name.
         """
         model, ahead = self.model, self.model.ahead(adapter, walk, steps)
         key = walk_key(self.identity, tuple(walk[:steps]), steps == len(walk), ahead, model.mean.device)
@@ -192,17 +204,19 @@ class Reader:
         done: int,
         side_inputs: Mapping[str, Tensor],
     ) -> Images:
-        """Return the examples at `index` as input of the model.
+        """Return the model's input for the images at `index`.
 
         Args:
-            images: The images.
-            index: The positions of the examples in `images`, int64 (k,).
-            function: The frozen function of the first steps; None if no step is frozen.
-            done: The number of steps that `function` covers.
-            side_inputs: Further inputs for each image of `images`, by name.
+            images: The set that contains the images.
+            index: The k positions of the images in the set, as int64 (k,).
+            function: The frozen blocks at the start of the forward pass; None if no block is frozen.
+            done: The number of blocks in `function`.
+            side_inputs: Additional inputs of the method, each a tensor with one row for every image of the set, keyed
+                by name.
 
         Returns:
-            The pixels, if there is neither a frozen function nor a side input, and otherwise a batch.
+            The pixels (k, 3, h, w) if there are neither frozen blocks nor additional inputs. Otherwise, a `Batch` with
+            the cached outputs of the frozen blocks and the additional inputs.
         """
         if function is None and not side_inputs:
             return images.take(index)[0]

@@ -23,10 +23,10 @@ def is_folder(model: str) -> bool:
 
 
 def find(model: str) -> Path:
-    """Return the folder with the files of a checkpoint; a checkpoint of the Hugging Face Hub is downloaded once.
+    """Return the local folder of a checkpoint, which is downloaded from the Hugging Face Hub if necessary.
 
     Args:
-        model: A folder, or a name on the Hugging Face Hub.
+        model: A folder, or the name of a checkpoint on the Hugging Face Hub.
 
     Raises:
         UserError: The folder lacks a file, or the checkpoint can be neither found nor downloaded.
@@ -55,7 +55,7 @@ def digest(folder: Path) -> str:
 
 
 def _from_hub(model: str) -> Path:
-    """Return the folder of a checkpoint in the local cache of the hub; download it once if it is not complete."""
+    """Return the folder of a checkpoint in Hugging Face's local cache; download the checkpoint if files are missing."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -65,7 +65,9 @@ def _from_hub(model: str) -> Path:
         if not _lacking(folder):
             return folder
     except HFValidationError:
-        raise UserError(f"`backbone.model` {model} is neither a folder nor a name on the Hugging Face Hub.") from None
+        raise UserError(
+            f"`backbone.model` {model} is neither a folder nor a valid name on the Hugging Face Hub."
+        ) from None
     except LocalEntryNotFoundError:
         pass
     try:

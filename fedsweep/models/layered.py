@@ -1,7 +1,7 @@
 """Backbones that run block by block, so that a client can run any subset of the blocks.
 
-A forward pass consists of an embedding, a walk over blocks and a classifier. A walk is a sequence of steps. Each step
-is a block, or a stand-in, that is, a small module that replaces a missing block.
+A forward pass consists of an embedding, a walk and a classifier. A walk is a sequence of steps. Each step is a block,
+or a stand-in, that is, a small module that replaces a missing block.
 """
 
 import math
@@ -26,17 +26,17 @@ Position = Literal["l0", "l1", "both", "mlp", "attention", "all"]
 - `mlp`, `attention`, `all`, for CLIP only: all linear layers of the MLP, of the attention, or of both
 """
 Images: TypeAlias = Tensor | Batch
-"""uint8 images (n, 3, height, width), or a batch, which may contain the output of its first steps."""
+"""uint8 images (n, 3, height, width), or a batch, which may contain cached outputs of the first blocks."""
 Step: TypeAlias = int | Callable[["LayeredModel", Tensor], Tensor]
-"""One step of a walk: the number of a block, or a function of model and tokens that replaces a block."""
+"""One step of a forward pass: the number of a block, or a function of the model and tokens that replaces a block."""
 Walk: TypeAlias = Sequence[Step]
-"""The steps of a walk, in order, without the blocks that a client skips."""
+"""The steps of a forward pass, in order, without the blocks that a client skips."""
 
 
 class LayeredModel(nn.Module, ABC):
     """A frozen backbone with trainable adapters and a trainable head, which runs block by block.
 
-    A process holds one full model for all clients. A client's adapter is copied into it, and a block has the same
+    A process holds one full model, into which the tensors of each client are copied in turn. A block has the same
     number on every client.
     """
 
@@ -52,8 +52,8 @@ class LayeredModel(nn.Module, ABC):
     def __init__(self, backbone: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self.backbone = backbone
-        self.heads = nn.ModuleDict()  # additional classifiers, by the number of blocks before them
-        self.bricks = nn.ModuleDict()  # BRICKs, FedBRICK's small replacements for blocks, by set of BRICKs
+        self.heads = nn.ModuleDict()  # additional classifiers, keyed by the number of blocks before them
+        self.bricks = nn.ModuleDict()  # BRICKs, FedBRICK's small replacements for blocks, keyed by set of BRICKs
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
@@ -77,20 +77,26 @@ class LayeredModel(nn.Module, ABC):
         return cast(Tensor, self.backbone.blocks[layer](tokens))
 
     def classify(self, tokens: Tensor) -> Tensor:
-        """Return logits (batch, classes) of tokens (batch, tokens, width): final norm, then timm's pooling and head."""
+        """Return logits (batch, classes) for tokens (batch, tokens, width) after the last block.
+
+        The tokens pass the final norm, timm's pooling and the head.
+        """
         return cast(Tensor, self.backbone.forward_head(self.backbone.norm(tokens)))
 
     def features(self, tokens: Tensor) -> Tensor:
-        """Return the head's input (batch, width) for tokens (batch, tokens, width): final norm, then timm's pooling."""
+        """Return the head's input (batch, width) for tokens (batch, tokens, width) after the last block.
+
+        The tokens pass the final norm and timm's pooling.
+        """
         return cast(Tensor, self.backbone.forward_head(self.backbone.norm(tokens), pre_logits=True))
 
     def draw_head(self, seed: int) -> None:
-        """Give the head random initial values, which depend only on the seed and the names of its parameters."""
+        """Draw random initial values for the head, which depend only on `seed` and the names of its parameters."""
         draw_head(((name, one) for name, one in self.named_parameters() if name.startswith(self.head_prefix)), seed)
         self.head_is_fresh = True
 
     def add_heads(self, depths: Iterable[int], seed: int) -> None:
-        """Add a trainable classifier, `heads.<depth>`, after each number of blocks in `depths`."""
+        """Add a trainable classifier, `heads.<d>`, after the first d blocks, for each d in `depths`."""
         shape = self.backbone.num_features, self.backbone.num_classes
         for depth in sorted(depths):
             head = nn.Linear(*shape, device="meta").to_empty(device="cpu")
@@ -99,11 +105,18 @@ class LayeredModel(nn.Module, ABC):
 
     @classmethod
     def positions(cls) -> dict[str, tuple[str, ...]]:
-        """Return the names of a block's adapted linear layers for each LoRA position."""
+        """Map each LoRA position (`l0`, `l1` or `both`) to the names of a block's adapted linear layers."""
         return {**{name: (place,) for name, place in cls.sublayers.items()}, "both": tuple(cls.sublayers.values())}
 
     def exits(self, images: Images, walk: Walk, depths: Sequence[int], last: bool) -> list[Tensor]:
-        """Return logits (batch, classes) of the heads at `depths` and, if `last` is true, of the backbone's head."""
+        """Return logits (batch, classes) of classifiers at several depths, computed in a single forward pass.
+
+        Args:
+            images: The images, or a batch with cached tokens.
+            walk: The blocks to run, in order.
+            depths: The numbers of blocks after which an additional classifier returns logits.
+            last: Whether the backbone's own head also returns logits, after the last block.
+        """
         (tokens, done), logits = self.begin(images), []
         for place, step in enumerate(walk, start=1):
             tokens = tokens if place <= done else self.step(step, tokens)
@@ -119,8 +132,8 @@ class LayeredModel(nn.Module, ABC):
     def normalize(self, images: Tensor) -> Tensor:
         """Return the normalised pixels of uint8 images (batch, 3, h, w), on the model's device.
 
-        The images may be a memory map on the host. A backbone with one input channel gets the mean of the three
-        colours.
+        The images may be a memory map on the host. If the backbone has only one input channel, the three colours are
+        averaged.
         """
         pixels = images.to(self.mean.device, non_blocking=True).to(self.mean.dtype, copy=True).div_(255)
         if len(self.mean) == 1:
@@ -128,20 +141,24 @@ class LayeredModel(nn.Module, ABC):
         return standardize_(pixels, self.mean, self.std)
 
     def forward(self, images: Images, walk: Walk | None = None) -> Tensor:
-        """Return logits (batch, classes) of images after the steps of `walk`, by default all blocks."""
+        """Return the logits (batch, classes) of images after the blocks in `walk`; None runs all blocks."""
         return self.classify(self.walk(images, range(self.num_layers) if walk is None else walk))
 
     def walk(self, images: Images, walk: Walk) -> Tensor:
-        """Return the tokens (batch, tokens, width) of images after the last step of `walk`."""
+        """Return the tokens (batch, tokens, width) of images after the steps in `walk`.
+
+        A step is a block, or a module that replaces a block.
+        """
         tokens, done = self.begin(images)
         for step in walk[done:]:
             tokens = self.step(step, tokens)
         return tokens
 
     def begin(self, images: Images) -> tuple[Tensor, int]:
-        """Return tokens of images, and the number of steps that they have already passed.
+        """Return the tokens with which a forward pass starts, and the number of blocks that they have already passed.
 
-        If the batch has cached tokens, they are returned. Otherwise, the pixels are embedded and the number is 0.
+        If `images` is a batch with cached tokens, the cached tokens are returned. Otherwise, the pixels are embedded,
+        and the number of passed blocks is 0.
         """
         if isinstance(images, Batch):
             if images.tokens is not None:
@@ -150,7 +167,9 @@ class LayeredModel(nn.Module, ABC):
         return self.embed(self.normalize(images)), 0
 
     def frozen_steps(self, walk: Walk, trained: Iterable[str]) -> int:
-        """Return the number of steps at the start of a walk that do not change while the tensors `trained` are trained.
+        """Return how many steps at the start of `walk` are frozen if only the tensors named in `trained` are trained.
+
+        A step is a block, or a module that replaces a block. Modules that replace blocks are never frozen.
 
         >>> LayeredModel.frozen_steps(LayeredModel, (0, 3, 7), ["backbone.blocks.7.mlp.fc2.bias", "backbone.head.bias"])
         2
@@ -165,36 +184,45 @@ class LayeredModel(nn.Module, ABC):
         return next(movable, len(walk))
 
     def ahead(self, state: AdapterState, walk: Walk, steps: int) -> AdapterState:
-        """Return the tensors of `state` that influence the output of the first `steps` of a walk.
+        """Return the tensors of `state` on which the output of the first `steps` blocks in `walk` depends.
 
-        If `steps` is the length of the walk, the tensors after the last block (`top`) are included.
+        If `steps` is the length of `walk`, the tensors of the layers after the last block are included.
         """
         top = self.top if steps == len(walk) else ()
         behind = tuple(prefix for prefix in self.behind if prefix not in top)
         return {name: state[name] for name in names_within(state, cast("Sequence[int]", walk[:steps]), behind)}
 
     def height(self, name: str) -> tuple[int, int]:
-        """Return the index of a tensor's block in its encoder, and the number of blocks of this encoder."""
+        """Return, for the tensor `name`, the index of its block and the number of blocks of the model."""
         return cast(int, layer_of(name)), self.num_layers
 
     def plain_name(self, name: str) -> str:
-        """Return the name of a backbone tensor in the network of timm or transformers, with LoRA's names as in PEFT."""
+        """Return the name of a backbone tensor in the library's network, with PEFT's names for LoRA factors.
+
+        The library is timm or transformers.
+        """
         return name.removeprefix("backbone.")
 
     def cut(self, layers: Sequence[int]) -> dict[str, int]:
-        """Return the number of blocks that the library's network must keep to compute a walk over `layers`.
+        """Return the number of blocks that timm's or transformers' network must keep to run only the blocks `layers`.
 
-        The result maps the name of each list of blocks to its new length. It is empty if `layers` are all blocks.
+        The dict maps the name of each list of blocks to its new length. It is empty if `layers` are all blocks.
         """
         return {} if len(layers) == self.num_layers else {"blocks": len(layers)}
 
     def passed(self, images: Images, walk: Walk) -> Tensor:
-        """Return the output of a walk without trained steps, which can be cached: tokens (batch, tokens, width)."""
+        """Return the tokens (batch, tokens, width) of images after the blocks in `walk`, which are all frozen.
+
+        The output can therefore be cached.
+        """
         return self.walk(images, walk)
 
     @contextmanager
     def frozen(self, walk: Walk, steps: int) -> Iterator[None]:
-        """Keep the first `steps` blocks of a walk in evaluation mode, so that frozen adapters have no dropout."""
+        """Keep the first `steps` blocks in `walk` in evaluation mode until the `with` statement ends.
+
+        Frozen adapters therefore have no dropout.
+        """
         blocks = [self.backbone.blocks[step] for step in walk[:steps]]
         for block in blocks:
             block.eval()
@@ -205,15 +233,15 @@ class LayeredModel(nn.Module, ABC):
                 block.train(self.training)
 
     def step(self, step: Step, tokens: Tensor) -> Tensor:
-        """Return the output of one step, in the shape of `tokens` (batch, tokens, width)."""
+        """Return the output of a block, or of a module that replaces a block: tokens (batch, tokens, width)."""
         return self.block(step, tokens) if isinstance(step, int) else step(self, tokens)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Return the trainable parameters of adapters and heads, by full name."""
+        """Return the trainable parameters, such as adapters and heads, keyed by full name."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def statistics(self) -> dict[str, Tensor]:
-        """Return the running means and variances of the trained batch norms, by full name."""
+        """Return the running means and variances of the trained batch norms, keyed by full name."""
         return {
             f"{name}.{one}": cast(Tensor, getattr(module, one))
             for name, module in self.named_modules()
@@ -222,24 +250,27 @@ class LayeredModel(nn.Module, ABC):
         }
 
     def movable(self) -> dict[str, Tensor]:
-        """Return all tensors that training changes, by full name: trainable parameters and batch norm statistics."""
+        """Return all tensors that training changes, keyed by full name: parameters and batch norm statistics."""
         return {**self.trainable(), **self.statistics()}
 
     def adapter(self) -> AdapterState:
-        """Return a copy of all tensors that training changes, by full name."""
+        """Return a copy of all tensors that training changes, keyed by full name."""
         return {name: tensor.detach().clone() for name, tensor in self.movable().items()}
 
     def load_adapter(self, state: AdapterState) -> None:
         """Copy the tensors of `state` into the model.
 
         Raises:
-            KeyError: A name is not that of a tensor that training changes.
+            KeyError: A name in `state` belongs to no tensor that training changes.
         """
         copy_into(self.movable(), state)
 
 
 def completed(held: Sequence[int], stand_ins: Mapping[int, Step]) -> Walk:
-    """Return the walk of a client that holds the blocks `held`, and stand-ins for missing blocks, if there are any.
+    """Return the steps of a client's forward pass: its blocks `held`, and any stand-ins for missing blocks, in order.
+
+    `stand_ins` maps the number of a block to the module that replaces the block. Missing blocks without a stand-in are
+    skipped.
 
     >>> completed((0, 3), {}), completed((0, 3), {layer: f"E{layer}" for layer in range(4)})
     ((0, 3), (0, 'E1', 'E2', 3))
@@ -251,7 +282,7 @@ def copy_into(parameters: Mapping[str, Tensor], state: AdapterState) -> None:
     """Copy the tensors of `state` into the `parameters` of the same names.
 
     Raises:
-        KeyError: A name is not among `parameters`.
+        KeyError: A name in `state` is not in `parameters`.
     """
     if unknown := sorted(set(state) - set(parameters)):
         raise KeyError(f"not trainable tensors of this model: {', '.join(unknown)}")
@@ -262,7 +293,7 @@ def copy_into(parameters: Mapping[str, Tensor], state: AdapterState) -> None:
 
 @torch.no_grad()
 def draw_head(parameters: Iterable[tuple[str, nn.Parameter]], seed: int) -> None:
-    """Draw a head's weights from a truncated normal distribution (standard deviation 0.02), and zero its biases.
+    """Draw a head's weights from a truncated normal distribution (standard deviation 0.02), and set its biases to zero.
 
     The values of a tensor depend only on the seed and the tensor's full name.
     """
@@ -276,9 +307,10 @@ def draw_head(parameters: Iterable[tuple[str, nn.Parameter]], seed: int) -> None
 
 @torch.no_grad()
 def draw_linears(layers: nn.Sequential, seed: int, purpose: str, *key: str) -> None:
-    """Draw the weights of linear layers from torch's default distribution, and zero their biases.
+    """Draw the weights of linear layers from torch's default distribution, and set their biases to zero.
 
-    The values depend only on `seed`, `purpose`, `key` and the layer's position. Layers on the meta device are skipped.
+    The values depend only on `seed`, on the strings `purpose` and `key`, and on the layer's position in `layers`.
+    Layers on the meta device are skipped.
     """
     for place, layer in enumerate(layers):
         if isinstance(layer, nn.Linear) and not layer.weight.is_meta:

@@ -1,4 +1,4 @@
-"""LoRA adapters with the layers of PEFT. No other module imports PEFT."""
+"""LoRA adapters, implemented with PEFT; no other module imports PEFT."""
 
 import math
 import warnings
@@ -17,9 +17,10 @@ from fedsweep.models.names import names_within
 
 
 class LoraConfig(Config):
-    """Low-rank adapters of linear layers, W x + s B A x (FedRA, Eq. 2).
+    """LoRA adapters, which change the output of a linear layer from W x to W x + s B A x (FedRA, Eq. 2).
 
-    Set either `alpha` or `scaling`. If `alpha` is fixed, a sweep over ranks also changes the scaling s = alpha / rank.
+    W is the frozen weight, A and B are the trainable factors, and s is the scaling. Set either `alpha` or `scaling`. If
+    `alpha` is fixed, a sweep over ranks also changes the scaling s = alpha / rank.
     """
 
     rank: int = Field(8, gt=0, description="rank of the adapters: number of rows of A and of columns of B")
@@ -29,9 +30,9 @@ class LoraConfig(Config):
     scaling: float | None = Field(None, gt=0, description="scaling s of the adapters' output; null if `alpha` is set")
     position: Position = Field(
         "both",
-        description="adapted linear layers of each block: `l0` (the last one of the attention or token mixing), `l1` "
-        "(the last one of the MLP or channel mixing), or `both`; for CLIP also `mlp` or `attention` (all linear layers "
-        "of that part), or `all` (those of both parts)",
+        description="adapted linear layers of each block: `l0` (the last one of the attention or of a Mixer's token "
+        "mixing), `l1` (the last one of the MLP or of a Mixer's channel mixing), or `both`; for CLIP also `mlp` or "
+        "`attention` (all linear layers of that part), or `all` (the linear layers of both parts)",
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate of the adapters' inputs")
     patch_embed: bool = Field(False, description="also adapt the patch embedding, as FedRA's released code does")
@@ -45,21 +46,22 @@ class LoraConfig(Config):
 
     @property
     def effective_scaling(self) -> float:
-        """The scaling s of the adapters' output."""
+        """The scaling s, by which the output of an adapter is multiplied."""
         return self.scaling if self.scaling is not None else (self.alpha or 0.0) / self.rank
 
 
 def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool = False) -> None:
-    """Insert adapters into a model in place, and make only the adapters and the head trainable.
+    """Insert LoRA adapters into a model in place, and make only the adapters and the head trainable.
 
-    B is initialised with zeros, and A with Kaiming-uniform values that depend only on the seed and the tensor's name.
-    Two arms that adapt different layers therefore start from the same values in the layers that they share.
+    The factor B is initialised with zeros, and A with Kaiming-uniform values that depend only on the seed and the
+    tensor's name. Two arms that adapt different layers therefore start from the same values in the layers that they
+    share.
 
     Args:
         model: The model.
         config: The configuration of the adapters.
         seed: The seed of the initial values.
-        freeze_a: Whether only the factor B of the adapters is trainable.
+        freeze_a: Whether the factor A is frozen, so that only B is trainable.
     """
     from peft import inject_adapter_in_model
 
@@ -90,14 +92,15 @@ def _peft_config(config: LoraConfig, **more: Any) -> Any:
 
 
 def write_adapter(folder: Path, config: LoraConfig, tensors: Mapping[str, Tensor], base: str | None) -> None:
-    """Write an adapter in the file format of PEFT.
+    """Write an adapter in PEFT's file format.
 
     Args:
         folder: The folder to write to.
-        config: The configuration of the adapters.
-        tensors: The tensors of the adapters and of other trained modules, which are saved in full. Their names are
-            those of the plain network of timm or transformers; LoRA's end in, for example, `.lora_A.default.weight`.
-        base: The name of the plain network, if it has one.
+        config: The configuration of the adapter.
+        tensors: The LoRA factors and the tensors of other trained modules, which are saved in full, keyed by name. The
+            names are those of the network in timm or transformers, and the names of LoRA factors end in
+            `.lora_A.default.weight` or `.lora_B.default.weight`.
+        base: The name under which timm or transformers provides the network's weights, or None.
     """
     from safetensors.torch import save_file
 
@@ -115,7 +118,10 @@ def write_adapter(folder: Path, config: LoraConfig, tensors: Mapping[str, Tensor
 
 
 def with_adapter(network: nn.Module, folder: Path) -> nn.Module:
-    """Load an adapter that `write_adapter` has written into a plain network in place, and return the network."""
+    """Return a network of timm or transformers with the adapter that `write_adapter` has written to `folder`.
+
+    The network is changed in place.
+    """
     from peft import PeftModel
 
     with warnings.catch_warnings():
@@ -133,8 +139,9 @@ def train_head_alone(model: LayeredModel) -> None:
 def relative_norm(model: LayeredModel, layers: Iterable[int]) -> float:
     """Return ||s B A|| / ||W||, the size of LoRA's changes relative to the frozen weights.
 
-    The Frobenius norms are taken over all adapted layers in the blocks `layers`, and over the patch embedding if it is
-    adapted. The adapters are those that the model currently holds. The result is 0 if there are none.
+    s is LoRA's scaling, A and B are the factors that the model currently holds, and W is the frozen weight. The
+    Frobenius norms are taken over all adapted layers in the blocks `layers`, and over the patch embedding if it is
+    adapted. The result is 0 if no layer is adapted.
     """
     added = frozen = 0.0
     names = (name for name, _ in model.named_modules() if name.endswith(".lora_A"))
@@ -147,5 +154,8 @@ def relative_norm(model: LayeredModel, layers: Iterable[int]) -> float:
 
 
 def squared_norm(left: Tensor, right: Tensor) -> float:
-    """Return the squared Frobenius norm of `left @ right`, computed as tr(L^T L R R^T) without the product."""
+    """Return the squared Frobenius norm of L R, the product of `left` and `right`, without computing the product.
+
+    The norm is computed as tr(L^T L R R^T).
+    """
     return max(0.0, ((left.T @ left) * (right @ right.T)).sum().item())

@@ -1,4 +1,4 @@
-"""Functions that derive the block and the kind of a tensor from its name."""
+"""Functions that derive the block and the kind of a tensor from the tensor's name."""
 
 import re
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ _BLOCK = re.compile(r"^backbone\.blocks\.(\d+)\.")
 
 
 def layer_of(name: str) -> int | None:
-    """Return the number of the block that a tensor belongs to, or None if it belongs to no block, like the head.
+    """Return the number of the block to which a tensor belongs, or None for a tensor outside the blocks.
 
     >>> layer_of("backbone.blocks.7.attn.proj.lora_A.default.weight"), layer_of("backbone.head.weight")
     (7, None)
@@ -18,7 +18,7 @@ def layer_of(name: str) -> int | None:
 
 
 def moved_to(name: str, layer: int) -> str:
-    """Return the name of the tensor that corresponds to tensor `name` in block `layer`.
+    """Return the name of the tensor in block `layer` that corresponds to the tensor `name` in another block.
 
     >>> moved_to("backbone.blocks.7.attn.proj.lora_A.default.weight", 2)
     'backbone.blocks.2.attn.proj.lora_A.default.weight'
@@ -41,7 +41,7 @@ def names_within(names: Iterable[str], layers: Iterable[int], excluded_prefixes:
 
 
 def is_statistic(name: str) -> bool:
-    """Return whether a tensor is a running mean or variance, which has no gradient but is averaged over clients.
+    """Return whether a tensor is a running mean or variance, which has no gradient but is averaged over the clients.
 
     >>> is_statistic("gate.adapter.1.running_var"), is_statistic("gate.adapter.1.weight")
     (True, False)

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 
 T_co = TypeVar("T_co", covariant=True)
 Role = Literal["backbone", "beside"]
-"""The role of a network in a run: the backbone, or a second network of the method, like the server's CLIP."""
+"""The role of a network in a run: the backbone, or a second network of the method, such as the server's CLIP model."""
 
 
 class Source(Protocol[T_co]):
@@ -23,22 +23,26 @@ _kept: dict[Role, tuple[Hashable, Any]] | None = None
 
 
 def keep() -> None:
-    """Switch the cache on: from now on, the last network of each role stays in host memory."""
+    """Switch the cache on, so that the last network of each role stays in host memory.
+
+    The roles are the backbone, and a second network of a method.
+    """
     global _kept
     _kept = _kept or {}
 
 
 def built(role: Role, source: Source[T_co], content: str, *arguments: Hashable) -> T_co:
-    """Return `source.build(*arguments)`, or a copy of the same network from the cache.
+    """Return the network that `source` describes: a new one, or a copy of the same network from the cache.
 
     The caller may change the returned network in place.
 
     Args:
-        role: The role of the network in the run.
+        role: The role of the network in the run: `backbone`, or `beside` for a second network of the method, such as
+            the server's CLIP model.
         source: The configuration of the network.
-        content: The fingerprint of the weights. The network is built again if it changes. A network with the
-            fingerprint `none`, which has random weights, is not cached.
-        arguments: The arguments of `source.build`.
+        content: The fingerprint of the weights. The network is built again if the fingerprint changes. A network with
+            the fingerprint `none`, which has random weights, is not cached.
+        arguments: The arguments of `source.build`, which builds the network.
     """
     if _kept is None or content.partition(":")[0] == "none":
         return source.build(*arguments)

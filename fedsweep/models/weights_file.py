@@ -1,4 +1,4 @@
-"""Files of backbone weights in timm's naming: finding, hashing, reading and loading them."""
+"""Files of backbone weights in timm's naming: functions that find, hash, read and load them."""
 
 import hashlib
 import importlib
@@ -23,7 +23,7 @@ _PRETRAINED = re.compile(r"(?:.*/)?backbones/([\w.-]+)\.safetensors")
 
 
 def is_path(text: str) -> bool:
-    """Return whether `backbone.pretrained` looks like the path of a file or folder."""
+    """Return whether `text`, a value of `backbone.pretrained`, looks like the path of a file or folder."""
     return text.endswith(SUFFIXES) or "/" in text
 
 
@@ -32,7 +32,7 @@ def find(name: str, field: str = "backbone.pretrained") -> Path:
 
     Args:
         name: A path, absolute or relative to the working directory or the data folder.
-        field: The hyperparameter that error messages name.
+        field: The name of the hyperparameter in error messages.
 
     Raises:
         UserError: The file does not exist, or its suffix is unknown.
@@ -57,7 +57,7 @@ def find(name: str, field: str = "backbone.pretrained") -> Path:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file's content in hexadecimal.
+    """Return the SHA-256 of a file's content as a hexadecimal string.
 
     The value is cached until the size or the modification time of the file changes.
     """
@@ -77,7 +77,7 @@ def read_card(path: Path) -> dict[str, Any]:
     The card of `NAME.safetensors` is `NAME.json` in the same folder.
 
     Raises:
-        UserError: The card is malformed, or its `sha256` differs from that of the weights.
+        UserError: The card is malformed, or its `sha256` differs from the SHA-256 of the weights file.
     """
     beside = path.with_suffix(".json")
     if not beside.is_file():
@@ -89,7 +89,9 @@ def read_card(path: Path) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise UserError(f"{beside} must contain a JSON object, but it contains a value of type {type(said).__name__}.")
     if said.get("sha256") not in (None, digest(path)):
-        raise UserError(f"{path} is not the file that its card {beside.name} describes: its sha256 is {digest(path)}.")
+        raise UserError(
+            f"{path} is not the file that its card {beside.name} describes: the SHA-256 of the file is {digest(path)}."
+        )
     for name, least, kind in (("mean", -LARGEST, "finite numbers"), ("std", SMALLEST, "finite positive numbers")):
         values = said.get(name, [0.5])
         # JSON's NaN and true are not numbers here. A number that overflows float32 is not finite.
@@ -103,9 +105,10 @@ def read_card(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Return the tensors in a file by name; floats are converted to float32.
+    """Return the tensors in a file, keyed by name; floats are converted to float32.
 
-    From a training checkpoint, only the tensors of the model are returned, and averaged weights (EMA) are preferred.
+    If the file is a training checkpoint, only the tensors of the model are returned. Their moving averages (EMA) are
+    preferred if the checkpoint contains both.
 
     Raises:
         UserError: The file is broken, or contains objects other than tensors. Such objects are never unpickled.
@@ -131,10 +134,10 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
     sum the weights of the three colours for a model with one input channel.
 
     Args:
-        backbone: The timm model, with a fresh head.
+        backbone: The timm model, with a new, untrained head.
         path: The weights file.
         head: The prefix of the names of the head's tensors.
-        keep_head: Whether the head in the file may be used. The model keeps its fresh head if this is false, if the
+        keep_head: Whether the head in the file may be used. The model keeps its untrained head if this is false, if the
             file has no head, or if the head in the file has another number of classes.
 
     Returns:
@@ -169,7 +172,9 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
 
 
 def load_without(network: nn.Module, path: Path, head: str) -> None:
-    """Copy the weights in a file into a network, except tensors whose names begin with `head`.
+    """Copy the weights in a file into a network without a head.
+
+    Tensors in the file whose names begin with `head` are ignored.
 
     Raises:
         UserError: A tensor is missing, unknown or of another shape.
@@ -202,7 +207,10 @@ def _check(state: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -
 
 
 def reason(error: Exception) -> str:
-    """Return the first sentence of a loading error; torch's further advice could lead users to run a pickle."""
+    """Return the first sentence of a loading error, without torch's advice on how to load the file anyway.
+
+    Users who follow the advice could execute malicious code in a pickled file.
+    """
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, UnpicklingError):

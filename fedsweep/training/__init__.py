@@ -1,1 +1,1 @@
-"""One round of a run: local training, optimizers, aggregation, evaluation, costs, attacks and drift."""
+"""The parts of a training round: local training, optimizers, aggregation, evaluation, costs, attacks and drift."""

@@ -1,4 +1,4 @@
-"""Averages of the clients' updates."""
+"""Functions that average the clients' updates on the server."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
@@ -27,11 +27,11 @@ class AggregationConfig(Config):
     )
 
     def weight(self, update: ClientUpdate) -> float:
-        """Return the client's weight before normalisation."""
+        """Return the weight of a client's update in the average, before the weights are divided by their sum."""
         return self.weight_of(update.num_examples)
 
     def weight_of(self, num_examples: int) -> float:
-        """Return the weight, before normalisation, of a client with this number of images."""
+        """Return the weight of a client with `num_examples` images, before the weights are divided by their sum."""
         return float(num_examples) if self.weights == "samples" else 1.0
 
 
@@ -44,15 +44,16 @@ def layerwise_mean(
 ) -> AdapterState:
     """Average each tensor over the clients that trained it; a tensor that no client trained keeps its value.
 
-    r_j = sum_i M_ij w_i r_j^i / sum_i M_ij w_i (FedRA v1, Eq. 3). With `lora: product_svd`, r_j is the product B A of
-    an adapted layer, which is factored again at the same rank. Clients are added in the order of their ids, so the
-    result does not depend on the order of the updates.
+    The mean of tensor j is sum_i M_ij w_i r_j^i / sum_i M_ij w_i (FedRA v1, Eq. 3), where r_j^i is the tensor of client
+    i, w_i is the client's weight, and M_ij is 1 if the client trained the tensor and 0 otherwise. With `lora:
+    product_svd`, the product B A of an adapted layer takes the place of r_j, and the mean is factored again at the same
+    rank. Clients are added in the order of their ids, so the result does not depend on the order of the updates.
 
     Args:
-        previous: The tensors before the round.
+        previous: The tensors before the round, keyed by name.
         updates: The updates of the clients.
-        config: The weights of the clients, and the treatment of LoRA's factors.
-        weigh: A function that returns the weight w_i of an update, instead of the weight in `config`.
+        config: The options that set the clients' weights and how LoRA's factors are averaged.
+        weigh: A function that returns the weight w_i of an update; None uses the weight that `config` sets.
 
     Raises:
         KeyError: A client sent a tensor that is not in `previous`.
@@ -73,11 +74,12 @@ def layerwise_mean(
 
 
 def lora_residual(previous: AdapterState, updates: Sequence[ClientUpdate], config: AggregationConfig) -> float:
-    """Return ||mean(B A) - B' A'|| / ||mean(B A)||, the relative error of the product B' A' of the averaged factors.
+    """Return the relative error of the aggregated LoRA factors, ||mean(B A) - B' A'|| / ||mean(B A)||.
 
-    The means are taken over the clients' updates, before a method or a base optimizer changes them. The Frobenius norms
-    run over all adapted layers that at least one client trained. The error is 0 if A is frozen. For `factors`, the
-    difference is the weighted covariance of B and A over clients.
+    B A is the product of a client's factors, and B' A' is the product of the aggregated factors. The aggregated factors
+    are those before a method or a base optimizer changes them. The Frobenius norms are taken over all adapted layers
+    that at least one client trained. The error is 0 if A is frozen. With `lora: factors`, the difference is the
+    weighted covariance of B and A over the clients.
     """
     missed = total = 0.0
     for a, b in _pairs(previous):
@@ -99,32 +101,42 @@ def _mean(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
 
 
 def _parts(name: str, updates: Sequence[ClientUpdate], weigh: Weigh) -> list[tuple[float, Tensor]]:
-    """Return (share, value) of one tensor for each client that sent it, ordered by client id; shares sum to one."""
+    """Return a pair (share, value) of the tensor `name` for each client that sent it, ordered by client id.
+
+    The shares are the clients' weights, divided by their sum.
+    """
     holders = sorted((update for update in updates if name in update.adapter), key=lambda update: update.client)
     total = sum(map(weigh, holders))
     return [(weigh(update) / total if total else 1 / len(holders), update.adapter[name]) for update in holders]
 
 
 def _pairs(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the names of A and B of every adapted layer with a trainable A."""
+    """Yield the names of LoRA's factors A and B for every adapted layer with a trainable A."""
     return ((name, name.replace(".lora_A.", ".lora_B.")) for name in names if ".lora_A." in name)
 
 
 def _stacked(a: Sequence[tuple[float, Tensor]], b: Sequence[tuple[float, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return two matrices, (out, K r) and (K r, in), whose product is the mean of the K products B A.
+    """Return two matrices whose product is the weighted mean of the clients' products B A, in double precision.
 
-    They are in double precision; a convolution is treated as a matrix.
+    Args:
+        a: The share and the factor A of each client.
+        b: The share and the factor B of each client, in the same order.
+
+    Returns:
+        Matrices of shapes (out, K r) and (K r, in) for K clients and rank r. A convolution is treated as a matrix.
     """
     left = torch.cat([share * part.flatten(1).double() for share, part in b], dim=1)
     return left, torch.cat([part.flatten(1).double() for _, part in a])
 
 
 def _refactored(left: Tensor, right: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return A' = c R V^T and B' = U S R^T / c, where U S V^T best approximates `left @ right` at the rank of `a`.
+    """Return new factors (A', B') whose product B' A' best approximates `left @ right` at the rank of `a`.
 
-    `a` and `b` are the means of the factors; B' may be zero. Every rotation R and scale c give the same product, but
-    different steps of SGD afterwards. Therefore R and c bring A' as close as possible to the mean of A in direction and
-    norm. Otherwise arms would differ in their effective learning rate.
+    For the truncated singular value decomposition U S V^T of `left @ right`, A' is c R V^T and B' is U S R^T / c. Every
+    rotation R and scale c give the same product, but different steps of SGD afterwards. R and c are therefore chosen so
+    that A' is as close as possible to `a`, the mean of the clients' factors A, in direction and norm. Otherwise, the
+    effective learning rate would differ from that of arms without the decomposition. `b`, the mean of the factors B,
+    may be zero.
     """
     q_left, r_left = torch.linalg.qr(left)
     q_right, r_right = torch.linalg.qr(right.T)

@@ -12,7 +12,9 @@ Attack = Literal["reversed_update", "reversed_weights"]
 
 
 def malicious_clients(clients: Iterable[ClientId], share: float, seed: int) -> frozenset[ClientId]:
-    """Draw the malicious clients: `share` of all clients, rounded. The draw depends only on clients, share and seed.
+    """Draw the malicious clients at random: the fraction `share` of all clients, rounded to a whole number of clients.
+
+    The draw depends only on `clients`, `share` and `seed`.
 
     >>> sorted(malicious_clients([f"client-{number}" for number in range(10)], 0.2, seed=0))
     ['client-2', 'client-6']
@@ -27,9 +29,10 @@ def attacked(
 ) -> list[ClientUpdate]:
     """Return the updates as the server receives them, with reversed updates of the malicious clients.
 
-    `reversed_update` sends theta^t - (theta_i - theta^t), a step of the same size in the opposite direction.
-    `reversed_weights` sends -theta_i, which is the literal wording of the paper. Tensors that a client does not send,
-    and running statistics, are not reversed.
+    Let theta^t be the tensors that the server sent to client i, and theta_i the tensors that the client has trained.
+    With `reversed_update`, a malicious client sends theta^t - (theta_i - theta^t), a step of the same size in the
+    opposite direction. With `reversed_weights`, it sends -theta_i, which is the literal wording of the paper. Running
+    statistics and tensors that a client does not send are not reversed.
 
     Args:
         sent: For each malicious client, the tensors theta^t that the server sent to it.

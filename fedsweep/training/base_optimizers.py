@@ -19,69 +19,82 @@ class BaseOptimizer(Config):
     """The base class of base optimizers, which can change the clients' gradients and correct the server's average."""
 
     def steer(self, gradients: Tensors, parameters: Tensors, start: Tensors, memory: list[Tensor | None]) -> Tensors:
-        """Return the gradients of a client's objective, given the gradients of its loss.
+        """Return the gradients of a client's objective, which can contain terms in addition to the loss.
 
         Args:
             gradients: The gradient of the loss for each trained tensor.
-            parameters: The present values of these tensors.
-            start: Their values at the beginning of the local session.
-            memory: The remembered gradient of the client for each tensor, or None.
+            parameters: The current values of the trained tensors.
+            start: The values of the trained tensors at the beginning of the local session.
+            memory: The gradient that the client remembers for each trained tensor, or None.
         """
         return gradients
 
     def conclude(
         self, before: ServerState, after: ServerState, updates: Sequence[ClientUpdate], shares: Mapping[ClientId, float]
     ) -> ServerState:
-        """Return the state after the round.
+        """Return the server's state after the round, including the base optimizer's correction of the average.
 
         Args:
             before: The state before the round.
             after: The state that the method has aggregated.
             updates: The updates of the cohort.
-            shares: The weights of all clients, including those outside the cohort. They sum to one.
+            shares: The weights of all clients, including those outside the cohort. The weights sum to one.
         """
         return after
 
 
 class FedAvg(BaseOptimizer):
-    """Plain averaging: clients minimise their own loss, and the server averages (McMahan et al., 2017)."""
+    """Plain averaging: clients minimise their own loss, and the server averages the updates (McMahan et al., 2017)."""
 
     name: Literal["fedavg"] = "fedavg"
 
 
 class FedProx(BaseOptimizer):
-    """A proximal term mu / 2 ||theta - theta^t||^2 in the clients' objective (Li et al., 2020, Eq. 2)."""
+    """A proximal term mu / 2 ||theta - theta^t||^2 in the clients' objective (Li et al., 2020, Eq. 2).
+
+    theta are the client's tensors, and theta^t are the tensors that the server sent.
+    """
 
     name: Literal["fedprox"] = "fedprox"
     mu: float = Field(0.01, ge=0, description="weight of the proximal term; 0: the same as FedAvg")
 
     def steer(self, gradients: Tensors, parameters: Tensors, start: Tensors, memory: list[Tensor | None]) -> Tensors:
-        """Return the gradients plus mu (theta - theta^t)."""
+        """Return `gradients` plus mu (theta - theta^t), the gradient of the proximal term.
+
+        theta are the current `parameters`, and theta^t are their values at the `start` of the session.
+        """
         return _pulled(gradients, parameters, start, self.mu)
 
 
 class FedDyn(BaseOptimizer):
     """Dynamic regularisation with remembered gradients, so that clients agree on an optimum (Acar et al., 2021).
 
-    Gradients are remembered separately for each tensor. A client that does not hold a block keeps its memory of the
-    block. For this block, the server treats the client as one outside the cohort.
+    Gradients are remembered separately for each tensor. A client that does not hold a block in a round keeps its
+    remembered gradients of the block. For this block, the server treats the client as if it were outside the cohort.
     """
 
     name: Literal["feddyn"] = "feddyn"
     alpha: float = Field(0.1, gt=0, description="weight of the regulariser")
 
     def steer(self, gradients: Tensors, parameters: Tensors, start: Tensors, memory: list[Tensor | None]) -> Tensors:
-        """Return the gradient of L_k(theta) - <g_k, theta> + alpha / 2 ||theta - theta^t||^2 (Eq. 1)."""
+        """Return the gradients of FedDyn's objective (Eq. 1).
+
+        The objective is L_k(theta) - <g_k, theta> + alpha / 2 ||theta - theta^t||^2. L_k is the loss of client k, g_k
+        is the client's remembered gradient (`memory`), theta are the current `parameters`, and theta^t are their values
+        at the `start` of the session.
+        """
         pulled = _pulled(gradients, parameters, start, self.alpha)
         return [one if known is None else one - known for one, known in zip(pulled, memory, strict=True)]
 
     def conclude(
         self, before: ServerState, after: ServerState, updates: Sequence[ClientUpdate], shares: Mapping[ClientId, float]
     ) -> ServerState:
-        """Update the remembered gradients g_k and h, and subtract h / alpha from the average.
+        """Update the remembered gradients, and correct the average.
 
-        g_k -= alpha (theta_k - theta^t); h -= alpha sum_k p_k (theta_k - theta^t); theta = mean - h / alpha. p_k is
-        client k's share, 1 / m in the paper.
+        The remembered gradient g_k of client k decreases by alpha (theta_k - theta^t), where theta_k are the client's
+        trained tensors and theta^t are the tensors before the round. The server's remembered gradient h decreases by
+        alpha times the sum of p_k (theta_k - theta^t) over the cohort, where p_k is the share of client k (1 / m in the
+        paper). Then, h / alpha is subtracted from the average.
         """
         clients, server, adapter = dict(before.client_memory), dict(before.server_memory), dict(after.adapter)
         for update in sorted(updates, key=lambda one: one.client):

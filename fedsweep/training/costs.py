@@ -1,4 +1,4 @@
-"""Costs of a round: parameters held and trained, and bytes sent. They are computed from shapes, not measured."""
+"""The costs of a round, computed from shapes instead of measured: parameters held and trained, and bytes sent."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -10,7 +10,7 @@ COST_METRICS = ["bytes/down", "bytes/up", "parameters/held", "parameters/trained
 
 
 def count(state: AdapterState) -> int:
-    """Return the number of parameters in `state`, without running statistics."""
+    """Return the number of parameters in `state`, without running statistics of batch norms."""
     return sum(tensor.numel() for name, tensor in state.items() if not is_statistic(name))
 
 
@@ -24,19 +24,22 @@ def transmission_seconds(size: int, megabytes_per_second: float) -> float:
 
 
 def size_in_bytes(state: AdapterState) -> int:
-    """Return the size of the tensors in bytes, at the precision of each tensor."""
+    """Return the total size of the tensors in bytes, at the precision of each tensor."""
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
 def sizes_of(model: LayeredModel) -> dict[str, int]:
-    """Return the number of values of each parameter, including frozen parameters, by name."""
+    """Map the name of each parameter, including frozen parameters, to the parameter's number of values."""
     return {name: parameter.numel() for name, parameter in model.named_parameters()}
 
 
 def held_parameters(sizes: Mapping[str, int], layers: Iterable[int], excluded_prefixes: tuple[str, ...] = ()) -> int:
-    """Return the number of parameters of a sub-model with the blocks `layers`: frozen weights, adapters and heads.
+    """Return the number of parameters of a sub-model with the blocks `layers`, whether frozen or trained.
 
-    `sizes` is the result of `sizes_of`.
+    Args:
+        sizes: The number of values of each parameter of the full model, keyed by name.
+        layers: The numbers of the blocks.
+        excluded_prefixes: Prefixes of the names of tensors outside the blocks that the sub-model does not have.
     """
     return sum(sizes[name] for name in names_within(sizes, layers, excluded_prefixes))
 
@@ -48,15 +51,16 @@ def round_costs(
     received: Mapping[ClientId, Iterable[str]],
     updates: Collection[ClientUpdate],
 ) -> dict[str, float]:
-    """Return the bytes sent and received by the whole cohort in this round, and the mean parameters per client.
+    """Return the bytes that the cohort receives and sends in one round, and the mean numbers of parameters per client.
 
     `bytes/down` counts the tensors that clients receive: in most methods the adapters of their blocks, their heads and
-    their BRICKs. `bytes/up` counts the tensors that they send. Frozen blocks are not counted, because every client has
-    the public backbone already, and neither are synthetic images, which are sent only once.
+    their BRICKs (FedBRICK's small replacements for missing blocks). `bytes/up` counts the tensors that clients send.
+    Frozen blocks are not counted, because every client already has the public backbone. Synthetic images are not
+    counted, because they are sent only once in a run.
 
     Args:
         model: The full model.
-        sent: The adapter that the server sends.
+        sent: The tensors that the server can send, keyed by name.
         allocations: The blocks of each client of the cohort.
         received: The names of the tensors of `sent` that each client receives.
         updates: The updates of the cohort.

@@ -1,4 +1,4 @@
-"""The metrics of client drift and structural bias in a round, as in FedBRICK.
+"""The metrics of client drift and structural bias in a round, as FedBRICK defines them.
 
 Drift is the distance between the clients' models and heads after local training (Fig. 4). Structural bias is the effect
 of missing blocks on a client's gradients before local training (Definition 1 and Remark 2).
@@ -32,14 +32,15 @@ ERROR = "structural_bias/brick_error"
 def bias_metrics(stand_ins: bool) -> list[str]:
     """Return the names of the metrics of structural bias, except those of single blocks.
 
-    `stand_ins` is true if clients have stand-ins, modules that they run in place of missing blocks.
+    Structural bias is the effect of missing blocks on a client's gradients. `stand_ins` is true if clients have
+    stand-ins, which are modules that they run in place of missing blocks.
     """
     return [GRADIENT, GROWTH, IDENTITY, *([BRICK, ERROR] if stand_ins else [])]
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A client of a round, with the blocks that it holds and its stand-ins, which it runs in place of other blocks."""
+    """A client of the cohort, with the blocks that it holds and its stand-ins: modules in place of missing blocks."""
 
     client: Client
     held: tuple[int, ...]
@@ -47,7 +48,7 @@ class Placed:
 
     @property
     def walk(self) -> Walk:
-        """The steps of the client's own model: its blocks and stand-ins in order."""
+        """The steps of the client's forward pass: its blocks, and modules in place of missing blocks, in order."""
         return completed(self.held, self.stand_ins)
 
 
@@ -59,18 +60,18 @@ def drift(
     placed: Sequence[Placed],
     images: Tensor,
 ) -> dict[str, float]:
-    """Return the metrics of client drift, which are cosine distances 1 - cos.
+    """Return the metrics of client drift: mean cosine distances, 1 - cos, of representations and of head updates.
 
     The representation drift is the mean distance between the clients' representations of the same images. The head
-    drift is the mean distance between a client's and the server's update of the head. This takes one forward pass of
-    the images for each client.
+    drift is the mean distance between a client's and the server's update of the head. The computation takes one forward
+    pass of the images for each client.
 
     Args:
-        model: The resident model; its adapter is overwritten.
+        model: The model that all clients share in memory; its adapter is overwritten.
         before: The adapter that the server sent.
         after: The adapter that the server aggregated.
         updates: The updates of the cohort.
-        placed: The clients of the cohort.
+        placed: The clients of the cohort, with their blocks.
         images: uint8 images (n, 3, h, w).
     """
     ordered, walks = sorted(updates, key=lambda update: update.client), {one.client.id: one.walk for one in placed}
@@ -81,15 +82,18 @@ def drift(
 
 @torch.inference_mode()
 def representation(model: LayeredModel, adapter: AdapterState, walk: Walk, images: Tensor) -> Tensor:
-    """Return the input (n, width) of the head in a client's own model: the normalised and pooled tokens."""
+    """Return the input (n, width) of the head for n images, in a model with the tensors `adapter` and the steps `walk`.
+
+    A step is a block, or a module that replaces a block.
+    """
     model.load_adapter(adapter)
     return model.features(model.walk(images, walk))
 
 
 def mean_pairwise_distance(features: Tensor) -> float:
-    """Return the mean of 1 - cos over all pairs of clients and all images; 0 for a single client.
+    """Return the mean cosine distance, 1 - cos, over all pairs of clients and all images.
 
-    `features` has the shape (clients, n, width).
+    `features` has the shape (clients, n, width) for n images. The distance is 0 for a single client.
     """
     clients = len(features)
     if clients == 1:
@@ -100,7 +104,13 @@ def mean_pairwise_distance(features: Tensor) -> float:
 
 
 def head_distance(before: AdapterState, after: AdapterState, update: AdapterState) -> float:
-    """Return 1 - cos between the client's and the server's update of the heads that the client trains."""
+    """Return the cosine distance, 1 - cos, between a client's and the server's update of the client's heads.
+
+    Args:
+        before: The tensors before the round.
+        after: The tensors that the server aggregated.
+        update: The tensors that the client trained.
+    """
     names = [name for name in update if name.startswith((LayeredModel.head_prefix, "heads."))]
     own, global_ = (
         torch.cat([(state[name] - before[name]).flatten().double() for name in names]) for state in (update, after)
@@ -111,16 +121,17 @@ def head_distance(before: AdapterState, after: AdapterState, update: AdapterStat
 def structural_bias(
     model: LayeredModel, objective: Objective, layers: Sequence[int], placed: Sequence[Placed], seed: int, round: int
 ) -> dict[str, float]:
-    """Return the metrics of structural bias of one round, for the adapter that is loaded into `model`.
+    """Return a round's metrics of structural bias, the effect of missing blocks on the clients' gradients.
 
-    Each client takes two forward and backward passes on `IMAGES` images, another forward pass through all blocks, and a
-    backward pass through each missing block and its stand-in.
+    For each client, the computation takes two forward and backward passes on `IMAGES` images, another forward pass
+    through all blocks, and a backward pass through each missing block and its stand-in (a module in place of the
+    block).
 
     Args:
-        model: The resident model, with the server's adapter.
+        model: The full model, with the server's adapter.
         objective: The loss that clients minimise.
         layers: The blocks of the server's model.
-        placed: The clients of the cohort.
+        placed: The clients of the cohort, with their blocks and stand-ins.
         seed: The seed of the run.
         round: The number of the round.
     """
@@ -147,12 +158,14 @@ def structural_bias(
 def gradient_distortion(
     model: LayeredModel, objective: Objective, layers: Sequence[int], placed: Placed, images: Tensor, labels: Tensor
 ) -> tuple[dict[int, float], float]:
-    """Measure epsilon_l = g~_l - g*_l (Eq. 9) in the adapters of each block l that the client holds.
+    """Return how much missing blocks change the gradients of the adapters in the blocks that a client holds.
 
-    g~ is the gradient through the client's own model, and g* the gradient through all blocks `layers`.
+    The change in block l is epsilon_l = g~_l - g*_l (FedBRICK, Eq. 9), where g~_l is the gradient through the client's
+    own model and g*_l is the gradient through all blocks `layers`.
 
     Returns:
-        ||epsilon_l|| by block, and ||epsilon|| / ||g*|| over all these blocks.
+        A dict from the number of each block l to the norm ||epsilon_l||, and the relative change ||epsilon|| / ||g*||
+        over all these blocks.
     """
     trainable = model.trainable()
     within = (name for name in names_within(trainable, placed.held) if layer_of(name) is not None)
@@ -176,12 +189,16 @@ def gradient_distortion(
 def jacobian_discrepancy(
     model: LayeredModel, layers: Sequence[int], placed: Placed, images: Tensor, generator: torch.Generator
 ) -> Iterator[dict[str, float]]:
-    """Yield, for each missing block, Delta_l = E ||J - J_l||_F^2 / d of the identity and of the stand-in (Remark 2).
+    """Yield, for each missing block, how far the Jacobians of its two replacements are from the block's own Jacobian.
 
-    J is the Jacobian of the identity or the stand-in, J_l that of the block at the activations of the full model, and d
-    the number of values of an activation. The norm is estimated by Hutchinson's method: for random signs v,
-    E_v ||(J - J_l)^T v||^2 is the squared Frobenius norm. Each image has one v. For a stand-in E of the block f, the
-    error ||E - f||^2 / ||x - f||^2 of the outputs is measured too. It is 1 if E is as far from f as skipping the block.
+    The replacements are the identity, which skips the block, and the client's stand-in for the block, if there is one.
+    The discrepancy of block l is E ||J - J_l||_F^2 / d (FedBRICK, Remark 2), where J is the Jacobian of the
+    replacement, J_l is that of the block at the activations of the full model, and d is the number of values of an
+    activation. The norm is estimated by Hutchinson's method: if the entries of v are random signs, the mean of ||(J -
+    J_l)^T v||^2 is the squared Frobenius norm. Each image has one v.
+
+    For a stand-in E of the block f, the relative error ||E(x) - f(x)||^2 / ||x - f(x)||^2 of the outputs is yielded
+    too. It is 1 if E is as far from f as skipping the block is.
     """
     with torch.no_grad():
         tokens = model.embed(model.normalize(images))
@@ -203,7 +220,7 @@ def jacobian_discrepancy(
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the slope of the least-squares line through the points; 0 if all x are equal."""
+    """Return the slope of the least-squares line through the points (x, y); 0 if all values of `x` are equal."""
     across, up = np.asarray(x) - np.mean(x), np.asarray(y) - np.mean(y)
     spread = float(across @ across)
     return float(across @ up) / spread if spread else 0.0

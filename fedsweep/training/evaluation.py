@@ -15,7 +15,7 @@ from fedsweep.types import ClientId, Domain, ImageSet
 
 OF_CLIENTS, OF_WORST, OF_CLIENT = "accuracy/clients/mean", "accuracy/clients/worst", "accuracy/client"
 OF_BOTTOM = "accuracy/clients/bottom_10"
-"""The mean accuracy of the worst tenth of the clients, at least one client (as in q-FFL)."""
+"""The mean accuracy of the worst tenth of the clients, but of at least one client (as in q-FFL)."""
 DOMAIN_SPREAD = "accuracy/domain_spread"
 """The population standard deviation of the accuracy over domains; accuracies are between 0 and 1."""
 OUT_OF_DOMAIN, OUT_OF_DOMAINS = "accuracy/out_of_domain", "accuracy/out_of_domain_mean"
@@ -25,7 +25,7 @@ class Predict(Protocol):
     """A function that returns a model's logits for an image set."""
 
     def __call__(self, images: ImageSet, *, domain: str | None) -> Tensor:
-        """Return logits (n, classes); `domain` is the domain of the images if a client has it, or else None."""
+        """Return logits (n, classes); `domain` is the domain of the images, or None if no client has this domain."""
 
 
 class EvaluationConfig(Config):
@@ -55,9 +55,10 @@ class EvaluationConfig(Config):
 
 @torch.no_grad()
 def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Domain] = ()) -> dict[str, float]:
-    """Return the accuracy on each domain, its mean, minimum and spread over domains, and the mean test loss.
+    """Return the accuracy on each domain, the mean, minimum and spread of these accuracies, and the mean test loss.
 
-    The accuracies on `held_out` domains and their mean have metrics of their own. They do not enter the other metrics.
+    The spread is the standard deviation over domains. The accuracies on the `held_out` domains, whose images no client
+    has, and their mean are separate metrics and do not enter the others.
     """
     accuracies: dict[str, float] = {}
     losses: list[float] = []
@@ -79,7 +80,10 @@ def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Dom
 
 
 def features(model: LayeredModel, walk: Walk, images: ImageSet, batch_size: int) -> Tensor:
-    """Return the inputs (n, width) of the head after the steps `walk`: blocks, or modules in place of blocks."""
+    """Return the head's inputs (n, width) for n images, after the steps in `walk`.
+
+    A step is a block, or a module that replaces a block.
+    """
     return torch.cat([model.features(model.walk(pixels, walk)) for pixels, _ in images.batches(batch_size)])
 
 
@@ -91,7 +95,7 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
 def client_scores(accuracies: Mapping[ClientId, float], left_out: Collection[ClientId]) -> dict[str, float]:
     """Return the metrics of the clients' own models, given the accuracy of each client on its own test images.
 
-    The clients `left_out` do not count in means and minima.
+    The clients in `left_out` do not count in the mean, the minimum, or the mean of the worst tenth.
 
     >>> client_scores({"a": 0.5, "b": 1.0, "c": 0.0}, left_out={"c"})["accuracy/clients/mean"]
     0.75

@@ -1,4 +1,4 @@
-"""Local training of a cohort on one resident model, into which the tensors of each client are copied."""
+"""Local training of a cohort on one model in memory, into which the tensors of each client are copied in turn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedsweep.training.optimizers import OptimizerConfig
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAllocation
 
 Objective = Callable[[LayeredModel, Images, Tensor, Walk], Tensor]
-"""A function that returns a loss, given the model, a batch of images, its labels (batch,), and the steps to run."""
+"""A function that returns the loss, given the model, a batch of images, their labels (batch,), and the steps to run."""
 
 
 class LocalConfig(Config):
@@ -33,13 +33,16 @@ class LocalConfig(Config):
     batch_size: int = Field(128, gt=0, description="number of images per step")
     steps: Literal["epoch", "min_client"] | Annotated[int, Field(gt=0)] = Field(
         "epoch",
-        description="`epoch`: whole epochs; `min_client`: epochs cut to at most one step more than an epoch of the "
-        "smallest client (FedRA's released code); or a number of steps",
+        description="`epoch`: whole epochs; `min_client`: epochs of at most one step more than an epoch of the client "
+        "with the fewest images (as in FedRA's released code); or a number of steps",
     )
     epochs: int = Field(1, gt=0, description="number of epochs; not used if `local.steps` is a number")
 
     def steps_for(self, images: int, fewest: int) -> int:
-        """Return the number of steps of a client with `images` images, if the smallest of all clients has `fewest`."""
+        """Return the number of local steps of a client with `images` training images.
+
+        `fewest` is the smallest number of training images of any client.
+        """
         if isinstance(self.steps, int):
             return self.steps
         epoch = math.ceil(images / self.batch_size)
@@ -50,18 +53,19 @@ class LocalConfig(Config):
 
 @dataclass(frozen=True)
 class LocalTask:
-    """One session of local training.
+    """One session of local training of a client.
 
     Attributes:
-        client: The client, whose training images are used.
-        start: The tensors at the beginning of the session.
+        client: The client, which trains on its own training images.
+        start: The tensors at the beginning of the session, keyed by name.
         allocation: The blocks that the client holds and trains.
-        objective: The loss.
-        walk_at: A function that maps the finished share of the session, in [0, 1), to the walk, the steps that the
-            model runs. By default, the steps are the blocks that the client holds.
-        names: The names of the tensors to train; by default, those of the allocation.
+        objective: The function that computes the loss.
+        walk_at: A function from the finished share of the session, in [0, 1), to the steps of the forward pass. A step
+            is a block, or a module that replaces a block. By default, the steps are the blocks that the client holds.
+        names: The names of the tensors to train. By default, these are the tensors that the allocation trains.
         session: The number of the client's session within the round, which selects its batches and dropout.
-        side_inputs: Tensors (n, ...) with one row for each training image.
+        side_inputs: Additional inputs of the method, each a tensor (n, ...) with one row for every training image,
+            keyed by name.
     """
 
     client: Client
@@ -74,30 +78,33 @@ class LocalTask:
     side_inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     def walk(self, over: float) -> Walk:
-        """Return the steps that the model runs after the share `over` of the session."""
+        """Return the steps of the forward pass when the share `over` of the session, in [0, 1), is finished.
+
+        A step is a block, or a module that replaces a block.
+        """
         return self.allocation.held if self.walk_at is None else self.walk_at(over)
 
 
 def cross_entropy(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
-    """Return the mean cross-entropy, the loss of FedAvg and FedRA."""
+    """Return the mean cross-entropy of a batch after the blocks in `walk`, the loss of FedAvg and FedRA."""
     return F.cross_entropy(model(images, walk), labels)
 
 
 @dataclass(frozen=True)
 class CohortTrainer:
-    """The trainer of a cohort, which trains the clients one after the other on one resident model.
+    """The trainer of a cohort, which trains the clients one after the other on one model.
 
     Attributes:
-        model: The resident model.
-        optimizer: The local optimizer.
-        base: The base optimizer.
-        local: The amount of local training.
+        model: The model, into which the tensors of each client are copied.
+        optimizer: The options of the local optimizer.
+        base: The base optimizer, such as FedProx.
+        local: The options that set the number of local steps and the batch size.
         seed: The seed of the run.
         rounds: The number of rounds of the run.
-        fewest: The number of images of the smallest of all clients.
-        reader: The reader of image batches, with known outputs of frozen blocks.
-        round: The number of the present round.
-        memory: The gradients of each client that the base optimizer remembers.
+        fewest: The smallest number of training images of any client.
+        reader: The reader of image batches, which reuses cached outputs of frozen blocks.
+        round: The number of the current round.
+        memory: The gradients that each client remembers for the base optimizer.
     """
 
     model: LayeredModel
@@ -112,13 +119,16 @@ class CohortTrainer:
     memory: Mapping[ClientId, AdapterState] = field(default_factory=dict)
 
     def at(self, round: int, memory: Mapping[ClientId, AdapterState] | None = None) -> CohortTrainer:
-        """Return the trainer of another round, which draws other batches and dropout."""
+        """Return the trainer for round `round`, in which batches and dropout masks are drawn anew.
+
+        `memory` contains the gradients that each client remembers for the base optimizer.
+        """
         if round != self.round:
             self.reader.kept.next_round()
         return replace(self, round=round, memory=memory or {})
 
     def fit(self, tasks: Sequence[LocalTask]) -> list[ClientUpdate]:
-        """Run all tasks, and return the updates in the order of the tasks."""
+        """Run all sessions in `tasks`, and return the clients' updates in the same order."""
         parameters = self.model.movable()  # once for all tasks: listing all modules takes as long as a small step
         self.model.train()
         try:

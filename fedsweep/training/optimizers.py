@@ -22,7 +22,7 @@ class SGDConfig(Config):
     clip_norm: float | None = Field(10.0, gt=0, description="largest norm of the whole gradient; `null`: no clipping")
 
     def over(self, parameters: list[Tensor]) -> SGD:
-        """Return a new optimizer of these tensors."""
+        """Return a new optimizer, which updates `parameters` in place."""
         return SGD(self, parameters)
 
 
@@ -34,7 +34,9 @@ class AdamConfig(Config):
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.98), description="decay rates of the running means of the gradient and of the squared gradient"
     )
-    eps: float = Field(1e-6, gt=0, description="added to the denominator, the root of the mean squared gradient")
+    eps: float = Field(
+        1e-6, gt=0, description="number added to the denominator, which is the root of the mean squared gradient"
+    )
     weight_decay: float = Field(0.05, ge=0, description="strength of the weight decay; see `decoupled`")
     decoupled: bool = Field(
         False, description="decay the weights directly (AdamW); `false`: an L2 penalty in the gradient (torch's Adam)"
@@ -42,19 +44,22 @@ class AdamConfig(Config):
     clip_norm: float | None = Field(10.0, gt=0, description="largest norm of the whole gradient; `null`: no clipping")
 
     def over(self, parameters: list[Tensor]) -> Adam:
-        """Return a new optimizer of these tensors."""
+        """Return a new optimizer, which updates `parameters` in place."""
         return Adam(self, parameters)
 
 
 class SGD:
-    """The arithmetic of `torch.optim.SGD` on a list of tensors, which are changed in place."""
+    """An optimizer with the arithmetic of `torch.optim.SGD`, which updates a list of tensors in place."""
 
     def __init__(self, config: SGDConfig, parameters: list[Tensor]) -> None:
         self.config, self.parameters = config, parameters
         self.buffers: list[Tensor] = []
 
     def step(self, gradients: Sequence[Tensor]) -> None:
-        """Update the tensors by theta -= lr v with v = momentum v + g + decay theta."""
+        """Update each tensor theta with its gradient g, after gradient clipping.
+
+        The velocity v becomes momentum v + g + weight_decay theta, and theta becomes theta - lr v.
+        """
         config, grads = self.config, clipped(gradients, self.config.clip_norm)
         if config.weight_decay:
             grads = list(torch._foreach_add(grads, self.parameters, alpha=config.weight_decay))
@@ -69,9 +74,9 @@ class SGD:
 
 
 class Adam:
-    """The arithmetic of `torch.optim.Adam`, or with `decoupled` of `torch.optim.AdamW`, on a list of tensors.
+    """An optimizer with the arithmetic of `torch.optim.Adam`, which updates a list of tensors in place.
 
-    The tensors are changed in place.
+    If `decoupled` is set, the arithmetic is that of `torch.optim.AdamW`.
     """
 
     def __init__(self, config: AdamConfig, parameters: list[Tensor]) -> None:
@@ -79,7 +84,10 @@ class Adam:
         self.mean, self.square = ([torch.zeros_like(one) for one in parameters] for _ in range(2))
 
     def step(self, gradients: Sequence[Tensor]) -> None:
-        """Update the tensors by theta -= lr m^ / (sqrt(v^) + eps), with bias-corrected moments m^ and v^."""
+        """Update each tensor theta with its gradient, after gradient clipping.
+
+        theta becomes theta - lr m / (sqrt(v) + eps), where m and v are the bias-corrected first and second moments.
+        """
         config, grads = self.config, clipped(gradients, self.config.clip_norm)
         self.taken += 1
         if config.weight_decay and config.decoupled:
@@ -97,13 +105,13 @@ class Adam:
 
 
 def plain_adam(lr: float, tensors: Iterable[Tensor]) -> Adam:
-    """Return an Adam of these tensors with the defaults of Kingma and Ba, without weight decay and clipping."""
+    """Return an Adam optimizer of `tensors` with the defaults of Kingma and Ba, without weight decay or clipping."""
     config = AdamConfig(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, clip_norm=None)
     return Adam(config, [one.data for one in tensors])
 
 
 def clipped(gradients: Sequence[Tensor], largest: float | None) -> list[Tensor]:
-    """Return the gradients, scaled down to the norm `largest` if their joint norm exceeds it."""
+    """Return the gradients, scaled down if their joint norm exceeds `largest`; None disables the clipping."""
     grads = list(gradients)
     if largest is None:
         return grads

@@ -1,4 +1,4 @@
-"""A t-SNE of the features of test images after the last round."""
+"""The t-SNE embedding of the features of test images after the last round."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ from fedsweep.training.evaluation import features
 from fedsweep.types import Domain, ImageSet
 
 PERPLEXITY = 30.0
-"""The perplexity, scikit-learn's default; a smaller one is used for fewer than 91 images."""
+"""The perplexity, which is scikit-learn's default; fewer than 91 images get a smaller perplexity."""
 
 
 def draw(
@@ -21,20 +21,20 @@ def draw(
 ) -> dict[str, ImageSet]:
     """Draw at most `images` test images of the first `classes` classes, as evenly over domains and classes as possible.
 
-    The draw does not depend on the method and the model, so all arms of a seed show the same images.
+    The draw does not depend on the method or the model, so all arms show the same images for a seed.
 
     Args:
         domains: The domains, from whose test images are drawn.
-        class_names: The names of all classes of the data.
+        class_names: The names of all classes of the data set.
         classes: The number of classes to draw from.
         images: The largest number of images.
         seed: The seed of the run.
 
     Returns:
-        The drawn images by domain.
+        The drawn images, keyed by domain.
 
     Raises:
-        UserError: The data have fewer classes, or the classes have too few images for a silhouette.
+        UserError: The data set has fewer classes, or the classes have too few images for a silhouette.
     """
     if classes > len(class_names):
         raise UserError(
@@ -56,8 +56,8 @@ def draw(
     present = {int(label) for part in parts.values() for label in part.labels}
     if not 2 <= len(present) < len(chosen):
         raise UserError(
-            f"`evaluation.tsne_classes` {classes} needs at least two classes with test images and more images "
-            f"than classes, but the number of images is {len(chosen)} and the number of classes {len(present)}."
+            f"`evaluation.tsne_classes` {classes} needs test images of at least two classes, and more images than "
+            f"classes, but there are {len(chosen)} images, and the number of their classes is {len(present)}."
         )
     return parts
 
@@ -65,10 +65,19 @@ def draw(
 def embed(
     model: LayeredModel, walk: Walk, sample: Mapping[str, ImageSet], classes: Sequence[str], batch_size: int, seed: int
 ) -> Embedding | None:
-    """Return the t-SNE of the features (inputs of the head) of the images, for the adapter that is loaded into `model`.
+    """Return the t-SNE of the images' features, that is, of the inputs of the head.
 
-    Return None if the features are not finite or all equal, as after a divergence, so that the run can still finish.
-    `walk` are the blocks to run, and `sample` are the images by domain.
+    Args:
+        model: The model, with the adapter to be shown.
+        walk: The blocks to run, in order.
+        sample: The images, keyed by domain.
+        classes: The names of the classes.
+        batch_size: The number of images per forward pass.
+        seed: The seed of the run.
+
+    Returns:
+        The embedding, or None if the features are not finite or all equal, as after a divergence. The run can then
+        still finish.
     """
     with torch.inference_mode():
         parts = [features(model, walk, images, batch_size).float().cpu() for images in sample.values()]
@@ -86,7 +95,10 @@ def embed(
 
 
 def _plane(found: np.ndarray, labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return positions (images, 2) and silhouettes (images,) of features (images, width)."""
+    """Return the t-SNE positions (images, 2) and the silhouettes (images,) of the features `found` (images, width).
+
+    The silhouettes measure how well the features separate the classes in `labels`.
+    """
     from sklearn.manifold import TSNE
     from sklearn.metrics import silhouette_samples
     from threadpoolctl import threadpool_limits

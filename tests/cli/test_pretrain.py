@@ -118,7 +118,7 @@ def test_ctrl_c_and_a_second_start_explain_how_to_continue(call: Call, refused: 
          "toy, but it is 9999."),
         (["toy", "schedule.floor=1.0"], "pre-training toy: `schedule.floor` must be at most `optimizer.lr`, 0.003, "
          "but it is 1.0."),
-        (["toy", "backbone=digits_vit"], "`backbone.name` digits_vit needs ten classes, but toy has 3 classes."),
+        (["toy", "backbone=digits_vit"], "`backbone.name` digits_vit classifies ten digits, but toy has 3 classes."),
         (["toy", "backbone.img_size=32", "data.size=32", "augmentation=glyphs"], "pre-training toy: "
          "`augmentation.name` glyphs needs images of 16 pixels, but `data.size` is 32."),
         (["toy", "--out", "a.bin"], None),

@@ -110,7 +110,7 @@ def test_loading_twice_shares_the_images():
             {"domains": ["plain", "bold"]},
             "`data.domains` must be among plain, rotated, inverted, noisy, thick, textured, but one is `bold`.",
         ),
-        ({"domains": ["plain", "plain"]}, "`data.domains` must not repeat a domain, but is ['plain', 'plain']."),
+        ({"domains": ["plain", "plain"]}, "`data.domains` must not repeat a domain, but it is ['plain', 'plain']."),
         ({"domains": []}, "`domains` must have at least 1 item, but it is []."),
         ({"test_fraction": 0.001}, "`test_fraction` must be greater than or equal to 0.01, but it is 0.001."),
         ({"test_fraction": 1}, "`test_fraction` must be less than or equal to 0.99, but it is 1."),

@@ -239,7 +239,9 @@ def test_a_minimum_that_no_draw_reaches_is_an_error():
 
 
 def test_more_iid_clients_than_images_are_an_error():
-    with pytest.raises(UserError, match=r"`partition.clients` must be at most the 150 images, but it is 151"):
+    with pytest.raises(
+        UserError, match=r"`partition.clients` must be at most 150, the number of images, but it is 151"
+    ):
         divide(partition({"name": "iid", "clients": 151}), numbered_data())
 
 

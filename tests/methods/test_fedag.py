@@ -296,7 +296,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(shipped, changes, sentence):
 def test_a_clip_for_images_of_another_size_is_refused(shipped):
     method = shipped.method
     method.check_weights(shipped.backbone, tuple("0123456789"))
-    with pytest.raises(UserError, match=r"`method.clip` takes images of 16 pixels, but `backbone` .* of 32 pixels\."):
+    with pytest.raises(UserError, match=r"needs images that are 16 pixels wide, and `backbone` .* 32 pixels wide\."):
         method.check_weights(_Large(), tuple("0123456789"))
 
 
@@ -306,7 +306,7 @@ class _Large:
 
 def test_state_of_another_method_is_refused(make, federation):
     small = make()
-    with pytest.raises(TypeError, match="needs a state of type FedAGState, but it is of type ServerState"):
+    with pytest.raises(TypeError, match="needs a state of type FedAGState, but the state is of type ServerState"):
         small.method.aggregate(federation().initial_state(), [], small.server)
 
 

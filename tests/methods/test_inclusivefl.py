@@ -107,6 +107,6 @@ def test_the_order_of_the_clients_is_irrelevant_to_the_memory(federation):
 
 
 def test_momentum_with_product_svd_is_rejected(tiny):
-    with pytest.raises(UserError, match=r"`method\.beta` must be 0 with `aggregation\.lora` product_svd"):
+    with pytest.raises(UserError, match=r"`method\.beta` must be 0 if `aggregation\.lora` is product_svd"):
         tiny.override({"method": "inclusivefl", "aggregation.lora": "product_svd"}, "test")
     tiny.override({"method": {"name": "inclusivefl", "beta": 0.0}, "aggregation.lora": "product_svd"}, "test")

@@ -80,7 +80,9 @@ def test_a_folder_is_found_in_the_data_folder(own, monkeypatch):
 )
 def test_a_config_of_another_model_type_is_an_error(own, content, why):
     (own / "config.json").write_text(content)
-    refused(lambda: backbone(own), f"test: `backbone.model` {own} is not a CLIP that transformers can read: {why}")
+    refused(
+        lambda: backbone(own), f"test: `backbone.model` {own} is not a CLIP model that transformers can read: {why}"
+    )
 
 
 @pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
@@ -116,7 +118,7 @@ def test_the_error_for_a_missing_tensor_names_it(own):
     save_file(state, own / "model.safetensors", metadata={"format": "pt"})
     refused(
         lambda: built(own),
-        f"`backbone.model` {own} lacks tensors of a CLIP or has them in another shape: {LACKING}.",
+        f"`backbone.model` {own} lacks tensors of a CLIP model or has them in another shape: {LACKING}.",
     )
 
 
@@ -212,7 +214,7 @@ def test_an_unknown_name_without_network_is_an_error(model):
 def test_an_invalid_name_for_the_hub_is_an_error(model):
     refused(
         lambda: backbone(model),
-        f"test: `backbone.model` {model} is neither a folder nor a name on the Hugging Face Hub.",
+        f"test: `backbone.model` {model} is neither a folder nor a valid name on the Hugging Face Hub.",
     )
 
 

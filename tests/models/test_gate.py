@@ -198,7 +198,10 @@ def test_an_included_file_that_differs_from_its_card_is_an_error(tmp_path, monke
     monkeypatch.setattr("fedsweep.methods.fedms.trunk.WEIGHTS", tmp_path / WEIGHTS.name)
     with pytest.raises(UserError) as refusal:
         DigitsTrunk().build(0)
-    assert str(refusal.value) == "digits_resnet.safetensors is not the file that its card digits_resnet.json describes."
+    assert (
+        str(refusal.value)
+        == "digits_resnet.safetensors does not match the SHA-256 digest in digits_resnet.json; reinstall fedsweep."
+    )
 
 
 @cache
@@ -298,7 +301,7 @@ def test_weights_of_another_shape_are_an_error(written, change, problem):
         ({"model": ""}, '`model` string should have at least 1 character, but it is "".'),
         (
             {"model": "resnet18", "pretrained": "nothing"},
-            "`method.gate.trunk.pretrained` must be timm, none or a file of weights, but it is nothing.",
+            "`method.gate.trunk.pretrained` must be timm, none or a weights file, but it is nothing.",
         ),
         (
             {"model": "resnet18"},

@@ -39,7 +39,7 @@ def test_the_fingerprint_is_the_digest_of_the_weights(random_weights, monkeypatc
 def test_another_number_of_classes_is_an_error():
     with pytest.raises(UserError) as refusal:
         DigitsViT().check_weights(7)
-    assert str(refusal.value) == "`backbone.name` digits_vit classifies ten digits, but the data has 7 classes."
+    assert str(refusal.value) == "`backbone.name` digits_vit classifies ten digits, but the data set has 7 classes."
     DigitsViT().check_weights(10)
 
 
@@ -53,7 +53,8 @@ def test_a_changed_weights_file_is_an_error(random_weights, tmp_path, monkeypatc
     with pytest.raises(UserError) as refusal:
         DigitsViT().build(10)
     assert str(refusal.value) == (
-        f"{path} is not the file that its card digits_vit.json describes: its sha256 is {weights_file.digest(path)}."
+        f"{path} is not the file that its card digits_vit.json describes: "
+        f"the SHA-256 of the file is {weights_file.digest(path)}."
     )
 
 

@@ -240,12 +240,12 @@ def in_reverse(model, pixels):
 )
 def test_a_walk_that_differs_from_timms_forward_is_an_error(name, family, part, wrong, monkeypatch):
     model = layered(name)
-    check_walk(model, model.backbone, 32, name, "timm's forward")
+    check_walk(model, model.backbone, 32, name, "timm's forward pass")
     monkeypatch.setattr(family, part, wrong)
     with pytest.raises(UserError) as refusal:
-        check_walk(model, model.backbone, 32, name, "timm's forward")
+        check_walk(model, model.backbone, 32, name, "timm's forward pass")
     assert str(refusal.value) == (
-        f"`backbone.model` {name} cannot be used: run block by block, it returns other logits than timm's forward."
+        f"`backbone.model` {name} cannot be used: run block by block, it returns other logits than timm's forward pass."
     )
 
 
@@ -255,7 +255,7 @@ def test_a_walk_whose_logits_have_another_shape_is_an_error(monkeypatch):
         LayeredViT, "classify", lambda model, tokens: model.backbone.forward_head(model.backbone.norm(tokens))[0]
     )
     with pytest.raises(UserError, match="it returns other logits than"):
-        check_walk(model, model.backbone, 32, "x", "timm's forward")
+        check_walk(model, model.backbone, 32, "x", "timm's forward pass")
 
 
 def test_every_class_in_the_table_of_families_exists_in_timm():
@@ -271,4 +271,4 @@ def test_logits_with_nan_are_an_error():
     model = layered("vit_tiny_patch16_224")
     model.backbone.norm.weight.data[0] = float("nan")
     with pytest.raises(UserError, match=r"the weights of `backbone\.model` x give logits that are not finite numbers"):
-        check_walk(model, model.backbone, 32, "x", "timm's forward")
+        check_walk(model, model.backbone, 32, "x", "timm's forward pass")

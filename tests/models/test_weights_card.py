@@ -65,9 +65,9 @@ def test_recipes_of_other_origin_are_ignored(weights, card):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"num_heads": "3"}, "its `num_heads` is 3"),
-        ({"in_chans": None}, "its `in_chans` is None"),
-        ({"model": [1]}, "its `model` is [1]"),
+        ({"num_heads": "3"}, "its `num_heads` must be a whole number, but it is 3"),
+        ({"in_chans": None}, "its `in_chans` must be a whole number, but it is None"),
+        ({"model": [1]}, "its `model` must be a name, but it is [1]"),
         ({"img_size": 33}, "`backbone.img_size` must be a multiple of the patch size 8, but it is 33"),
     ],
 )

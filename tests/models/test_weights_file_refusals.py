@@ -34,10 +34,13 @@ def test_the_digests_in_the_config_and_on_the_card_are_checked(weights):
     tiny_vit(path, sha256=sha256(path)).check_weights(5)
     refused(
         tiny_vit(path, sha256="0" * 64),
-        f"`backbone.sha256` is {'0' * 64}, but that of {path} is {sha256(path)}.",
+        f"`backbone.sha256` is {'0' * 64}, but the SHA-256 of {path} is {sha256(path)}.",
     )
     path.with_suffix(".json").write_text(json.dumps({**CARD, "sha256": "1" * 64}))
-    refused(tiny_vit(path), f"{path} is not the file that its card w.json describes: its sha256 is {sha256(path)}.")
+    refused(
+        tiny_vit(path),
+        f"{path} is not the file that its card w.json describes: the SHA-256 of the file is {sha256(path)}.",
+    )
     path.with_suffix(".json").write_text(json.dumps({**CARD, "sha256": sha256(path)}))
     tiny_vit(path).check_weights(5)
 

@@ -250,7 +250,9 @@ def test_without_diffusers_there_is_an_error_in_one_sentence(model, home, monkey
 def test_a_missing_checkpoint_is_an_error(home, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     sentence = refused("nobody/no-such-model")
-    assert sentence.startswith("`synthetic.model` nobody/no-such-model is neither a folder nor in the hub's cache and")
+    assert sentence.startswith(
+        "`synthetic.model` nobody/no-such-model is neither a folder nor in Hugging Face's cache and"
+    )
     (home / "empty").mkdir(parents=True)
     assert refused("empty") == f"`synthetic.model` empty is a folder without model_index.json ({home / 'empty'})."
     (home / "empty" / "model_index.json").write_text("{}")
@@ -306,8 +308,8 @@ def test_a_share_that_cannot_be_prepared_is_refused(model, home):
     with pytest.raises(UserError) as refusal:
         planned(model, share=0.05)
     assert str(refusal.value) == (
-        "`synthetic.share` 0.05 must give at least one class two images, but in the domain plain it gives 9 "
-        "for 10 classes."
+        "`synthetic.share` must give at least one class of each domain two images, but 0.05 gives the domain plain "
+        "only 9 for 10 classes."
     )
 
 
@@ -318,7 +320,10 @@ def test_a_share_that_cannot_be_prepared_is_refused(model, home):
         ({"template": "{class} {class} {style}"}, "must contain {class} once"),
         ({"template": "{class} {style} {"}, "no other braces, but it is `{class} {style} {`"),
         ({"template": "{class} of {domain}"}, "no other braces"),
-        ({"template": "{class}"}, "`synthetic.styles` needs {style} in `synthetic.template`, but that is `{class}`"),
+        (
+            {"template": "{class}"},
+            "`synthetic.styles` needs {style} in `synthetic.template`, but the template is `{class}`",
+        ),
         ({"styles": {"plain": "grey"}}, "for every domain of the clients, but has none for inverted"),
         ({"styles": STYLES | {"plane": "x"}}, "`plane`, which is not a domain of the data; did you mean `plain`?"),
         ({"embeddings": {"noisy": "a.bin"}}, "`synthetic.embeddings` for noisy, a single word, but it is null"),
@@ -346,5 +351,5 @@ def test_another_source_of_synthetic_images_is_an_error(home):
     with pytest.raises(UserError) as refusal:
         plan_generation(surrogate, "experiment fedag_digits")
     assert str(refusal.value) == (
-        "experiment fedag_digits: `synthetic` must be diffusers for `fedsweep data generate`, but it is surrogate."
+        "experiment fedag_digits: `synthetic.name` must be diffusers for `fedsweep data generate`, but it is surrogate."
     )

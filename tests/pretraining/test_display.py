@@ -23,7 +23,7 @@ def test_rows_go_to_a_pipe_and_the_bar_to_the_terminal(toy, capsys, monkeypatch)
     assert len(rows) == 2
     bar = terminal.getvalue()
     assert "epoch 2/3" in bar
-    assert "images/s, loss 1.250, time left" in bar
+    assert "images/s, loss 1.250, about" in bar
     assert "50.00%" not in bar
 
 

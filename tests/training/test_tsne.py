@@ -68,14 +68,14 @@ def test_the_draw_depends_on_the_seed_alone():
         (
             [0, 3] * 9,
             3,
-            "`evaluation.tsne_classes` 3 needs at least two classes with test images and more images than classes, "
-            "but the number of images is 9 and the number of classes 1.",
+            "`evaluation.tsne_classes` 3 needs test images of at least two classes, and more images than classes, "
+            "but there are 9 images, and the number of their classes is 1.",
         ),
         (
             [0, 1, 2, 3],
             4,
-            "`evaluation.tsne_classes` 4 needs at least two classes with test images and more images than classes, "
-            "but the number of images is 4 and the number of classes 4.",
+            "`evaluation.tsne_classes` 4 needs test images of at least two classes, and more images than classes, "
+            "but there are 4 images, and the number of their classes is 4.",
         ),
     ],
 )

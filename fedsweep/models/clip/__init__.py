@@ -1,1 +1,1 @@
-"""CLIP backbones: the model that runs both encoders block by block, and its weights."""
+"""CLIP backbones, which run both encoders block by block, and their weights."""

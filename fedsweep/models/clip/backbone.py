@@ -1,4 +1,4 @@
-"""CLIP backbones: checkpoints on the Hugging Face Hub, checkpoints in folders, and small CLIPs of fedsweep."""
+"""CLIP backbones: checkpoints on the Hugging Face Hub or in folders, and small CLIP models shipped with fedsweep."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ SHIPPED = Path(__file__).parents[1] / "weights"
 
 
 class _Clip(Backbone):
-    """The base class of CLIP backbones, which classify with one prompt per class instead of a head."""
+    """The base class of CLIP backbones, which classify images with one text prompt per class instead of a head."""
 
     has_head: ClassVar = False
     has_text: ClassVar = True
@@ -49,7 +49,10 @@ class _Clip(Backbone):
         return f"sha256:{digest(find(self._model))}"
 
     def build(self, num_classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> LayeredClip:
-        """Return the model with its weights, in evaluation mode on the CPU; nothing in it depends on `seed`.
+        """Return the model with its weights, in evaluation mode on the CPU.
+
+        `seed` has no effect, because no parameter is random. If `class_names` is None, the numbers of the classes serve
+        as their names.
 
         Raises:
             UserError: The checkpoint is missing or unsuitable, or a prompt is longer than the text encoder allows.
@@ -81,11 +84,11 @@ class _Clip(Backbone):
         return find(self._model)
 
     def prompts(self, class_names: Sequence[str]) -> list[str]:
-        """Return the prompt of each class."""
+        """Return the text prompt of each class, in the order of `class_names`."""
         return [self.prompt.format(readable(name)) for name in class_names]
 
     def outlined(self, num_classes: int) -> LayeredClip:
-        """Return the model on the meta device, where tensors have shapes but no values."""
+        """Return the model without weights: on torch's meta device, tensors have shapes but no values."""
         from transformers import CLIPModel
 
         names = list(map(str, range(num_classes)))
@@ -95,7 +98,7 @@ class _Clip(Backbone):
 
 
 class ClipBackbone(_Clip):
-    """A CLIP checkpoint that transformers loads as a CLIPModel, such as OpenAI's."""
+    """A CLIP checkpoint that transformers can load as a CLIPModel, for example one of OpenAI's."""
 
     name: Literal["clip"] = "clip"
     model: str = Field(min_length=1, description="checkpoint: a name on the Hugging Face Hub, or a folder")
@@ -112,7 +115,7 @@ class ClipBackbone(_Clip):
 
 
 class DigitsClip(_Clip):
-    """A small CLIP that is included in fedsweep, trained on MNIST's digits and their names."""
+    """A small CLIP model that is shipped with fedsweep, trained on MNIST images with captions that name the digits."""
 
     name: Literal["digits_clip"] = "digits_clip"
     encoder: Literal["base", "patch8", "large"] = Field(

@@ -1,4 +1,4 @@
-"""CLIP as a model that runs block by block: an encoder for images, and another for the prompts of the classes."""
+"""A CLIP model that runs block by block, with one encoder for images and one for the prompts of the classes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,10 +22,10 @@ Tokenize = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
 
 
 class Towers(nn.Module):
-    """The network of transformers' CLIPModel, with the blocks of its two encoders in pairs.
+    """The network of transformers' CLIPModel, with the blocks of its two encoders arranged in pairs.
 
     Block l is a pair of one image block and one text block. The last blocks of both encoders form the last pair. If one
-    encoder is deeper (L/14 has 24 image blocks and 12 text blocks), its first blocks have no partner.
+    encoder is deeper (CLIP L/14 has 24 image blocks and 12 text blocks), its first blocks have no partner.
     """
 
     def __init__(self, clip: Any) -> None:
@@ -53,10 +53,11 @@ class Towers(nn.Module):
 
 
 class FeatureAdapter(nn.Sequential):
-    """FedAG's attention adapter A(I) * I with A(I) = softmax(MLP1(tanh(MLP2(I)))) (FedAG, Eq. 4).
+    """FedAG's attention adapter, which multiplies features elementwise by attention weights (FedAG, Eq. 4).
 
-    Source: Lu et al., FedCLIP (2023), from which FedAG takes the adapter. Features I and outputs are (n, width).
-    `hidden` is the width between the two MLPs, by default `width`. The initial values depend on `seed` and `key`.
+    The output for features I is softmax(MLP1(tanh(MLP2(I)))) * I. Inputs and outputs have the shape (n, width). FedAG
+    takes the adapter from FedCLIP (Lu et al., 2023). `hidden` is the number of hidden units, by default `width`. The
+    initial values depend on `seed` and the strings in `key`.
     """
 
     def __init__(self, width: int, hidden: int | None, device: torch.device, seed: int, *key: str) -> None:
@@ -67,7 +68,7 @@ class FeatureAdapter(nn.Sequential):
         draw_linears(self, seed, *key)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the features (n, width), weighted by the attention."""
+        """Return the features (n, width), multiplied elementwise by their attention weights."""
         weights = features
         for layer in self:
             weights = layer(weights)
@@ -75,13 +76,14 @@ class FeatureAdapter(nn.Sequential):
 
 
 class LayeredClip(LayeredModel):
-    """A CLIP that runs block by block.
+    """A CLIP model that runs block by block.
 
-    A logit is exp(s) <V, T>, where V and T are the unit vectors of an image and a class's prompt, and s is the logit
+    A logit is the cosine similarity of an image's and a prompt's features, multiplied by exp(s), where s is the logit
     scale of CLIP.
 
-    Prompts are padded only to the length of the longest prompt, which does not change the output of a causal encoder.
-    In evaluation, the features of the prompts are computed once and reused until other tensors are loaded.
+    Prompts are padded only to the length of the longest prompt. The padding does not change the output, because the
+    text encoder is causal. In evaluation, the features of the prompts are computed once and reused until other tensors
+    are loaded.
     """
 
     backbone: Towers
@@ -109,31 +111,38 @@ class LayeredClip(LayeredModel):
 
     @classmethod
     def positions(cls) -> dict[str, tuple[str, ...]]:
-        """Return the names of a block's adapted linear layers, in both encoders, for each LoRA position."""
+        """Map each LoRA position, such as `l0`, to the names of a block's adapted linear layers in both encoders."""
         attention, mlp = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "out")], ["mlp.fc1", "mlp.fc2"]
         l0, l1 = attention[-1:], mlp[-1:]
         inner = {"l0": l0, "l1": l1, "attention": attention, "mlp": mlp, "both": l0 + l1, "all": attention + mlp}
         return {name: tuple(f"{one}.{place}" for one in (IMAGES, TEXT) for place in to) for name, to in inner.items()}
 
     def height(self, name: str) -> tuple[int, int]:
-        """Return the index of a tensor's block in the tensor's encoder, and the number of blocks of this encoder."""
+        """Return, for the tensor `name`, the index of its block in its encoder and the encoder's number of blocks."""
         layer, tower = cast(int, layer_of(name)), name.split(".")[3]
         depth = sum(tower in self._pair(one) for one in range(self.num_layers))
         return layer - self.num_layers + depth, depth
 
     def plain_name(self, name: str) -> str:
-        """Return a tensor's name in transformers' CLIPModel, in which each encoder numbers its own blocks."""
+        """Return the name of a tensor in transformers' CLIPModel, in which each encoder numbers its own blocks."""
         return in_clip_model(name, None if layer_of(name) is None else self.height(name)[0])
 
     def cut(self, layers: Sequence[int]) -> dict[str, int]:
-        """Return how many blocks of each encoder are in `layers`; the result is empty if `layers` are all blocks."""
+        """Return the number of blocks that each encoder of CLIPModel must keep to run only the blocks `layers`.
+
+        The dict maps the name of the encoder's list of blocks to its new length. It is empty if `layers` are all
+        blocks.
+        """
         if len(layers) == self.num_layers:
             return {}
         pairs = [self._pair(layer) for layer in layers]
         return {f"{tower}_model.encoder.layers": sum(tower in pair for pair in pairs) for tower in (IMAGES, TEXT)}
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return the image tokens before the first block: class token and patches with positions, normalised."""
+        """Return the normalised image tokens (batch, tokens, width) before the first block.
+
+        The tokens are the class token and the patches, with position embeddings.
+        """
         return cast(Tensor, self.backbone.stem["norm"](self.backbone.stem["embeddings"](pixels)))
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
@@ -141,43 +150,46 @@ class LayeredClip(LayeredModel):
         return self._run(IMAGES, layer, tokens)
 
     def features(self, tokens: Tensor) -> Tensor:
-        """Return images' features as unit vectors (batch, projection), which are comparable to the prompts' features.
+        """Return the images' features as unit vectors (batch, projection), in the same space as the prompts' features.
 
         Args:
-            tokens: The tokens after the last block (batch, tokens, width).
+            tokens: The image tokens after the last block (batch, tokens, width).
         """
         return self.placed(self.projected(tokens))
 
     def projected(self, tokens: Tensor) -> Tensor:
-        """Return the image encoder's output (batch, projection) for tokens (batch, tokens, width)."""
+        """Return the image encoder's output (batch, projection) for the last block's tokens (batch, tokens, width)."""
         top = self.backbone.top
         return cast(Tensor, top["vision_projection"](top["vision_norm"](tokens[:, 0])))
 
     def placed(self, projected: Tensor) -> Tensor:
-        """Apply the image adapter, if there is one, and return unit vectors (batch, projection)."""
+        """Return the image encoder's output, after any image adapter, as unit vectors (batch, projection)."""
         return F.normalize(projected if self.image_adapter is None else self.image_adapter(projected), dim=-1)
 
     def forward(self, images: Images, walk: Walk | None = None) -> Tensor:
-        """Return logits (batch, classes) of images after the steps of `walk`, which both encoders run."""
+        """Return the images' logits (batch, classes); both encoders run the blocks in `walk`, by default all blocks."""
         walk = range(self.num_layers) if walk is None else walk
         return self._logits(self.placed(self.passed(images, walk)), walk)
 
     def classify(self, tokens: Tensor) -> Tensor:
-        """Return logits (batch, classes) of images' tokens after all blocks."""
+        """Return logits (batch, classes), given the image tokens (batch, tokens, width) after the last block."""
         return self._logits(self.features(tokens), range(self.num_layers))
 
     def _logits(self, features: Tensor, walk: Walk) -> Tensor:
         return cast(Tensor, features @ self.text_features(walk).T * self.backbone.logit_scale.exp())
 
     def passed(self, images: Images, walk: Walk) -> Tensor:
-        """Return the image encoder's output (batch, projection); it is not computed if the batch contains it."""
+        """Return the image encoder's output (batch, projection) after the blocks in `walk`.
+
+        If `images` is a batch that contains the output, the output is not computed again.
+        """
         tokens = self.walk(images, walk)
         return tokens if tokens.ndim == 2 else self.projected(tokens)
 
     def text_features(self, walk: Walk) -> Tensor:
         """Return the prompts' features as unit vectors (classes, projection).
 
-        The text encoder runs the blocks in `walk` and ignores other steps.
+        The text encoder runs the blocks in `walk`, and skips functions that replace blocks of the image encoder.
         """
         layers = tuple(step for step in walk if isinstance(step, int))
         if layers in self._known and not torch.is_grad_enabled():
@@ -192,7 +204,7 @@ class LayeredClip(LayeredModel):
         return found
 
     def _words(self) -> Tensor:
-        """Return the embedded prompts; learned context vectors, if there are any, follow the start token."""
+        """Return the embedded prompts (classes, tokens, width); any learned context vectors follow the start token."""
         if "context" not in self.prompt:
             return cast(Tensor, self.backbone.words(input_ids=self.prompts))
         words, context = self.backbone.words.token_embedding(self.prompts), self.prompt["context"]
@@ -207,14 +219,17 @@ class LayeredClip(LayeredModel):
         return cast(Tensor, pair[tower](tokens, None, is_causal=tower == TEXT)) if tower in pair else tokens
 
     def add_image_adapter(self, hidden: int | None, seed: int) -> None:
-        """Add FedCLIP's attention adapter for images, `image_adapter`, with a hidden layer of width `hidden`."""
+        """Add `image_adapter`, FedCLIP's attention adapter for image features.
+
+        `hidden` is the number of the adapter's hidden units, by default the number of features.
+        """
         width = self.backbone.num_features
         self.image_adapter = FeatureAdapter(width, hidden, self.mean.device, seed, "image adapter")
 
     def add_context(self, count: int, seed: int) -> None:
-        """Replace the prompts by PromptFL's: `count` learned context vectors, followed by the name of the class.
+        """Replace the prompts as in PromptFL: with `count` learned context vectors, followed by the name of the class.
 
-        The vectors are the parameter `prompt.context` (count, width of the text encoder).
+        The vectors are the parameter `prompt.context`, of shape (count, width of the text encoder).
 
         Raises:
             UserError: A prompt is longer than the text encoder allows.
@@ -244,22 +259,22 @@ class LayeredClip(LayeredModel):
         """Copy the tensors of `state` into the model, and discard the cached features of the prompts.
 
         Raises:
-            KeyError: A name is not that of a tensor that training changes.
+            KeyError: A name in `state` belongs to no tensor that training changes.
         """
         self._known.clear()
         super().load_adapter(state)
 
     def train(self, mode: bool = True) -> Self:
-        """Switch between training and evaluation mode, and discard the cached features of the prompts."""
+        """Switch to training mode, or evaluation mode if `mode` is false, and discard the prompts' cached features."""
         self._known.clear()
         super().train(mode)
         return self
 
     @contextmanager
     def frozen(self, walk: Walk, steps: int) -> Iterator[None]:
-        """Keep the first `steps` blocks of a walk in evaluation mode.
+        """Keep the first `steps` blocks in `walk` in evaluation mode until the `with` statement ends.
 
-        If the word embeddings are frozen too, the prompts' tokens after these blocks are computed only once.
+        If the prompts and word embeddings are frozen too, the text tokens after these blocks are computed only once.
         """
         with super().frozen(walk, steps):
             frozen = not any(one.requires_grad for one in self.backbone.words.parameters())

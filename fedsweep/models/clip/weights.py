@@ -1,4 +1,4 @@
-"""CLIP checkpoints in transformers' format: shapes, tensors, normalisation, tokenizers and names of tensors."""
+"""CLIP checkpoints in transformers' format: configuration, weights, normalisation, tokenizer and names of tensors."""
 
 import json
 import math
@@ -19,7 +19,7 @@ SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention
 
 
 def _known(width: int, blocks: int, patch: int, size: int, text: int) -> dict[str, Any]:
-    # All of OpenAI's CLIPs have 64 features per attention head, MLPs of four times the width and 12 text blocks.
+    # All of OpenAI's CLIP models have 64 features per attention head, MLPs of four times the width and 12 text blocks.
     vision = {
         "hidden_size": width,
         "intermediate_size": 4 * width,
@@ -38,14 +38,16 @@ KNOWN = {
     "openai/clip-vit-large-patch14": _known(1024, 24, 14, 224, 768),
     "openai/clip-vit-large-patch14-336": _known(1024, 24, 14, 336, 768),
 }
-"""The shapes of public checkpoints. With them, runs can be planned before a checkpoint is downloaded."""
+"""The sizes of public checkpoints, so that runs can be planned before a checkpoint is downloaded."""
 
 
 def config_of(model: str) -> Any:
-    """Return transformers' CLIPConfig of a checkpoint, which is not downloaded if its name is in KNOWN.
+    """Return transformers' CLIPConfig of the checkpoint `model`.
+
+    The checkpoint is downloaded if necessary, unless `KNOWN` contains its name and sizes.
 
     Raises:
-        UserError: The checkpoint is missing, or is not a CLIP that transformers can read.
+        UserError: The checkpoint is missing, or transformers cannot read it as a CLIP model.
     """
     import transformers
 
@@ -67,7 +69,7 @@ def config_of(model: str) -> Any:
         return config.from_pretrained(folder, attn_implementation="sdpa")
     except Exception as error:  # transformers' checks raise exceptions of various classes
         raise UserError(
-            f"`backbone.model` {model} is not a CLIP that transformers can read: {one_line(error)}."
+            f"`backbone.model` {model} is not a CLIP model that transformers can read: {one_line(error)}."
         ) from None
 
 
@@ -75,7 +77,7 @@ def load(folder: Path, name: str) -> Any:
     """Return transformers' CLIPModel with the weights in `folder`, in single precision and evaluation mode.
 
     Raises:
-        UserError: The checkpoint cannot be loaded or lacks tensors. The message uses `name` for the checkpoint.
+        UserError: The checkpoint cannot be loaded or lacks tensors. The message calls the checkpoint `name`.
     """
     import transformers
 
@@ -95,15 +97,17 @@ def load(folder: Path, name: str) -> Any:
         if bars:
             logging.enable_progress_bar()
     if wrong := sorted(found["missing_keys"]) or sorted(map(str, found["mismatched_keys"])):
-        raise UserError(f"`backbone.model` {name} lacks tensors of a CLIP or has them in another shape: {wrong[0]}.")
+        raise UserError(
+            f"`backbone.model` {name} lacks tensors of a CLIP model or has them in another shape: {wrong[0]}."
+        )
     return clip.eval()
 
 
 def normalisation(path: Path, name: str) -> tuple[list[float], list[float]]:
-    """Return the mean and standard deviation of each colour from a preprocessor's JSON file.
+    """Return the mean and the standard deviation of each colour channel from a preprocessor's JSON file.
 
     Raises:
-        UserError: The file is malformed. The message uses `name` for the checkpoint.
+        UserError: The file is malformed. The message calls the checkpoint `name`.
     """
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
@@ -112,20 +116,20 @@ def normalisation(path: Path, name: str) -> tuple[list[float], list[float]]:
         raise UserError(f"`backbone.model` {name} has a {path.name} that cannot be read: {one_line(error)}.") from None
     if len(mean) != 3 or len(std) != 3 or not all(math.isfinite(one) for one in mean + std) or min(std) <= 0:
         raise UserError(
-            f"`backbone.model` {name} must have three finite means and positive deviations in {path.name}, "
-            f"but it has {mean} and {std}."
+            f"`backbone.model` {name} must have three finite means and three positive standard deviations in "
+            f"{path.name}, but it has {mean} and {std}."
         )
     return mean, std
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer of a checkpoint, which is read when it is first called."""
+    """The tokenizer of the checkpoint in `folder`, which is read from disk on the first call."""
 
     folder: Path
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the tokens of n texts (n, longest) and the position of each text's last token (n,).
+        """Return the padded tokens (n, longest) of n texts and the position of each text's last token (n,).
 
         Raises:
             UserError: The tokenizer cannot be read.
@@ -153,11 +157,11 @@ THEIRS = {
     "top.text_norm.": "text_model.final_layer_norm.",
     "top.text_projection.": "text_projection.",
 }
-"""Prefixes of the names of tensors outside the blocks: ours, and those of transformers' CLIPModel."""
+"""A map from fedsweep's to CLIPModel's prefixes of the names of tensors outside the blocks."""
 
 
 def in_clip_model(name: str, place: int | None) -> str:
-    """Return a tensor's name in transformers' CLIPModel.
+    """Return the name in transformers' CLIPModel of the tensor that fedsweep calls `name`.
 
     `place` is the index of the tensor's block in its encoder, or None if the tensor is outside the blocks.
 

@@ -1,4 +1,4 @@
-"""The shapes of timm models, found without allocating their tensors."""
+"""The architectures of timm models, whose sizes are found without allocating tensors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The name of a timm model, and changes of its shape; None keeps the model's own value."""
+    """The name of a timm model, and optional changes of its shape; a size of None keeps the model's own value."""
 
     model: str
-    """timm's name, with or without a tag of weights."""
+    """timm's name of the model, with or without the tag of its weights."""
     in_chans: int = 3
     img_size: int | None = None
     patch_size: int | None = None
@@ -33,12 +33,12 @@ class Architecture:
 
     @property
     def name(self) -> str:
-        """The name of the model without a tag."""
+        """The name of the model without the tag of its weights."""
         return self.model.partition(".")[0]
 
     @property
     def image_size(self) -> int:
-        """The height and width of images in pixels: `img_size`, or else the size of the tag's weights."""
+        """The height and width of images in pixels: `img_size`, or the size in timm's configuration of the model."""
         return self.img_size or int(timm_config(self.model).input_size[-1])
 
     def build(self) -> nn.Module:
@@ -61,7 +61,12 @@ class Architecture:
             raise ValueError(f"timm cannot build `backbone.model` {self.name} in this shape: {first_line}") from error
 
     def recipe(self, num_classes: int, fetched: bool) -> Recipe:
-        """Return the call of timm that builds the same network."""
+        """Return the function call of timm that builds a network with this architecture.
+
+        Args:
+            num_classes: The number of outputs of the head.
+            fetched: Whether timm can load or download the weights by the name of the model.
+        """
         arguments = {**self.arguments(), "num_classes": num_classes}
         if self._is_reshaped:
             return Recipe(call="timm.models.MlpMixer", arguments=arguments, fetched=fetched)
@@ -77,10 +82,14 @@ class Architecture:
         return size | {name: value for name, value in shape.items() if value is not None}
 
     def check_recipe(self, card: Mapping[str, Any], path: Path) -> None:
-        """Check that the weights in a file were trained with this architecture, according to the file's card.
+        """Check that a weights file was trained with this architecture, according to the recipe on its JSON card.
 
         The check is needed because tensors of other architectures can have the same names and shapes. A card without
-        the recipe of a timm model passes.
+        the recipe of a timm model passes the check.
+
+        Args:
+            card: The content of the card.
+            path: The path of the weights file.
 
         Raises:
             UserError: The card's recipe differs from this architecture, or is invalid.
@@ -92,7 +101,7 @@ class Architecture:
         now = outline(self).facts
         try:
             trained = Architecture._of_recipe(backbone)
-            # Another model in a recipe may be unknown to the installed timm.
+            # The installed timm may not know another model in a recipe.
             was = outline(trained).facts if trained.name == self.name else {"model": trained.name}
         except ValueError as error:
             raise UserError(f"`recipe.backbone` of the card {path.with_suffix('.json')} is invalid: {error}.") from None
@@ -110,9 +119,9 @@ class Architecture:
         }
         for field, value in {"in_chans": backbone.get("in_chans", 3), **sizes}.items():
             if type(value) is not int and (value is not None or field == "in_chans"):
-                raise ValueError(f"its `{field}` is {value}")
+                raise ValueError(f"its `{field}` must be a whole number, but it is {value}")
         if not isinstance(model := backbone.get("model"), str):
-            raise ValueError(f"its `model` is {model}")
+            raise ValueError(f"its `model` must be a name, but it is {model}")
         return cls(model, backbone.get("in_chans", 3), **sizes)
 
     @property
@@ -123,13 +132,13 @@ class Architecture:
 
     @property
     def _is_reshaped(self) -> bool:
-        """True if timm's class must be called directly, because timm's functions for Mixers reject other shapes."""
+        """True if timm's class MlpMixer must be called directly: timm's functions for Mixers reject other shapes."""
         return self._is_mixer and any((self.patch_size, self.embed_dim, self.num_blocks))
 
 
 @dataclass(frozen=True)
 class TimmOutline(Outline):
-    """The sizes of a timm model, and the class that runs it block by block."""
+    """The sizes of a timm model, and the class that runs the model block by block."""
 
     family: Family
     facts: Mapping[str, str | int | None]
@@ -141,7 +150,7 @@ class TimmOutline(Outline):
 
 @lru_cache(maxsize=64)
 def outline(architecture: Architecture) -> TimmOutline:
-    """Return the outline of a model, without allocating its tensors.
+    """Return the sizes of a timm model and the class that runs it, without allocating the model's tensors.
 
     Raises:
         ValueError: The model is unknown, cannot be built in this shape, or cannot run block by block.
@@ -179,7 +188,7 @@ def outline(architecture: Architecture) -> TimmOutline:
 
 
 def timm_config(model: str) -> "PretrainedCfg":
-    """Return timm's record of the weights of a model's tag, or of the default weights if `model` has no tag."""
+    """Return timm's configuration of a model's weights: those that the tag in `model` names, or the default weights."""
     import timm
     from timm.models import PretrainedCfg
 
@@ -188,7 +197,7 @@ def timm_config(model: str) -> "PretrainedCfg":
 
 @lru_cache(maxsize=64)  # called for every arm of a search space
 def check_name(model: str) -> None:
-    """Raise ValueError, with similar names, unless timm has the model and the tag."""
+    """Raise ValueError unless timm has the model and the tag in `model`, if any; the message lists similar names."""
     import timm
 
     name, dot, tag = model.partition(".")
@@ -208,7 +217,7 @@ def check_name(model: str) -> None:
 
 @lru_cache(maxsize=64)
 def check_pinned(model: str) -> None:
-    """Raise ValueError unless the name contains the tag of its weights, because timm's default tags change."""
+    """Raise ValueError unless `model` contains the tag of its weights, because timm's default tags can change."""
     import timm
 
     name, _, tag = model.partition(".")

@@ -1,4 +1,4 @@
-"""timm's Vision Transformers and Mixers as backbones, with timm's weights, the weights in a file, or random weights."""
+"""timm's Vision Transformers and Mixers as backbones, with timm's weights, weights from a file, or random weights."""
 
 import hashlib
 import json
@@ -99,10 +99,11 @@ class TimmBackbone(Backbone):
         return outline(self._architecture)
 
     def fingerprint(self) -> str:
-        """Return an identifier of the weights' content.
+        """Return a string that identifies the content of the weights.
 
-        It is `none`, timm's name with the tag, or a digest of the weights file and of the values of its card that the
-        model uses.
+        The string is `none` for random weights, or `timm:` and the model's name for weights of timm. For a weights
+        file, it is `sha256:` with a digest of the file and a digest of the values that the model takes from the file's
+        JSON card.
 
         Raises:
             UserError: The file is missing, differs from `sha256` or from its card, or was trained as another model.
@@ -114,7 +115,7 @@ class TimmBackbone(Backbone):
         path, card = self._file()
         digest = weights_file.digest(path)
         if self.sha256 not in (None, digest):
-            raise UserError(f"`backbone.sha256` is {self.sha256}, but that of {path} is {digest}.")
+            raise UserError(f"`backbone.sha256` is {self.sha256}, but the SHA-256 of {path} is {digest}.")
         free = [name for name in ("mean", "std") if getattr(self, name) is None]
         # Whether the head is kept depends on the class names.
         used = {name: card[name] for name in (*free, "class_names") if name in card}
@@ -130,8 +131,9 @@ class TimmBackbone(Backbone):
     def build(self, num_classes: int, seed: int, class_names: Sequence[str] | None = None) -> LayeredModel:
         """Return the model with its weights, in evaluation mode on the CPU.
 
-        The head of the weights is kept if it has `num_classes` classes, unless the card of a weights file lists other
-        names than `class_names`. A fresh head depends only on the seed and the names of its tensors.
+        The pre-trained head is kept if it has `num_classes` outputs, unless the JSON card of a weights file lists other
+        class names than `class_names`. Otherwise, the head has random initial values that depend only on `seed` and the
+        names of its tensors.
 
         Raises:
             UserError: The weights are missing or do not fit the model, or the model cannot run block by block.
@@ -151,18 +153,18 @@ class TimmBackbone(Backbone):
             model = family(backbone, *self._normalisation())
             if not kept:
                 model.draw_head(seed)
-            check_walk(model, model.backbone, self.image_size, self.model, "timm's forward")
+            check_walk(model, model.backbone, self.image_size, self.model, "timm's forward pass")
         return model
 
     def outlined(self, num_classes: int) -> LayeredModel:
-        """Return the model on the meta device, where tensors have shapes but no values."""
+        """Return the model without weights: on torch's meta device, tensors have shapes but no values."""
         with torch.device("meta"):
             backbone = self._architecture.build()
             backbone.reset_classifier(num_classes)  # type: ignore[operator]
             return self._outline.family(backbone, [0.5] * self.in_chans, [0.5] * self.in_chans)
 
     def recipe(self, num_classes: int) -> Recipe:
-        """Return the call of timm that builds the same network, and that can load the weights if they are timm's."""
+        """Return the function call of timm that builds this backbone's network, and whether the weights are timm's."""
         return self._architecture.recipe(num_classes, fetched=self.pretrained == "timm")
 
     def _create(self) -> nn.Module:
@@ -176,7 +178,8 @@ class TimmBackbone(Backbone):
     def _normalisation(self) -> tuple[list[float], list[float]]:
         """Return the mean and the standard deviation of each channel.
 
-        Each is taken from the configuration, or else from the card of the weights file, or else from timm.
+        Values in the configuration take precedence over values on the JSON card of the weights file. If both are
+        missing, timm's values are used.
         """
         card = {} if self.pretrained in ("timm", "none") else self._file()[1]
         found = {}

@@ -1,4 +1,4 @@
-"""The small Vision Transformer that is included in fedsweep with its weights."""
+"""The small Vision Transformer that is shipped with fedsweep."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ DIGITS_SHAPE = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 12, "
 
 
 class DigitsViT(Backbone):
-    """A small ViT that is included in fedsweep: 12 blocks of width 64 for images of 16 px, pre-trained on MNIST."""
+    """A small ViT that is shipped with fedsweep: 12 blocks of width 64 for images of 16 px, pre-trained on MNIST."""
 
     name: Literal["digits_vit"] = "digits_vit"
 
@@ -26,7 +26,11 @@ class DigitsViT(Backbone):
         return Outline(layers=12, width=64, image_size=16, largest_rank=dict.fromkeys(self.positions, 64))
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the weights; raise UserError if the one on the card differs."""
+        """Return `sha256:` followed by the SHA-256 of the weights file.
+
+        Raises:
+            UserError: The file's JSON card contains another SHA-256.
+        """
         return f"sha256:{weights_file.read_card(WEIGHTS)['sha256']}"
 
     def build(self, num_classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> LayeredViT:
@@ -37,7 +41,7 @@ class DigitsViT(Backbone):
         """
         if num_classes != 10:
             raise UserError(
-                f"`backbone.name` digits_vit classifies ten digits, but the data has {num_classes} classes."
+                f"`backbone.name` digits_vit classifies ten digits, but the data set has {num_classes} classes."
             )
         card = weights_file.read_card(WEIGHTS)
         model = LayeredViT(self.architecture(), mean=card["mean"], std=card["std"])
@@ -45,14 +49,14 @@ class DigitsViT(Backbone):
         return model
 
     def outlined(self, num_classes: int) -> LayeredViT:
-        """Return the model on the meta device, where tensors have shapes but no values."""
+        """Return the model without weights: on torch's meta device, tensors have shapes but no values."""
         with torch.device("meta"):
             backbone = self.architecture()
             backbone.reset_classifier(num_classes)
             return LayeredViT(backbone, mean=[0.5] * 3, std=[0.5] * 3)
 
     def recipe(self, num_classes: int) -> Recipe:
-        """Return the call that builds timm's smallest ViT in the shape of this one."""
+        """Return the function call of timm that builds this network: timm's ViT-Tiny with other sizes."""
         arguments: dict[str, Json] = {**DIGITS_SHAPE, "num_classes": num_classes}
         return Recipe(call="timm.create_model", model="vit_tiny_patch16_224", arguments=arguments, fetched=False)
 

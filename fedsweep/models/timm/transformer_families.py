@@ -1,4 +1,4 @@
-"""Classes that run timm's ViT, Beit, Eva and MlpMixer block by block, and the choice of the class for a model."""
+"""Classes that run timm's ViT, Beit, Eva and MlpMixer block by block, and a function that selects one for a model."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -25,18 +25,24 @@ class LayeredViT(LayeredModel):
     backbone: "VisionTransformer"
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return the tokens before the first block: patches, class token and register tokens, with positions."""
+        """Return the tokens (batch, tokens, width) before the first block.
+
+        The tokens are the class token, any register tokens and the patches, with position embeddings.
+        """
         vit = self.backbone
         return cast(Tensor, vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels)))))
 
 
 class LayeredBeit(LayeredModel):
-    """timm's Beit, run block by block, with relative positions in each block, or in a table that all blocks share."""
+    """timm's Beit, run block by block, with relative positions in each block or in a table that all blocks share."""
 
     backbone: "Beit"
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return the tokens before the first block: patches and class token, with any absolute positions added."""
+        """Return the tokens (batch, tokens, width) before the first block.
+
+        The tokens are the class token and the patches, plus absolute position embeddings if the model has them.
+        """
         beit = self.backbone
         patches = beit.patch_embed(pixels)
         tokens = torch.cat((beit.cls_token.expand(len(patches), -1, -1), patches), dim=1)
@@ -45,7 +51,7 @@ class LayeredBeit(LayeredModel):
         return cast(Tensor, beit.pos_drop(tokens))
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
-        """Return the output of one block with its relative positions, in the shape of `tokens`."""
+        """Return the output (batch, tokens, width) of a block, computed with its relative positions."""
         shared = self.backbone.rel_pos_bias
         bias = None if shared is None else shared()
         return cast(Tensor, self.backbone.blocks[layer](tokens, shared_rel_pos_bias=bias))
@@ -54,9 +60,9 @@ class LayeredBeit(LayeredModel):
 class LayeredEva(LayeredModel):
     """timm's Eva, run block by block.
 
-    The rotary positions depend only on the grid of patches, so they are computed once. They are computed in evaluation
-    mode, because DINOv3 shifts them at random in training mode, which would change frozen features. In timm's mixed
-    mode, each block has its own rotary positions.
+    The rotary position embeddings depend only on the grid of patches, so they are computed once. They are computed in
+    evaluation mode: in training mode, DINOv3 shifts them at random, which would change the outputs of frozen blocks. If
+    the model has timm's option `rope_mixed`, each block has its own rotary position embeddings.
     """
 
     backbone: "Eva"
@@ -72,13 +78,17 @@ class LayeredEva(LayeredModel):
         self.register_buffer("rope", rope, persistent=False)
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return the tokens before the first block: patches, class and register tokens, with any absolute positions."""
+        """Return the tokens (batch, tokens, width) before the first block.
+
+        The tokens are class and register tokens and the patches, plus absolute position embeddings if the model has
+        them.
+        """
         eva = self.backbone
         tokens, _ = eva._pos_embed(eva.patch_embed(pixels))
         return cast(Tensor, eva.norm_pre(tokens))
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
-        """Return the output of one block with rotary positions, in the shape of `tokens`."""
+        """Return the output (batch, tokens, width) of a block, computed with rotary positions."""
         rope = self.rope[layer] if self.rope is not None and self.backbone.rope_mixed else self.rope
         return cast(Tensor, self.backbone.blocks[layer](tokens, rope=rope))
 
@@ -91,12 +101,12 @@ class LayeredMixer(LayeredModel):
     patch_projection = "backbone.stem.proj"
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return the patches as tokens; a Mixer has no positions and no class token."""
+        """Return the patches as tokens (batch, tokens, width), without position embeddings or a class token."""
         return cast(Tensor, self.backbone.stem(pixels))
 
 
 def mixer_shape(model: str, patch_size: int | None, embed_dim: int | None, num_blocks: int | None) -> dict[str, Any]:
-    """Return the arguments of timm's class MlpMixer for a Mixer like `model` in another shape.
+    """Return the arguments with which timm's class MlpMixer builds the Mixer `model` in another shape.
 
     The widths of the two MLPs keep their ratio to the width of a token.
 
@@ -107,7 +117,7 @@ def mixer_shape(model: str, patch_size: int | None, embed_dim: int | None, num_b
         num_blocks: The number of blocks; None keeps the model's own value.
 
     Raises:
-        ValueError: The MLPs of the model are gated, so that they need other arguments.
+        ValueError: The MLPs of the model are gated, so the class needs other arguments.
     """
     import timm
     from timm.layers.mlp import Mlp
@@ -138,7 +148,7 @@ FAMILIES: dict[Family, tuple[str, ...]] = {
     LayeredBeit: ("beit.Beit", "beit.Block"),
     LayeredEva: ("eva.Eva", "eva.EvaBlock", "eva.EvaBlockPostNorm"),
 }
-"""The classes of timm's networks and blocks that each of our classes can run."""
+"""For each of our classes, the classes of timm's networks and blocks that it can run."""
 WHAT_WORKS = (
     "fedsweep can run only timm's VisionTransformer (ViT, DeiT, DINOv2), MlpMixer, Beit and Eva (EVA-02, DINOv3) "
     "block by block, with two sublayers in every block"
@@ -146,10 +156,10 @@ WHAT_WORKS = (
 
 
 def family_of(backbone: nn.Module, model: str) -> Family:
-    """Return the class that can run a timm model block by block.
+    """Return the class that can run the network `backbone`, a timm model, block by block.
 
     Raises:
-        ValueError: No class can run it. The message uses `model` as the name of the model.
+        ValueError: No class can run the network. The message calls the network `model`.
     """
     for family in FAMILIES:
         if _fits(backbone, family):

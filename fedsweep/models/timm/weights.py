@@ -1,4 +1,4 @@
-"""timm's own pre-trained weights, which are downloaded once and then read from the local cache."""
+"""timm's own pre-trained weights, which are downloaded once and then read from Hugging Face's local cache."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from fedsweep.models.weights_file import reason
 
 
 def pretrained_network(model: str, **shape: Any) -> nn.Module:
-    """Return a model of timm with the weights and the head of its tag.
+    """Return a timm model with the pre-trained weights and the head that the tag in `model` selects.
+
+    `shape` are timm's arguments that set sizes, such as `img_size`.
 
     Raises:
         UserError: The weights cannot be loaded, or do not fit the shape.
@@ -30,7 +32,7 @@ def pretrained_network(model: str, **shape: Any) -> nn.Module:
 
 
 def locate(model: str) -> Path | None:
-    """Return the path of the weights in the local cache, to which they are downloaded if necessary.
+    """Return the path of timm's weights in Hugging Face's local cache, and download them if necessary.
 
     Returns:
         The path, or None for the few weights of timm that are not on the Hugging Face Hub.

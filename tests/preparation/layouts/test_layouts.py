@@ -229,7 +229,11 @@ def test_pacs_lists_that_are_refused(tmp_path: Path) -> None:
     trees.pacs(tmp_path)
     crossval = tmp_path / "photo_crossval_kfold.txt"
     crossval.write_text("photo/dog/pic_000.jpg 1\n")
-    refused("pacs", tmp_path, "the lists of `photo` contain `kfold/photo/dog/pic_000.jpg` in train and in crossval.")
+    refused(
+        "pacs",
+        tmp_path,
+        "the lists of `photo` must not overlap, but train and crossval both contain `kfold/photo/dog/pic_000.jpg`.",
+    )
     crossval.write_text("photo/dog/pic_009.jpg 1\n")
     refused("pacs", tmp_path, f"{crossval}, line 1: there is no file `kfold/photo/dog/pic_009.jpg` in")
     crossval.unlink()
@@ -317,7 +321,7 @@ def test_ucf101_bad_lists(tmp_path: Path) -> None:
     train.write_text("YoYos/v_YoYo_g09_c02.avi 3\n")
     refused("ucf101", tmp_path, f"{train}, line 1: there is no class `YoYos`; did you mean `YoYo`?")
     train.write_text("YoYo/v_YoYo_g09_c02.avi 2\n")
-    refused("ucf101", tmp_path, f"{train}, line 1: class `YoYo` has label 3, but it is 2.")
+    refused("ucf101", tmp_path, f"{train}, line 1: the label of class `YoYo` must be 3, but it is 2.")
     train.write_text("YoYo/v_YoYo_g09_c02.avi 4\n")
     refused("ucf101", tmp_path, f"{train}, line 1: a label must be between 1 and 3, but it is 4.")
     train.write_text("YoYo/v_YoYo_g01_c01.avi 3\n")

@@ -91,13 +91,16 @@ def test_names_from_label_name(tmp_path: Path) -> None:
     [
         ({"image": None}, "must have a column `image`, but it has `label`, `lable`."),
         ({"label": None}, "must have a column `label`, but it has `image`, `lable`; did you mean `lable`?"),
-        ({"image": ["a", "b", "c"]}, "the column `image` must contain bytes or a struct with bytes, but not string."),
+        (
+            {"image": ["a", "b", "c"]},
+            "the column `image` must contain bytes or structs with bytes, but it contains string.",
+        ),
         ({"image": [b"a", None, b"c"]}, "the column `image` must have no nulls, but row 1 is null."),
         ({"image": [b"a", b"b", None]}, "the column `image` must have no nulls, but row 2 is null."),
         ({"image": [{"bytes": b"a"}, {"bytes": b"b"}, {"bytes": None}]}, "must have no nulls, but row 2 is null."),
         ({"image": [{"bytes": b"a"}, None, {"bytes": b"c"}]}, "must have no nulls, but row 1 is null."),
         ({"label": [0, None, 1]}, "the column `label` must have no nulls, but row 1 is null."),
-        ({"label": [0.0, 1.0, 1.0]}, "the column `label` must contain integers, but not double."),
+        ({"label": [0.0, 1.0, 1.0]}, "the column `label` must contain integers, but it contains double."),
         ({"label": [0, 1, -1]}, "row 2: a label must be between 0 and 1, but it is -1."),
         ({"label": [-1, -1, -1]}, "the Parquet files have no row with a label of 0 or more."),
         ({"label": [0, 2, 2]}, "a class must have images, but `1` has none in any domain."),

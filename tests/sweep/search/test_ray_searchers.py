@@ -280,7 +280,7 @@ def test_a_first_point_with_an_invalid_run_is_rejected(tmp_path: Path, monkeypat
     space = {"lora.rank": {"integer": [1, 8]}, "method": {"choice": ["fedra", "inclusivefl"]},
              "aggregation.lora": {"choice": ["factors", "product_svd"]}}  # fmt: skip
     first = [{"method": "inclusivefl", "aggregation.lora": "product_svd"}]
-    with pytest.raises(UserError, match=r"`method\.beta` must be 0 with `aggregation\.lora` product_svd"):
+    with pytest.raises(UserError, match=r"`method\.beta` must be 0 if `aggregation\.lora` is product_svd"):
         read(tmp_path, space=space, search={**SEARCH, "first": first})
 
 
