@@ -139,7 +139,8 @@ def predict(
     else:
         sys.stdout.write(text)
     if found.accuracy is not None and form != "json":
-        sentence = f"Accuracy {found.accuracy:.2%} on {len(found.images)} images, with the folders' names as labels."
+        images_read = "1 image" if len(found.images) == 1 else f"{len(found.images)} images"
+        sentence = f"Accuracy {found.accuracy:.2%} on {images_read}, with the folders' names as labels."
         print(sentence, file=sys.stdout if form == "table" and output is None else sys.stderr)
     for name, reason in found.broken.items():
         print(f"fedsweep: {images / name} cannot be read: {reason}.", file=sys.stderr)
