@@ -59,7 +59,7 @@ def test_prepare_describes_the_data_set_and_its_use(tree, call: Call):
 
 def test_prepare_lists_missing_domains(tree, call: Call):
     answer = call("data", "prepare", "pacs", "--layout", "pacs", "--root", "tree", "--size", "16", "--workers", "1")
-    assert "Left out, because they are not in the folder: art_painting, cartoon.\n" in answer.out
+    assert "Domains left out, because they are not in the folder: art_painting, cartoon.\n" in answer.out
     assert call("data", "prepare", "tree", "--root", "tree/photo", "--size", "16", "--workers", "1").code == 0
 
 

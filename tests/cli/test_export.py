@@ -82,7 +82,7 @@ def test_table_csv_and_json_contain_the_same_predictions(call: Call, exported, p
     ]
     table = call("predict", "out", "photos", "--top", "2").out.splitlines()
     assert [line.split() for line in table[1:4]] == rows[1:]
-    assert table[4] == f"Accuracy {told['accuracy']:.2%} on 3 images, with their folders as labels."
+    assert table[4] == f"Accuracy {told['accuracy']:.2%} on 3 images, with the folders' names as labels."
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json"])

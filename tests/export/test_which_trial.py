@@ -107,9 +107,9 @@ STANDS = "`--unfinished` exports its state after round 2."
     [
         ("ablations/rnk", "there is no trial `ablations/rnk` in {root}; did you mean `ablations/rank`?"),
         ("zzz", "there is no trial `zzz` in {root}; it must be a trial's key, SPACE[@SWEEP][:ARM] such as "
-         "`ablations/lora_rank:lora.rank=4,seed=0`, or the name of a run."),
+         "`ablations/lora_rank:lora.rank=4,seed=0`, or an experiment that was run."),
         ("", "there is no trial `` in {root}; it must be a trial's key, SPACE[@SWEEP][:ARM] such as "
-         "`ablations/lora_rank:lora.rank=4,seed=0`, or the name of a run."),
+         "`ablations/lora_rank:lora.rank=4,seed=0`, or an experiment that was run."),
         ("ablations/rank@20260102-000000-new", "there is no sweep `20260102-000000-new` of ablations/rank in {root}; "
          "did you mean `20260102-000000-new1` or `20260101-000000-old1`?"),
         ("fedra_digits@x", "there is no run `x` of fedra_digits in {root}."),
@@ -122,7 +122,7 @@ STANDS = "`--unfinished` exports its state after round 2."
         ("ablations/rank:", "an arm must be a list of NAME=VALUE, such as `lora.rank=4,seed=0`, but it is ``."),
         ("ablations/rank:lora.rank=[4", "the entry `lora.rank=[4` of the arm is not valid YAML at line 1, column 3: "
          "expected ',' or ']', but got '<stream end>'."),
-        ("c00000000000004", f"trial c00000000000004 of {WHERE} is pruned; {STANDS}"),
+        ("c00000000000004", f"trial c00000000000004 of {WHERE} has the outcome `pruned`; {STANDS}"),
         ("ablations/rank:lora.rank=16", f"none of the 2 trials of {WHERE} has finished; `--unfinished` also accepts "
          "other trials."),
         ("c00000000000005", f"trial c00000000000005 of {WHERE} has not ended and has no recorded round."),

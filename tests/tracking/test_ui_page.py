@@ -136,5 +136,5 @@ def test_a_page_for_the_network_accepts_the_machines_names_and_warns(
     assert server.stderr is not None
     assert server.stderr.readline() == (
         f"fedsweep: this page has no password: anyone who can reach port {port} of this machine can read, change and "
-        "delete what is recorded.\n"
+        "delete the recorded results.\n"
     )
