@@ -70,7 +70,7 @@ class ArmStatistics:
     accuracies: Mapping[str, float | None]
     """Dict from metric to its mean over seeds, from 0 to 1: accuracy on each domain, and means in and out of domain."""
     second: float | None
-    """Mean over seeds of the second objective; None if there is none, or if a seed has no value."""
+    """Mean over seeds of the second objective; None without a second objective, or if a seed has no value."""
     columns: Mapping[str, float | None]
     """Dict from column to its mean over seeds, for the deterministic columns in `COLUMNS` and the requested columns."""
     counterpart: str | None = None
@@ -155,7 +155,7 @@ def _describe(arm: ArmTrials, manifest: SweepManifest) -> ArmStatistics:
 
 
 def domain_metric(domain: str, held_out: bool = False) -> str:
-    """Return the name of the metric for the accuracy on a domain, which no client has images of if `held_out` is true.
+    """Return the name of the metric for the accuracy on a domain; `held_out` means that no client has images of it.
 
     >>> domain_metric("sketch"), domain_metric("sketch", held_out=True)
     ('accuracy/domain/sketch', 'accuracy/out_of_domain/sketch')
@@ -205,7 +205,7 @@ def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float
 
 
 def best_places(arms: Sequence[ArmStatistics], mode: str, most: int) -> list[int]:
-    """Return the indices of the baselines and of the arms with the best means, at most `most` in total, ascending.
+    """Return the indices of the baselines and of the arms with the best means, at most `most` in ascending order.
 
     The best mean is the highest if `mode` is `max`, and the lowest if it is `min`.
     """

@@ -1,4 +1,4 @@
-"""The effects of the factors of a full grid (repeated-measures ANOVA over seeds), and importances for a search."""
+"""Effects of factors in a full grid (repeated-measures ANOVA over seeds), and of hyperparameters in a search."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class _Grid:
     """The objective for every seed and every combination of the factors' levels."""
 
     levels: Mapping[Names, Sequence[dict[str, Json]]]
-    """The levels of each factor, as arms with only its hyperparameters."""
+    """The levels of each factor; a level is a dict with the values of the factor's hyperparameters."""
     seeds: tuple[int, ...]
     values: Array  # of shape (seeds, levels of the first factor, levels of the second factor, ...)
 
@@ -102,7 +102,7 @@ class _Grid:
 def decompose(
     names: Sequence[str], arms: Sequence[ArmStatistics], baseline: Mapping[str, Json] | None
 ) -> Factorial | str:
-    """Split the variation of a full grid between its factors, or return the reason if this is impossible.
+    """Split the variation of the objective in a full grid between factors, or return the reason if this is impossible.
 
     Each effect is tested against its own interaction with the seeds, because all arms share the seeds (repeated
     measures). The degrees of freedom are corrected by the method of Greenhouse and Geisser (1959), since the

@@ -158,10 +158,10 @@ def sign_flip(differences: Sequence[float]) -> float:
 
 
 def hedges_g(differences: Sequence[float]) -> float:
-    """Return Hedges' g, an effect size: the mean of the n differences divided by their standard deviation, corrected.
+    """Return the effect size of n paired differences: Hedges' g.
 
-    The standard deviation has the divisor n - 1. The correction for small n multiplies the quotient by
-    1 - 3 / (4 (n - 1) - 1). For n = 2, this factor would be negative, so no correction is applied.
+    Hedges' g is the mean of the differences divided by their standard deviation (divisor n - 1), times a correction for
+    small n, 1 - 3 / (4 (n - 1) - 1). For n = 2, this factor would be negative, so no correction is applied.
 
     Source: L. Hedges (1981), Distribution theory for Glass's estimator of effect size.
     """

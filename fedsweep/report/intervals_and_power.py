@@ -28,9 +28,10 @@ def t_interval(values: Sequence[float]) -> Interval | None:
 
 
 def bootstrap_interval(values: Sequence[float]) -> Interval | None:
-    """Return the 95% interval of the mean by a studentized bootstrap with 9,999 resamples, the same in every call.
+    """Return the 95% interval of the mean by a studentized bootstrap; equal values give equal intervals.
 
-    Return None if there are fewer than five values, or if the values of too many resamples are all equal.
+    The bootstrap draws 9,999 resamples. Return None if there are fewer than five values, or if the values of too many
+    resamples are all equal.
 
     Percentile and BCa intervals would be too short for few values: with six values, they contain the true mean in 85%
     of samples. The studentized interval contains the true mean in 94 to 95% of samples (`benchmarks/honesty.py`).

@@ -121,7 +121,7 @@ class AblationTable:
     def second_column(self) -> tuple[str, ...]:
         """The metric of the second objective, as a tuple of at most one name.
 
-        The tuple is empty if there is no second objective, or if the default column `MB sent` shows it.
+        The tuple is empty if there is no second objective, or if the default column `MB sent` shows the metric.
         """
         against = self.manifest.against
         return () if against is None or against.metric == "megabytes/sent" else (against.metric,)

@@ -59,7 +59,7 @@ class TextColumn:
 
     @property
     def width(self) -> int:
-        """The smallest width, in terminal cells, that the column needs; without `enough`, no word is broken."""
+        """The smallest width, in terminal cells, at which no word is broken, but at most `enough`."""
         lines = [*self.heading.splitlines(), *self.cells]
         if self.enough is not None:
             return min(self.enough, max(map(cell_len, lines)))

@@ -49,7 +49,7 @@ class Units:
 
     @classmethod
     def of(cls, metric: str, arms: Sequence[ArmStatistics]) -> "Units":
-        """Return the units of the objective `metric` for the values of `arms`."""
+        """Return the units in which the objective `metric` of `arms` is shown."""
         ends = (one.mean if one.mean is not None else one.arm.reached(metric)[1] for one in arms)
         return cls.fit(is_accuracy(metric), ends)
 
@@ -77,7 +77,7 @@ def shown_p(p: float | None) -> str:
 
 
 def title(metric: str) -> str:
-    """Return the title of an axis for a metric, with the unit.
+    """Return the title of a metric for the axis of a figure, with the unit.
 
     >>> title("accuracy/domain/sketch"), title("accuracy/out_of_domain/sketch")
     ('Accuracy on sketch (%)', 'Accuracy on sketch, out of domain (%)')

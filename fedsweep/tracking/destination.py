@@ -24,7 +24,7 @@ def tracking_uri(root: Path) -> str:
 
 
 def check_writable(root: Path) -> None:
-    """Raise UserError unless files can be written to the results folder and rows to its MLflow database."""
+    """Raise UserError unless the results folder and its MLflow database can be written to."""
     probe = root / f".write-{os.getpid()}"
     try:
         root.mkdir(parents=True, exist_ok=True)

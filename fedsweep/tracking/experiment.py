@@ -198,7 +198,7 @@ class Registration:
         self.run_id = run_id
 
     def add(self, folder: Path, path: str, tags: Mapping[str, str]) -> str:
-        """Log a folder as artifacts below `path`, register the folder as a new version, and return its number."""
+        """Log a folder as artifacts below `path`, register a new version with it, and return the version's number."""
         try:
             self.client.log_artifacts(self.run_id, str(folder), path)
             with contextlib.suppress(Exception):  # it already exists, or the next call fails too

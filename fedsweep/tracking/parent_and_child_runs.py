@@ -85,7 +85,7 @@ class Runs:
         save_view(self.client, self.experiment.id, self._manifest, run_id, self._summary.extent)
 
     def close_sweep(self, status: str, metrics: Mapping[str, float], artifacts: Path | None = None) -> None:
-        """Write `metrics`, the report in `artifacts` and a description to the parent run, and end it with `status`."""
+        """Write `metrics`, the report in `artifacts` and a description to the parent run; end the run with `status`."""
         run_id = self._open_parent()
         if artifacts is not None:
             self.client.log_artifacts(run_id, str(artifacts), "report")

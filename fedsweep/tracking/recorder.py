@@ -37,7 +37,7 @@ class Recorder:
     """
 
     def __init__(self, store: Store, experiment: str, destination: Destination | None = None) -> None:
-        """Open or create the local database, or raise UserError; a server is first contacted by the first write."""
+        """Open or create the local database, or raise UserError; a server is not contacted until the first write."""
         self.destination = destination or Destination.of(store.root)
         self.runs = Runs(self.destination, experiment)
         self.outage: str | None = None
@@ -93,7 +93,7 @@ class Recorder:
 
     @property
     def unsynced(self) -> dict[str, str]:
-        """The runs that are not written yet: a dict from trial key or `the parent run` to a reason or traceback."""
+        """The runs that are not written yet: a dict from trial key, or `the parent run`, to a reason or traceback."""
         with self._news:
             return {what: self._errors.get(what, "not written yet") for what in (*self._due, *self._refused)}
 

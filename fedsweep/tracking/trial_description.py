@@ -33,8 +33,8 @@ def start_tags(plan: TrialPlan, varied: Iterable[str]) -> dict[str, str]:
     """Return the tags of a trial's run at its start.
 
     MLflow's page can group runs by tags. Therefore, each hyperparameter of the arm is a tag, and the arm's label is
-    another tag. The names of these tags are the names of hyperparameters, shortened as far as they stay unique among
-    `varied`, the names of all hyperparameters that the sweep varies.
+    another tag. The names of the tags are shortened, but stay unique among `varied`, the names of all hyperparameters
+    that the sweep varies.
     """
     short = short_names(dict.fromkeys([*varied, *plan.arm]))
     tags = {
@@ -58,7 +58,7 @@ def provenance_tags(plan: TrialPlan) -> dict[str, str]:
 
 
 def outcome_tags(trial: TrialRecord) -> dict[str, str]:
-    """Return the tags with a trial's error, reason, last round and outcome, as far as they are known; outcome last."""
+    """Return the tags with a trial's error, reason and last round, as far as they are known, and last the outcome."""
     if trial.outcome is None:
         return {OUTCOME: "running"}
     lines = (trial.outcome.error or "").strip().splitlines()
@@ -109,10 +109,10 @@ SCHEMA = json.dumps({"mlflow_colspec": COLUMNS})
 def dataset_inputs(plan: TrialPlan) -> list[DatasetInput]:
     """Return the test images, the clients' training images and any synthetic images as MLflow data sets.
 
-    The list is empty if the plan does not describe the images. The digest of the test images, which
-    have the context `eval`, covers all images and labels. The digest of the training images, which have the context
-    `train`, also covers data options, partition and seed. If two trials have the same digest of training images, each
-    client has the same images in both trials.
+    The list is empty if the plan does not describe the images. The digest of the test images, which have the context
+    `eval`, covers all images and labels. The digest of the training images, which have the context `train`, also covers
+    data options, partition and seed. If two trials have the same digest of training images, each client has the same
+    images in both trials.
     """
     data, partition = plan.config.get("data"), plan.config.get("partition")
     content, _, of_synthetic = plan.digests.get("data", "").partition(" ")

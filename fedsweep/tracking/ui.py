@@ -99,7 +99,7 @@ def sweep_view(manifest: SweepManifest, parent: str, extent: Extent) -> dict[str
 
 
 def _folded(extent: Extent) -> list[str]:
-    """Return the names of the collapsed sections of charts.
+    """Return the names of the collapsed sections of charts in the view.
 
     MLflow's page creates a section for each prefix of the names of metrics, such as `accuracy` for `accuracy/mean`.
     """
@@ -219,7 +219,7 @@ def page_url(host: str, port: int) -> str:
 
 
 def _names(host: str) -> list[str]:
-    """Return the names and addresses of this machine, and `host` unless `host` stands for all network interfaces."""
+    """Return all names and addresses of this machine, including `host`."""
     own = socket.gethostname()
     names = ["localhost", LOOPBACK, "::1", own, socket.getfqdn(), *([] if host in ANYWHERE else [host])]
     with contextlib.suppress(OSError):  # the name does not resolve

@@ -98,7 +98,7 @@ def _reading(kinds: set[str], bounded: bool) -> str:
             "seeds and are compared in pairs, so overlapping bands do not mean that the arms are equal."
         )
     elif "mean" in kinds or "finished" in kinds:
-        said.append("Lines are single finished seeds.")
+        said.append("Each line is the only finished seed of an arm.")
     if lost := [kind for kind in LOOKS if kind in kinds]:
         listed = " and ".join(filter(None, [", ".join(lost[:-1]), lost[-1]]))
         said.append(f"{listed.capitalize()} trials are drawn individually and are not part of any mean.")
@@ -174,8 +174,8 @@ def apart(heights: Sequence[float], gap: float) -> list[float]:
 def limits(whole: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
     """Return limits of an axis for values of finished trials (`whole`) and of other trials (`others`).
 
-    The axis shows all values in `whole`. Values in `others` extend the axis in each direction by at most the difference
-    between the largest and the smallest value in `whole`.
+    The axis shows all values in `whole`. Values in `others` extend the axis in each direction, but at most by the
+    difference between the largest and the smallest value in `whole`.
 
     >>> limits([0.0, 2.0], [3.0, 1e6])
     (-0.2, 4.2)

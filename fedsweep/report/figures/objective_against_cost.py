@@ -69,7 +69,8 @@ def draw_bytes(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawin
 def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> list[Point]:
     """Return a point for each arm, with the metric of `against` as its cost.
 
-    Arms of which a finished seed has no cost are left out, because the two means would cover different seeds.
+    An arm is left out if a finished seed has no cost, because the means of cost and objective would cover different
+    seeds.
     """
     up, across = canvas.scale_of(manifest.metric), canvas.scale_of(against.metric)
     found = []
@@ -113,9 +114,9 @@ def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Again
 
 
 def _ends_and_between(kept: Sequence[Point], baseline: Sequence[Point]) -> list[Point]:
-    """Return the points to label, if there are too many to label all of them.
+    """Select the points to label in a figure that has too many points to label all of them.
 
-    These points are some of the efficient arms `kept`, evenly spaced and including both ends, and the baselines.
+    The selected points are some of the efficient arms `kept`, evenly spaced and including both ends, and the baselines.
     """
     steps = min(LABELLED, len(kept)) - 1
     places = {round(step * (len(kept) - 1) / max(1, steps)) for step in range(steps + 1)}

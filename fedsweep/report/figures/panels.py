@@ -24,7 +24,7 @@ DRIFT_PANELS = {
 """The titles of the metrics that `evaluation.metrics` can add, without metrics of single blocks."""
 DRIFT_READING = (
     "Drift is the distance between the features, or the heads, of the clients after local training. Structural bias is "
-    "the effect of missing blocks, which a client lacks, on the client's gradients. Values closer to zero mean less "
+    "the effect of the blocks that a client lacks on the client's gradients. Values closer to zero mean less "
     "drift and less bias. Lines are means over the finished seeds; bands span the lowest to the highest seed."
 )
 BRICK_READING = " A BRICK is a small module that the method FedBRICK puts in the place of a missing block."
@@ -33,8 +33,8 @@ BRICK_READING = " A BRICK is a small module that the method FedBRICK puts in the
 def draw_drift(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
     """Draw client drift and structural bias by round, with one panel per metric.
 
-    Structural bias is the effect of missing blocks, which a client lacks, on the client's gradients. Only arms with a
-    finished trial are drawn.
+    Structural bias is the effect of the blocks that a client lacks on the client's gradients. Only arms with a finished
+    trial are drawn.
 
     Returns:
         The drawing, or None if none of the metrics in `DRIFT_PANELS` is recorded.
@@ -81,9 +81,9 @@ ACTIVE_READING = (
 
 
 def draw_active_blocks(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
-    """Draw the number of active blocks, which a client trains, by client and round; return None if none is recorded.
+    """Draw the number of active blocks (blocks that a client trains) by client and round.
 
-    The numbers are means over the finished seeds of an arm.
+    The numbers are means over the finished seeds of an arm. Return None if no numbers of active blocks are recorded.
     """
     named = zip(labels(manifest, arms, letters=46), arms, strict=True)
     grids = [(label, grid) for label, one in named if not (grid := active_blocks(one, manifest.metric)).empty]

@@ -131,7 +131,7 @@ def _trials(table: AblationTable, trials: Sequence[TrialRecord]) -> list[dict[st
 
 
 def _digests(manifest: SweepManifest) -> dict[str, str]:
-    """Return a sweep's digests, shortened to 12 digits, and other values such as package versions unchanged."""
+    """Return a sweep's digests, each shortened to 12 digits, and other values such as package versions."""
     hexadecimal = set("0123456789abcdef")
     return {
         name: digest[:DIGITS] if len(digest) > DIGITS and set(digest) <= hexadecimal else digest
