@@ -219,7 +219,7 @@ def page_url(host: str, port: int) -> str:
 
 
 def _names(host: str) -> list[str]:
-    """Return all names and addresses of this machine, including `host`."""
+    """Return all names and addresses of this machine, and `host` if it is not a wildcard such as 0.0.0.0."""
     own = socket.gethostname()
     names = ["localhost", LOOPBACK, "::1", own, socket.getfqdn(), *([] if host in ANYWHERE else [host])]
     with contextlib.suppress(OSError):  # the name does not resolve
