@@ -132,8 +132,8 @@ def test_the_folder_of_a_model_version_names_round_and_client():
          "{folder}/here/file, a parent of here/file/x, is a file."),
         (["export", "fedra_digits", "--to", "new", "--client", "plan"], "`--client`: there is no client `plan`; did "
          "you mean `plain`?"),
-        (["export", "fedra_digits", "--to", "new", "--register", "a/b"], "`--register` must be a name without / and :, "
-         "but it is `a/b`."),
+        (["export", "fedra_digits", "--to", "new", "--register", "a/b"], "`--register` must be a name without `/` and "
+         "`:`, but it is `a/b`."),
         (["export", "fedra_digits", "--to", "new", "--register", "a"], "MLflow has no run of trial "
          "20260101-000000-abcd; `fedsweep ui --deliver` creates it."),
     ],

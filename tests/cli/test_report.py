@@ -173,7 +173,8 @@ def test_no_number_of_a_comparison_is_truncated_at_any_width(call: Call, monkeyp
     [
         ((SPACE, "ablations/lora_rnak"),
          "there is no sweep of ablations/lora_rnak in mlruns; did you mean `ablations/lora_rank`?"),
-        ((f"{SPACE}@s1", f"{SPACE}@s1"), "`ablations/lora_rank@s1` and `ablations/lora_rank@s1` are the same."),
+        ((f"{SPACE}@s1", f"{SPACE}@s1"), "`ablations/lora_rank@s1` and `ablations/lora_rank@s1` must be "
+         "different sweeps or arms, but they are the same."),
         ((f"{SPACE}@s1", f"{SPACE}@s3"), "there is no sweep `s3` of ablations/lora_rank in mlruns"),
         ((f"{SPACE}:lora.rank=4", SPACE),
          "`ablations/lora_rank:lora.rank=4` and `ablations/lora_rank` must both name an arm, or both name a sweep."),

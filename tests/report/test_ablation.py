@@ -77,7 +77,7 @@ def test_an_arm_is_compared_with_the_full_method_at_its_own_settings(crossed):
     ]
     at_4, at_8, effects = crossed.findings()
     assert at_4.startswith("rank 4, without cross against full: -9.90 points")
-    assert effects.startswith("Shares of the variation between trials: rank 96%")
+    assert "Holm's correction: rank 96%" in effects
     assert at_8.startswith("rank 8, without cross against full: -0.90 points")
     assert " ".join(crossed.caption()).count("Baseline: full with the same lora.rank as the arm.") == 1
 
@@ -93,7 +93,7 @@ def test_a_baseline_may_leave_an_axis_open_without_an_ablation(manifest, trials)
     assert [one.partition(":")[0] for one in table.findings()] == [
         "lr 0.1, rank 4 against 8",
         "lr 0.3, rank 4 against 8",
-        "Shares of the variation between trials",
+        "Shares of the variation between trials, with p-values after Holm's correction",
     ]
 
 

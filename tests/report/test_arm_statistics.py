@@ -195,7 +195,8 @@ def test_the_explanation_states_how_many_pairs_an_exact_test_needs(manifest, tri
 def test_impossible_differences_are_not_called_detectable(manifest, trials):
     trials.arms({4: [0.5, 0.7], 8: [0.6, 0.6]})
     table = tabulate(manifest, trials)
-    assert table.findings()[0].endswith("not even the largest possible difference is reliably detectable.")
+    said = "a test with 2 seeds would not even detect a true difference of 100 points in 4 of 5 sweeps."
+    assert table.findings()[0].endswith(said)
 
 
 @pytest.mark.parametrize("baseline", [None, {"lora.rank": 32}])

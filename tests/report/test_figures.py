@@ -151,7 +151,8 @@ def test_held_out_domains_have_hollow_dots(axes_of, manifest, trials):
     dots = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_ydata())]
     assert [line.get_markerfacecolor() != line.get_color() for line in dots] == [True, False, False, True, False, False]
     assert [line.get_ydata()[0] for line in dots] == pytest.approx([62, 42, 64, 44, 68, 48])
-    assert axes.get_xlabel() == "Domain (dot: single finished seed;\nhollow: out of domain for all clients of the arm)"
+    said = "Domain (dot: single finished seed;\nhollow: no client of the arm has images of the domain)"
+    assert axes.get_xlabel() == said
 
 
 def test_grey_arms_are_dotted_on_held_out_domains(axes_of, manifest, trials):
@@ -160,7 +161,7 @@ def test_grey_arms_are_dotted_on_held_out_domains(axes_of, manifest, trials):
     axes = axes_of(by_domain.draw_dots, manifest(baseline=None), trials)
     styles = [line.get_linestyle() for line in axes.lines if line.get_color() == GREY and len(line.get_xdata())]
     assert [style for style in styles if style != "None"] == ["-", ":"] * 4
-    assert "hollow or dotted: out of domain" in axes.get_xlabel()
+    assert "hollow or dotted: no client of the arm has images of the domain" in axes.get_xlabel()
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8).map(sorted))

@@ -49,7 +49,7 @@ def test_efficient_samples_are_marked_named_and_drawn(manifest, fill, tmp_path):
     assert marked(table) == {1, 2, 8}
     best, caution = table.findings()
     assert best == (
-        "Efficient arms in accuracy/mean against megabytes/sent (3 of 5): "
+        "Efficient arms by accuracy/mean and megabytes/sent (3 of 5): "
         "rank 1 (50.00%, 1.000 MB); rank 2 (60.00%, 2.000 MB); rank 8 (70.00%, 4.000 MB)."
     )
     assert caution.startswith("These arms were chosen from 6 arms")
@@ -65,7 +65,7 @@ def test_efficient_samples_are_marked_named_and_drawn(manifest, fill, tmp_path):
 def test_arms_of_a_grid_are_compared_by_their_means_over_seeds(manifest, fill):
     table = tabulate(manifest(against=SENT), fill(seeds=(0, 1, 2)))
     assert marked(table) == {1, 2, 8}
-    assert table.findings()[-1].startswith("Efficient arms in accuracy/mean against megabytes/sent (3 of 5):")
+    assert table.findings()[-1].startswith("Efficient arms by accuracy/mean and megabytes/sent (3 of 5):")
     assert len(table.findings()) == 5
 
 

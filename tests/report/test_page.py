@@ -156,7 +156,7 @@ def test_many_findings_are_folded(manifest, trials):
     table = tabulate(manifest, trials)
     text = page.html(table, (), trials.records)
     assert len(table.findings()) == 13
-    assert f"<summary>{13 - page.SENTENCES} more</summary>" in text
+    assert f"<summary>{13 - page.SENTENCES} more findings</summary>" in text
     assert all(sentence in Page(text).words("li") for sentence in table.findings())
 
 

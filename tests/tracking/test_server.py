@@ -164,6 +164,6 @@ def test_a_results_folder_is_delivered_to_another_server(server: Server, sweep: 
 
 def test_a_server_with_artifacts_on_its_own_disk_is_rejected(tmp_path: Path) -> None:
     own_disk = mlflow_server(tmp_path, None, "--default-artifact-root", str(tmp_path / "there"))
-    reason = r"keeps the artifacts of `x` in .*there/1, a folder on its own machine"
+    reason = r"stores the artifacts of `x` in .*there/1, a folder on the server's machine"
     with own_disk as started, pytest.raises(UserError, match=reason):
         check_server(Destination.of(tmp_path, started.url), "x")
