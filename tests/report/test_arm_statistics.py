@@ -195,7 +195,7 @@ def test_the_explanation_states_how_many_pairs_an_exact_test_needs(manifest, tri
 def test_impossible_differences_are_not_called_detectable(manifest, trials):
     trials.arms({4: [0.5, 0.7], 8: [0.6, 0.6]})
     table = tabulate(manifest, trials)
-    said = "a test with 2 seeds would not even detect a true difference of 100 points in 4 of 5 sweeps."
+    said = "a test with 2 seeds would not even detect a difference of 100 points (with a power of 80%)."
     assert table.findings()[0].endswith(said)
 
 

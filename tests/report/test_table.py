@@ -113,8 +113,7 @@ def test_findings_are_sentences_about_each_arm(manifest, ablation):
         "rank 2 against 8: -10.12 points on the only seed that finished in both arms. A test needs at least two seeds.",
         "rank 4 against 8: -9.97 points (95% interval -10.26 to -9.68), significantly lower.",
         "rank 16 against 8: +0.21 points (95% interval -2.48 to 2.90), no detectable difference. "
-        "The smallest true difference that a test with 3 seeds would detect in 4 of 5 sweeps is 5.01 points "
-        "(power 0.8, level 0.025). "
+        "With 3 seeds, the test detects differences of 5.01 points or more (with a power of 80%). "
         "Detecting the observed difference would take about 260 seeds.",
         "rank 32 against 8: no seed finished in both arms, so they cannot be compared.",
     ]
@@ -166,7 +165,7 @@ def test_the_caption_counts_unfinished_trials(manifest, ablation):
     for part in (
         "Objective: accuracy/mean in percent after 4 rounds, higher is better.",
         "Baseline: lora.rank 8.",
-        "Holm p: p-value of the paired t-test after Holm's correction for 2 arms;",
+        "Holm p: p-value of the paired t-test, Holm-corrected for 2 arms.",
         "Trials: 10 finished, 4 pruned, 1 failed, 1 unfinished;",
     ):
         assert part in markdown
