@@ -173,6 +173,6 @@ def test_the_sweeps_own_page_has_the_table_the_findings_and_the_datasets(
 
 def test_the_report_is_among_the_artifacts_and_its_figures_are_shown(served: dict[str, str], browser: Browser) -> None:
     page, _, query = served["the sweep's results"].partition("?")
-    browser.open(f"{page}/artifacts/report/table.md?{query}", "By domain", "no test is possible")
+    browser.open(f"{page}/artifacts/report/table.md?{query}", "By domain", "No test is possible")
     browser.open(f"{page}/artifacts/report/curves.png?{query}", "curves.png")
     browser.until("[...document.images].some(one => one.naturalWidth > 500)")

@@ -22,7 +22,7 @@ def test_nodes_write_to_the_object_store_and_no_file_of_ray_is_left(
     machine(tmp_path / "driver", monkeypatch)
     with authenticated("token", tmp_path), ray_cluster(2) as cluster:
         done = launch(tmp_path, "tune", "tiny", "--address", cluster.address, "--store", URI)
-    assert "6 of 6 after" in done.stderr
+    assert "6 of 6 trials ended after" in done.stderr
     names = [name.split("/", 3)[-1] for name in objects(client)]
     assert {"decisions.jsonl", "sweep.json", "report/table.csv"} <= {*names}
     assert not [name for name in objects(client) if "/ray/" in name or "/." in name or name.startswith(".")]

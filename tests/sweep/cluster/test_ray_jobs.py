@@ -104,7 +104,7 @@ def test_a_submitted_sweep_can_be_stopped_and_resumed(jobs: Jobs, tmp_path: Path
     assert jobs.ray_job("stop", "first").returncode == 0
     log = jobs.client.get_job_logs("first")
     assert jobs.status("first") == JobStatus.STOPPED, log
-    assert "run the same command with --resume." in log, log  # the sweep ended as after Ctrl-C
+    assert "run the same command with --resume." in " ".join(log.split()), log  # the sweep ended as after Ctrl-C
     assert (newest(tmp_path, "tiny").folder / "report" / "table.csv").exists()
 
     jobs.submit("second", laptop, "tiny", "--resume")
