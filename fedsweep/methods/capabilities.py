@@ -175,7 +175,7 @@ class OwnMetrics(Capability):
         return []
 
     def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
-        """Return the method's additional metrics for a round, given the round's updates and the state after the round."""
+        """Return the additional metrics of a round, given the round's updates and the state after the round."""
         return {}
 
 

@@ -22,11 +22,11 @@ from fedsweep.types import AdapterState, Client, ClientUpdate, ServerState
 
 @dataclass(frozen=True)
 class InclusiveState(ServerState):
-    """The server's state, including the mean update of the last round for each depth of clients.
+    """The server's state, including the last round's mean update for each client depth.
 
     Attributes:
         steps: A dict from each depth to the mean update of the blocks' tensors over the clients of this depth, before
-            momentum is added. A depth that had no clients in the last round has no entry; smaller clients then learn
+            momentum is added. If a depth had no clients in the last round, it has no entry, and smaller clients learn
             from the next greater depth.
     """
 

@@ -250,7 +250,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return None if of_client else "an adapter for each domain and an attention over them, after the server's CLIP"
 
     def metric_names(self, clients: Iterable[ClientId]) -> list[str]:
-        """Return the names of the two metrics of image quality, or an empty list if `quality` is false."""
+        """Return the names of the two quality metrics, or an empty list if `quality` is false."""
         return [QUALITY, SPREAD] if self.quality else []
 
     def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:

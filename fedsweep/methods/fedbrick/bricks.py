@@ -139,8 +139,7 @@ def distil(
     into another block's BRICK, and Adam treats each value separately.
 
     Args:
-        bricks: The matrices of all BRICKs, stacked over blocks: a1 and a2 of shape (L, r, d), b1 and b2 of shape (L, d,
-            r).
+        bricks: The matrices of all BRICKs, stacked over the L blocks: a1 and a2 (L, r, d), b1 and b2 (L, d, r).
         passed: The input a_0 of the first block and the outputs a_1 to a_L, of shape (L + 1, images, tokens, d).
         gate: The function sigma of Eq. 19.
         epochs: The number of epochs.

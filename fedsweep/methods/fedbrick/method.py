@@ -105,8 +105,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """Add the modules of the depth method `over` and, if `brick` is true, the BRICKs of all domains.
 
-        With BRICKs, every client can run a model of full depth. The depth method then prepares only for clients of this
-        depth.
+        With BRICKs, every client can run a model of full depth, so the depth method prepares only for this depth.
         """
         self.over.prepare(model, {model.num_layers} if self.brick else depths, domains, seed)
         if self.brick:

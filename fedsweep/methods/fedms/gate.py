@@ -156,8 +156,9 @@ def mixing(model: LayeredModel, images: Batch) -> Tensor:
 def mixed(model: LayeredModel, images: Batch, walk: Walk) -> Tensor:
     """Return the logits (batch, classes) of the mixture of the global and the local expert (Eq. 6).
 
-    For each image, the gate computes a weight lambda. The result is lambda times the global expert's logits plus (1 -
-    lambda) times the local expert's logits. A logit is a cosine similarity times CLIP's logit scale.
+    For each image, the gate computes the weight lambda of the global expert; the local expert has the weight 1 -
+    lambda. The result is the weighted sum of the two experts' logits. A logit is a cosine similarity times CLIP's logit
+    scale.
 
     Args:
         model: The model, into which the local expert and the gate have been loaded.

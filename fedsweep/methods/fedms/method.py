@@ -96,7 +96,7 @@ class FedMS(
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedMSState:
         """Return the state for this round; after `global_rounds` rounds, it is a state of stage two.
 
-        The switch to stage two clears the memory of the base optimizer, which concerns only the global expert.
+        The switch to stage two clears the base optimizer's memory, because this memory concerns only the global expert.
         """
         if trainer.round <= self.global_rounds or of(state).stage == 2:
             return of(state)
@@ -200,12 +200,15 @@ class FedMS(
     def predict(
         self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
-        """Return the logits of the global expert or, if `personal` is true in stage two, of a client's mixed experts."""
+        """Return the logits of the global expert or of a client's mixture of experts.
+
+        The mixture predicts in stage two if `personal` is true. In all other cases, the global expert predicts.
+        """
         stage = self.stage(of(state).stage if personal else 1)
         return stage.predict(of(state), model, images)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Return a description of the gate in a client's model, which cannot be exported, or None for the global model."""
+        """Return a description of a client's gate, which cannot be exported, or None for the global model."""
         return "a gate that mixes the global expert with the client's local expert" if of_client else None
 
     def metric_names(self, clients: Iterable[ClientId]) -> list[str]:
@@ -219,7 +222,7 @@ class FedMS(
     def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
         """Return each client's number of active blocks, the mean of these numbers, and the gate's metrics.
 
-        The number of a client outside the cohort applies to the client's next training.
+        For clients outside the cohort, the numbers apply to their next training.
         """
         stage = self.stage(of(state).stage)
         each = {f"{ACTIVE}/{one}": float(count) for one, count in sorted(stage.active(of(state), updates).items())}

@@ -64,8 +64,7 @@ class FedMSState(ServerState):
         stage: The number of the current stage, 1 or 2.
         experts: A dict from each client to the tensors in which its local expert differs from the global expert.
         queues: A dict from each client to its latest accuracies on its validation images, oldest first.
-        active: A dict from each client to the number of active blocks of its local expert, that is, blocks that are
-            trained.
+        active: A dict from each client to the number of active (trained) blocks of its local expert.
     """
 
     stage: int = 1
@@ -255,7 +254,7 @@ class LocalStage:
     def active(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> Mapping[ClientId, int]:
         """Return each client's number of active blocks, that is, trained blocks.
 
-        The number of a client in the cohort applies to this round. The number of any other client applies to its next
+        For clients in the cohort, the numbers apply to this round; for all other clients, they apply to their next
         training.
         """
         return state.active | {update.client: len(update.allocation.trained) for update in updates}
