@@ -1,4 +1,4 @@
-"""The base class of federated methods, with hyperparameters as fields and functions that return new server states."""
+"""`FederatedMethod`, the base class of all federated methods, and the types and helpers that methods share."""
 
 from abc import ABC
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +21,10 @@ OwnState = TypeVar("OwnState", bound=ServerState)
 
 @dataclass(frozen=True)
 class Needs:
-    """The parts of a run that a method requires, such as LoRA adapters or synthetic images; checked before a run."""
+    """The parts of a run that a method requires, such as LoRA adapters or synthetic images.
+
+    Before a run, fedsweep checks that these parts are present.
+    """
 
     lora: bool = True
     """LoRA adapters in the backbone. Without them, `prepare` chooses which parameters are trained."""
@@ -54,9 +57,10 @@ class Server:
 class FederatedMethod(Config, ABC):
     """A federated method, with its hyperparameters as fields.
 
-    A run calls the functions in the order of their definitions in this class. The defaults are FedAvg on the LoRA
-    adapters and the head, and a method overrides the functions in which it differs. Methods never inherit from each
-    other, but they may inherit capabilities such as personal models (`fedsweep.methods.capabilities`).
+    A run calls the functions in the order in which this class defines them. By default, they implement FedAvg on the
+    LoRA adapters and the head. A method overrides the functions in which it differs from these defaults. A method never
+    inherits from another method, but it may inherit capabilities, such as personal models
+    (`fedsweep.methods.capabilities`).
     """
 
     name: str
@@ -70,18 +74,18 @@ class FederatedMethod(Config, ABC):
         """Raise ValueError if the method cannot run with these settings.
 
         Args:
-            capacities: The number of blocks that fit on each client of the smallest possible cohort, that is, the
-                cohort with the smallest sum.
+            capacities: The number of blocks that fit on each client, for a cohort in which these numbers have the
+                smallest possible sum.
             num_layers: The number of blocks of the backbone.
             aggregation: The settings for averaging the clients' updates.
         """
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Add the modules that the method trains besides LoRA and the head, and choose the model's trainable weights.
+        """Add the method's own modules to the model, and choose the trainable weights.
 
         Args:
             model: The full model, which is changed in place.
-            depths: All numbers of blocks that a client can hold.
+            depths: The possible depths of clients, that is, the numbers of blocks that clients can hold.
             domains: The names of all domains that clients have.
             seed: The seed of the initial values of new modules.
         """
@@ -95,7 +99,7 @@ class FederatedMethod(Config, ABC):
         return state
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Return the blocks that each client runs and trains in this round; by default, all of the server's blocks."""
+        """Return the blocks that each client runs and trains in a round; by default, all blocks in `state.layers`."""
         return {client.id: LayerAllocation.of(state.layers) for client in cohort}
 
     def objective(self, round: int, rounds: int) -> Objective:
@@ -124,17 +128,17 @@ class FederatedMethod(Config, ABC):
 
         Args:
             state: The server's state.
-            model: The model. The caller has loaded the global adapter into it, or a client's adapter if `personal` is
-                true.
+            model: The model, into which the caller has loaded the global adapter, or a client's adapter if `personal`
+                is true.
             images: The images to classify.
             personal: Whether to predict with a client's own model instead of the global model.
-            domain: The domain of the images, or None if the domain is unknown or no client has it.
+            domain: The domain of the images, or None if the domain is unknown or is not the domain of any client.
         """
         return cast(Tensor, model(images, state.layers))
 
 
 def synthetic_of(domain: str, synthetic: Mapping[str, ImageSet]) -> ImageSet:
-    """Return the synthetic images of one domain, or of all domains for a client whose images come from all domains.
+    """Return the synthetic images of one domain, or those of all domains if `domain` is `POOL`.
 
     Args:
         domain: The name of the domain, or `POOL` for a client whose images come from all domains.

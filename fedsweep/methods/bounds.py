@@ -1,4 +1,7 @@
-"""AllLarge and AllSmall, which train models of equal depth: the upper and the lower bound in FedRA's experiments."""
+"""The methods AllLarge and AllSmall, in which all clients train models of the same depth.
+
+They are the upper and the lower bound in FedRA's experiments.
+"""
 
 from collections.abc import Sequence
 from typing import Literal

@@ -1,8 +1,10 @@
 """Capabilities: optional base classes for methods with special features, such as personal models.
 
-A method inherits from `FederatedMethod` and from its capabilities, whose functions it overrides. The functions of a
-capability itself are the defaults for all other methods, so callers need not check whether a method has the capability:
-`Messages.of_method(method).sent_names(...)`. `FrozenEncoders`, by contrast, is a base class for complete methods.
+A method inherits from `FederatedMethod` and from its capabilities, and overrides their functions. If a method lacks a
+capability, `of_method` returns an object with the default behaviour instead of the method. Callers therefore need not
+check which capabilities a method has; they call, for example, `Messages.of_method(method).sent_names(...)`.
+
+Unlike the capabilities, `FrozenEncoders` is a base class for complete methods.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,15 +27,15 @@ class Capability:
 
     @classmethod
     def of_method(cls, method: FederatedMethod) -> Self:
-        """Return `method` if it has this capability, or else an object with the default behaviour."""
+        """Return `method` if it has this capability; otherwise, return an object with the default behaviour."""
         return method if isinstance(method, cls) else cls()
 
 
 class OwnWeights(Capability):
-    """A base class for methods that load weights besides the backbone's, or add tensors that must fit the backbone."""
+    """A base class for methods that load weights of their own or add tensors that must fit the backbone."""
 
     def fingerprint(self) -> str | None:
-        """Return a string that identifies the method's own pretrained weights, or None if it has none.
+        """Return a string that identifies the method's own pre-trained weights, or None if it has none.
 
         Raises:
             UserError: The weights are missing.
@@ -60,27 +62,30 @@ class Messages(Capability):
         return names_within(state.adapter, row.held, row.excluded_prefixes)
 
     def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """Return the tensor names among `names` that a client with the allocation `row` trains and sends back."""
+        """Return those of `names` whose tensors a client with the allocation `row` trains and sends back."""
         return names_within(names, row.trained, row.excluded_prefixes)
 
     def trained_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """Return the tensor names among `names` that a client with the allocation `row` trains.
+        """Return those of `names` whose tensors a client with the allocation `row` trains.
 
-        Unlike `sent_names`, the result includes tensors that the client does not send back.
+        The result includes the names of trained tensors that the client does not send back.
         """
         return self.sent_names(state, names, row)
 
 
 class StandIns(Capability):
-    """A base class for methods with stand-ins, small modules that a client runs in place of its missing blocks."""
+    """A base class for methods in which clients run stand-ins in place of missing blocks.
+
+    A stand-in is a small module that imitates a block.
+    """
 
     @property
     def has_stand_ins(self) -> bool:
-        """True if these hyperparameters let clients run stand-ins, small modules in place of missing blocks."""
+        """True if, with these hyperparameters, clients run stand-ins in place of missing blocks."""
         return False
 
     def stand_ins(self, model: LayeredModel, client: Client) -> Mapping[int, Step]:
-        """Return the client's stand-ins, modules that can run in place of blocks, keyed by block number.
+        """Return the small modules (stand-ins) that a client can run in place of blocks, keyed by block number.
 
         A missing block without a stand-in is skipped in the forward pass.
         """
@@ -98,8 +103,8 @@ class PersonalModels(Capability):
 class SeparateModels(PersonalModels):
     """A base class for methods whose clients have separate models, which are never averaged into a global model.
 
-    The base optimizer FedDyn, `evaluation.metrics` and t-SNE need such an average, so these methods cannot be combined
-    with any of the three.
+    These methods cannot be combined with the base optimizer FedDyn, `evaluation.metrics` or t-SNE, all of which need
+    such an average.
     """
 
     def sent_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
@@ -108,45 +113,51 @@ class SeparateModels(PersonalModels):
 
 
 class FrozenBlocks(Capability):
-    """A base class for methods that freeze the lowest blocks, whose outputs are then computed only once per image."""
+    """A base class for methods that freeze the lowest blocks.
+
+    The outputs of these blocks are computed only once for each image.
+    """
 
     def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
-        """Return how many lowest blocks are frozen in a client's model, or in the global model if `client` is None."""
+        """Return the number of frozen blocks in a client's model, or in the global model if `client` is None."""
         return 0
 
 
 class SideInputs(Capability):
-    """A base class for methods whose models have side inputs, values for each image besides its pixels.
+    """A base class for methods whose models have side inputs.
 
-    One example is the features that a frozen network computes for the image.
+    Side inputs are values that a model uses for an image in addition to its pixels. One example is the features that a
+    frozen network computes for the image.
     """
 
     def side_inputs(
         self, state: ServerState, reader: Reader, sets: Mapping[str, ImageSet]
     ) -> dict[str, Mapping[str, Tensor]]:
-        """Return the side inputs of the clients' models, values that they use for an image besides its pixels.
+        """Return the side inputs of the clients' models for the images of several sets.
+
+        Side inputs are values that a model uses for an image in addition to its pixels.
 
         Args:
             state: The server's state.
             reader: The reader of image batches, which can compute the outputs of frozen networks.
-            sets: The image sets, each under a name that the caller chooses.
+            sets: The image sets, keyed by names that the caller chooses.
 
         Returns:
-            For each name in `sets`, a dict from the names of the side inputs to tensors (n, ...) for the set's n
-            images.
+            A dict from each name in `sets` to the side inputs for that set. These are tensors (n, ...) for the n
+            images, keyed by the names of the side inputs.
         """
         return {name: {} for name in sets}
 
     def server_features(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:
-        """Return the features that a frozen network of the server computes for images, by default none.
+        """Return the features (n, ...) that a frozen network of the server computes for n images, keyed by name.
 
-        The result is a dict from the names of the features to tensors (n, ...) for the n images.
+        By default, the server has no such network, and the result is empty.
         """
         return {}
 
 
 class Stages(Capability):
-    """A base class for methods with stages, which differ in the tensors that clients hold, train and send."""
+    """A base class for methods with several stages, in which clients hold, train and send different tensors."""
 
     def stage_states(self, state: ServerState, rounds: int) -> dict[str, ServerState]:
         """Return one state for each stage of a run of `rounds` rounds, keyed by the stage's name.
@@ -157,14 +168,14 @@ class Stages(Capability):
 
 
 class OwnMetrics(Capability):
-    """A base class for methods that report metrics of their own in each round."""
+    """A base class for methods that report additional metrics in each round."""
 
     def metric_names(self, clients: Iterable[ClientId]) -> list[str]:
         """Return the names of the metrics that the method adds in a run with these clients."""
         return []
 
     def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
-        """Return the metrics that the method adds in a round, given the updates of the round and the state after it."""
+        """Return the additional metrics of a round, given the round's updates and the state after the round."""
         return {}
 
 
@@ -175,7 +186,7 @@ class ExportObstacle(Capability):
         """Return a description of the model's parts that cannot be exported, or None if all parts can be exported.
 
         Args:
-            depths: All numbers of blocks that a client can hold.
+            depths: The possible depths of clients, that is, the numbers of blocks that clients can hold.
             num_layers: The number of blocks of the backbone.
             of_client: Whether a client's own model is exported instead of the global model.
         """
@@ -183,16 +194,16 @@ class ExportObstacle(Capability):
 
 
 class FrozenEncoders(FederatedMethod, FrozenBlocks):
-    """A base class for methods that keep both encoders of CLIP frozen, so each image is encoded only once."""
+    """A base class for methods that keep both encoders of CLIP frozen and encode each image only once."""
 
     needs: ClassVar[Needs] = Needs(lora=False, text=True)
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Allocate all blocks to each client, which trains none of these blocks."""
+        """Return allocations in which each client holds all blocks and trains none of them."""
         return {client.id: LayerAllocation(held=state.layers, trained=()) for client in cohort}
 
     def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
-        """Return the number of all blocks, because all blocks are frozen."""
+        """Return the total number of blocks, all of which are frozen."""
         return len(state.layers)
 
 
@@ -216,12 +227,13 @@ def predicted(
     Args:
         method: The method that predicts.
         state: The server's state.
-        reader: The reader of image batches. The adapter that predicts must already be loaded into the reader's model.
+        reader: The reader of image batches. Its model must already contain the adapter of the client, or the global
+            adapter if `client` is None.
         images: The image set.
         client: The client whose model predicts, or None for the global model.
-        side_inputs: Tensors (n, ...) that the model uses in addition to the pixels, keyed by name. If None, the side
-            inputs of the global model are computed.
-        domain: The domain of the images, or None if the domain is unknown or no client has it.
+        side_inputs: Tensors (n, ...) that the model uses in addition to the pixels, keyed by name. If None, the global
+            model uses the method's `server_features`, and a client's model uses only the pixels.
+        domain: The domain of the images, or None if the domain is unknown or is not the domain of any client.
     """
     owner = client.id if client else None
     steps = FrozenBlocks.of_method(method).num_frozen_blocks(state, owner)

@@ -1,8 +1,8 @@
 """DepthFL: clients hold the first blocks, and classification heads at several depths teach each other.
 
 Minjae Kim, Sangyoon Yu, Suhyun Kim, Soo-Mook Moon. DepthFL: Depthwise Federated Learning for Heterogeneous Clients.
-ICLR 2023. This is the variant with which FedRA is compared: clients train LoRA and heads, and there is a head after
-every three blocks.
+ICLR 2023. This module implements the variant that FedRA's paper uses as a baseline: clients train LoRA adapters and
+heads, and a head follows every third block.
 """
 
 import math
@@ -26,7 +26,7 @@ from fedsweep.types import Client, ServerState
 
 
 class DepthFL(FederatedMethod, ExportObstacle):
-    """A method in which clients hold the first blocks, with heads at several depths that teach each other.
+    """A method in which clients hold the model's first blocks, and heads at several depths teach each other.
 
     Source: FedRA, Section 4.1, baseline 4.
     """
@@ -56,7 +56,7 @@ class DepthFL(FederatedMethod, ExportObstacle):
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError unless `heads` are ascending numbers of blocks, from 1 to `num_layers` - 1."""
+        """Raise ValueError unless `heads` is a strictly ascending sequence of integers from 1 to `num_layers` - 1."""
         if list(self.heads) != sorted(set(self.heads)) or not 1 <= min(self.heads) <= max(self.heads) < num_layers:
             raise ValueError(
                 f"`method.heads` must be ascending numbers of blocks between 1 and {num_layers - 1}, "
@@ -64,10 +64,11 @@ class DepthFL(FederatedMethod, ExportObstacle):
             )
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Add the heads between blocks that a client can have.
+        """Add the heads between blocks to the model.
 
-        A head follows after each number of blocks in `heads` that the deepest client reaches. If `own_head` is
-        `by_depth`, a head also follows after each possible number of blocks of a client.
+        A head is added after each number of blocks in `heads` that the deepest client reaches. If `own_head` is
+        `by_depth`, a head is also added at each possible depth of a client, except at full depth, where the backbone
+        has its own head.
         """
         own = set(depths) - {model.num_layers} if self.own_head == "by_depth" else set()
         model.add_heads({*(head for head in self.heads if head <= max(depths)), *own}, seed)
@@ -82,7 +83,7 @@ class DepthFL(FederatedMethod, ExportObstacle):
         return ServerState(adapter=model.adapter(), layers=tuple(range(blocks)))
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Allocate to each client i its first L_i blocks, the heads within these blocks, and the client's last head."""
+        """Allocate to each client the first blocks that fit on it, the heads between them, and its last head."""
         rows = first_blocks(cohort)
         return {
             client: replace(row, excluded_prefixes=self.absent_heads(state, len(row.held), server.num_layers))
@@ -92,7 +93,7 @@ class DepthFL(FederatedMethod, ExportObstacle):
     def objective(self, round: int, rounds: int) -> Objective:
         """Return the loss of a round: the cross-entropies of all heads plus weighted divergences between heads.
 
-        The divergences make the heads learn from each other. The weight of the divergences grows over the rounds.
+        The divergences make the heads learn from each other, and their weight grows over the rounds.
         """
         weight = ramp_up(round - 1, self.ramp * rounds)
 
@@ -112,7 +113,7 @@ class DepthFL(FederatedMethod, ExportObstacle):
         return torch.stack(model.exits(images, state.layers, depths, last)).mean(0)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Return a description of the additional heads that predict, or None if only the backbone's head predicts."""
+        """Return a description of the additional heads that predict, or None if only the backbone's head does."""
         within, last = self.exits_of(max(depths) if self.own_head == "by_depth" else num_layers, num_layers)
         heads = [head for head in within if head <= max(depths)]
         if last and (self.prediction == "last" or not heads):
@@ -124,8 +125,8 @@ class DepthFL(FederatedMethod, ExportObstacle):
         """Return the positions of the heads of a client with `depth` blocks.
 
         Returns:
-            The numbers of blocks after which the client has an additional head, and whether it has the backbone's head
-            too.
+            The numbers of blocks after which the client has an additional head, and whether it also has the backbone's
+            head.
         """
         within = tuple(head for head in self.heads if head <= depth)
         if self.own_head == "shared" or depth == num_layers:
@@ -133,7 +134,7 @@ class DepthFL(FederatedMethod, ExportObstacle):
         return tuple(sorted({*within, depth})), False
 
     def _exits_in(self, model: LayeredModel, depth: int) -> tuple[tuple[int, ...], bool]:
-        """Return the result of `exits_of` without the heads that the model lacks because no client is deep enough."""
+        """Return the result of `exits_of`, limited to the heads that exist in the model."""
         within, last = self.exits_of(depth, model.num_layers)
         return tuple(head for head in within if str(head) in model.heads), last
 
@@ -168,8 +169,9 @@ def mutual_loss(logits: Sequence[Tensor], labels: Tensor, weight: float) -> Tens
 
 
 def ramp_up(done: float, length: float) -> float:
-    """Return the weight of the distillation after t = `done` rounds of a ramp of T = `length` rounds.
+    """Return the weight of the distillation loss after `done` rounds of a ramp of `length` rounds.
 
-    The weight is exp(-5 (1 - t / T)^2) during the ramp and 1 afterwards, as in the code of DepthFL's authors.
+    With t = `done` and T = `length`, the weight is exp(-5 (1 - t / T)^2) during the ramp and 1 afterwards, as in the
+    code of DepthFL's authors.
     """
     return math.exp(-5.0 * (1.0 - min(done / length, 1.0)) ** 2)

@@ -1,7 +1,7 @@
 """FedCLIP: Fast Generalization and Personalization for CLIP in Federated Learning.
 
-Wang Lu, Xixu Hu, Jindong Wang, Xing Xie. IEEE Data Engineering Bulletin, 2023. The clients train an adapter, which is
-an attention over the features of CLIP's frozen image encoder, and the server averages the adapters.
+Wang Lu, Xixu Hu, Jindong Wang, Xing Xie. IEEE Data Engineering Bulletin, 2023. Clients train an adapter, which computes
+attention over the features of CLIP's frozen image encoder. The server averages the clients' adapters.
 """
 
 from collections.abc import Collection
@@ -15,9 +15,9 @@ from fedsweep.models.layered import LayeredModel
 
 
 class FedCLIP(FrozenEncoders, ExportObstacle):
-    """FedAvg on one adapter after CLIP's frozen image encoder.
+    """FedAvg on an adapter that follows CLIP's frozen image encoder.
 
-    The encoder computes the features of each image only once for all rounds.
+    The encoder computes the features of each image only once, and all rounds reuse them.
     """
 
     name: Literal["fedclip"] = "fedclip"
@@ -26,7 +26,7 @@ class FedCLIP(FrozenEncoders, ExportObstacle):
     )
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Add the trainable adapter after the image encoder as the module `image_adapter`."""
+        """Add a trainable adapter, the module `image_adapter`, after the image encoder."""
         cast(LayeredClip, model).add_image_adapter(self.hidden, seed)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:

@@ -22,7 +22,7 @@ from fedsweep.types import Client, LayerAllocation, ServerState
 class FedOT(FederatedMethod):
     """FedAvg on all weights of the lowest and the topmost blocks, and on the head.
 
-    Every client trains the same blocks, and runs some of the frozen blocks between them. The hyperparameter
+    Every client trains the same blocks and runs the same subset of the frozen blocks between them. The hyperparameter
     `federation.depths` is ignored.
     """
 
@@ -35,7 +35,7 @@ class FedOT(FederatedMethod):
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError unless there is at least one block to train and one block between the two ends."""
+        """Raise ValueError unless at least one block is trained and at least one block lies between the two ends."""
         if not 0 < self.bottom + self.top < num_layers:
             raise ValueError(
                 f"`method.bottom` and `method.top` must sum to at least 1 and to less than {num_layers}, the number of "
@@ -60,14 +60,14 @@ class FedOT(FederatedMethod):
         return tuple(middle[round(place)] for place in np.linspace(0, len(middle) - 1, count))
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Make the lowest and the topmost blocks trainable, and the head if the backbone has one."""
+        """Freeze all weights except those of the lowest blocks, the topmost blocks and the head, if there is one."""
         ends = self.ends(range(model.num_layers))
         for name, parameter in model.named_parameters():
             layer = layer_of(name)
             parameter.requires_grad_(layer in ends if layer is not None else name.startswith(model.head_prefix))
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Allocate to each client the trained lowest and topmost blocks, and some frozen blocks between them."""
+        """Return allocations in which clients train both ends of the model and hold some frozen blocks between them."""
         ends = self.ends(state.layers)
         row = LayerAllocation(held=tuple(sorted({*ends, *self.emulator(state.layers)})), trained=ends)
         return {client.id: row for client in cohort}

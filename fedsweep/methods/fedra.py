@@ -1,10 +1,15 @@
 """FedRA: A Random Allocation Strategy for Federated Tuning to Unleash the Power of Heterogeneous Clients.
 
-Shangchao Su, Bin Li, Xiangyang Xue. Equation numbers are those of the first version of the paper. `FederatedMethod`
-implements steps 3 and 4 of Section 3.5 as its defaults. Clients minimise the cross-entropy by training the head and the
-LoRA adapters of their blocks. For each block j, the server averages the adapters r_j^i of the clients i that hold the
-block, weighted by their numbers of images |D_i| (Eq. 3): r_j = sum_i M_ij |D_i| r_j^i / sum_i M_ij |D_i|. M_ij is 1 if
-client i holds block j, and 0 otherwise. If no client holds block j, r_j keeps its previous value.
+Shangchao Su, Bin Li, Xiangyang Xue. The equation numbers are those of the first version of the paper.
+
+The defaults of `FederatedMethod` implement steps 3 and 4 of Section 3.5. Clients minimise the cross-entropy by training
+the head and the LoRA adapters of their blocks. The server then averages the adapters of each block j over the clients
+that hold the block (Eq. 3):
+
+    r_j = sum_i M_ij |D_i| r_j^i / sum_i M_ij |D_i|
+
+Here r_j^i is the adapter of block j from client i, and |D_i| is the client's number of images. M_ij is 1 if client i
+holds block j, and 0 otherwise. If no client holds block j, r_j keeps its previous value.
 """
 
 from collections.abc import Sequence
@@ -33,9 +38,9 @@ class FedRA(FederatedMethod):
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError if `missing_layers` is `ensure_cover`, but a cohort cannot hold every block (Eq. 4).
+        """Raise ValueError if `missing_layers` is `ensure_cover` but some cohort cannot hold all blocks (Eq. 4).
 
-        A cohort can hold every block only if the depths of its clients sum to at least the number of blocks.
+        A cohort can hold all blocks only if the depths of its clients sum to at least the number of blocks.
         """
         if self.missing_layers == "ensure_cover" and sum(capacities) < num_layers:
             raise ValueError(
@@ -46,8 +51,8 @@ class FedRA(FederatedMethod):
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Draw the blocks of each client at random (Section 3.5, step 1).
 
-        The draw is a matrix M of zeros and ones with sum_j M_ij = L_i: M_ij is 1 if client i holds block j, and L_i is
-        the number of blocks that fit on client i.
+        The allocation is a matrix M, in which M_ij is 1 if client i holds block j, and 0 otherwise. Each row i sums to
+        L_i, the number of blocks that fit on client i.
         """
         matrix = np.zeros((len(cohort), server.num_layers), dtype=bool)
         for row, client in zip(matrix, cohort, strict=True):
@@ -59,7 +64,7 @@ class FedRA(FederatedMethod):
 
 
 def cover(matrix: np.ndarray, rng: np.random.Generator) -> None:
-    """Move ones of the allocation matrix within their rows, at random, until every block has a client (Eq. 4).
+    """Move true entries within the rows of the allocation matrix at random until every block has a client (Eq. 4).
 
     Args:
         matrix: The boolean matrix (clients, blocks), which is changed in place. An entry is true if the client holds

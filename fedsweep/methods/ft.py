@@ -1,4 +1,7 @@
-"""FT and LFFT, baselines of FedMS: fine-tuning of all blocks, or of the upper blocks only, without LoRA adapters."""
+"""The methods FT and LFFT, which fine-tune all blocks or only the upper blocks, without LoRA adapters.
+
+Both are baselines in the FedMS paper.
+"""
 
 import math
 from collections.abc import Collection, Sequence
@@ -37,7 +40,7 @@ class FT(FederatedMethod):
     def needs(self) -> Needs:
         """The parts of a run that FT requires.
 
-        FT needs synthetic images if the server trains on them, and no LoRA adapters.
+        FT requires no LoRA adapters. It requires synthetic images only if the server trains on them.
         """
         return Needs(lora=False, synthetic=self.synthetic_epochs > 0)
 
@@ -81,11 +84,11 @@ class LFFT(FederatedMethod, FrozenBlocks):
             )
 
     def first(self, num_layers: int) -> int:
-        """Return the number of the lowest trained block, which equals the number of frozen blocks."""
+        """Return the index of the lowest trained block, which equals the number of frozen blocks."""
         return round(self.frozen * num_layers)
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Make the upper blocks trainable, and the norms, projections and the head after the last block.
+        """Make the upper blocks and the layers after the last block (norms, projections and the head) trainable.
 
         The share of frozen blocks applies to each encoder separately, because CLIP's two encoders can differ in depth.
         """
@@ -97,10 +100,10 @@ class LFFT(FederatedMethod, FrozenBlocks):
                 parameter.requires_grad_(place >= self.first(depth))
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Allocate all blocks to each client, which trains only the upper blocks."""
+        """Return allocations in which each client holds all blocks and trains only the upper blocks."""
         row = LayerAllocation(held=state.layers, trained=state.layers[self.first(server.num_layers) :])
         return {client.id: row for client in cohort}
 
     def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
-        """Return the number of frozen blocks, which are the lowest blocks of the model."""
+        """Return the number of frozen blocks at the bottom of the model."""
         return self.first(len(state.layers))

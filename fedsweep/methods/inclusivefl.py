@@ -1,8 +1,8 @@
 """InclusiveFL: clients hold the first blocks, and small models learn from the last blocks of larger models.
 
 Ruixuan Liu, Fangzhao Wu, Chuhan Wu, Yanlin Wang, Lingjuan Lyu, Hong Chen, Xing Xie. No One Left Behind: Inclusive
-Federated Learning over Heterogeneous Devices. KDD 2022. This is the variant with which FedRA is compared: clients train
-LoRA adapters and the head instead of all weights.
+Federated Learning over Heterogeneous Devices. KDD 2022. This module implements the variant that FedRA's paper uses as a
+baseline: clients train LoRA adapters and the head instead of all weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,12 @@ from fedsweep.types import AdapterState, Client, ClientUpdate, ServerState
 
 @dataclass(frozen=True)
 class InclusiveState(ServerState):
-    """The server's state, including the mean update of the clients of each depth in the last round.
+    """The server's state, including the last round's mean update for each client depth.
 
     Attributes:
         steps: A dict from each depth to the mean update of the blocks' tensors over the clients of this depth, before
-            momentum is added. A depth without clients in the last round has no entry; smaller clients then learn from
-            the next greater depth.
+            momentum is added. If a depth had no clients in the last round, it has no entry, and smaller clients learn
+            from the next greater depth.
     """
 
     steps: dict[int, AdapterState] = field(default_factory=dict)
@@ -36,8 +36,8 @@ class InclusiveState(ServerState):
 class InclusiveFL(FederatedMethod):
     """A method in which each client holds the first blocks, and small models learn from larger models.
 
-    The server averages block by block. Momentum distillation mixes the larger models' previous updates into the last
-    block of smaller models (FedRA, Section 4.1, baseline 3).
+    The server averages each block over the clients that hold it. Momentum distillation mixes the larger models'
+    previous updates into the last block of smaller models (FedRA, Section 4.1, baseline 3).
     """
 
     name: Literal["inclusivefl"] = "inclusivefl"
@@ -50,9 +50,9 @@ class InclusiveFL(FederatedMethod):
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError if `beta` is above 0 and `aggregation.lora` is product_svd.
+        """Raise ValueError if `beta` is above 0 and `aggregation.lora` is `product_svd`.
 
-        Momentum uses earlier updates of LoRA's factors A and B, but product_svd replaces the factors in every round.
+        Momentum uses earlier updates of LoRA's factors A and B, but `product_svd` replaces the factors in every round.
         """
         if self.beta and aggregation.lora == "product_svd":
             raise ValueError(
@@ -69,7 +69,7 @@ class InclusiveFL(FederatedMethod):
         return first_blocks(cohort)
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """Mix momentum into the last block of every client except the largest ones, and then average the updates.
+        """Mix momentum into the last block of all clients except the largest ones, and then average the updates.
 
         Each block is averaged over the clients that hold it.
         """
@@ -82,8 +82,8 @@ class InclusiveFL(FederatedMethod):
     def _distilled(self, update: ClientUpdate, state: InclusiveState) -> ClientUpdate:
         """Return the update with momentum in the client's last block, whose change d becomes (1 - beta) d + beta m.
 
-        m is the mean change, in the last round, of the additional blocks that clients of the next greater depth hold.
-        The update of the largest clients is returned unchanged.
+        Here m is the mean change, in the last round, of the blocks that only clients of greater depth hold, up to the
+        next greater depth. The update of the largest clients is returned unchanged.
         """
         depth = len(update.allocation.held)
         larger = min((other for other in state.steps if other > depth), default=None)
@@ -99,15 +99,15 @@ class InclusiveFL(FederatedMethod):
 
 
 def class_steps(before: AdapterState, updates: Sequence[ClientUpdate], server: Server) -> dict[int, AdapterState]:
-    """Return the mean update of the blocks over the clients of each depth.
+    """Return the mean update of the blocks' tensors, separately for the clients of each depth.
 
     Args:
         before: The tensors before the round.
         updates: The updates of the clients.
-        server: The server, which defines the weights of the clients.
+        server: The server, whose aggregation settings define the weights of the clients.
 
     Returns:
-        A dict from each depth to the mean differences to `before`, keyed by tensor name.
+        A dict from each depth to the tensors' mean differences from `before`, keyed by tensor name.
     """
     classes: dict[int, list[ClientUpdate]] = {}
     for update in updates:

@@ -1,8 +1,8 @@
 """PromptFL: Let Federated Participants Cooperatively Learn Prompts Instead of Models.
 
 Tao Guo, Song Guo, Junxiao Wang, Xueyang Tang, Wenchao Xu. IEEE Transactions on Mobile Computing, 2023. Clients learn
-context vectors before the classes' names, as in CoOp, and the server averages the vectors. Both encoders of CLIP stay
-frozen.
+context vectors that precede the class names in the prompts, as in CoOp, and the server averages these vectors. Both
+encoders of CLIP stay frozen.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,7 +19,7 @@ from fedsweep.models.layered import LayeredModel
 
 
 class PromptFL(FrozenEncoders, OwnWeights, ExportObstacle):
-    """FedAvg on learned context vectors, which precede the classes' names in CLIP's prompts.
+    """FedAvg on learned context vectors, which precede the class names in CLIP's prompts.
 
     All classes share the vectors, and both encoders of CLIP stay frozen.
     """
@@ -35,7 +35,7 @@ class PromptFL(FrozenEncoders, OwnWeights, ExportObstacle):
         """Check before a run that the context vectors and the longest class name fit into one prompt.
 
         Raises:
-            UserError: The prompt is too long, or the weights of the backbone are missing or do not fit.
+            UserError: The prompt is too long, or the backbone's weights are missing or do not fit the backbone.
         """
         _check_context(self.context, backbone, tuple(class_names), backbone.fingerprint())
 

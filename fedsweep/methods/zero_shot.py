@@ -14,7 +14,7 @@ from fedsweep.types import Client, ClientUpdate, ServerState
 class ZeroShot(FrozenEncoders):
     """CLIP without training, as a baseline.
 
-    In every round, each image is assigned to the class with the most similar prompt.
+    Each image is assigned to the class whose prompt is most similar to the image.
     """
 
     name: Literal["zero_shot"] = "zero_shot"
@@ -22,7 +22,7 @@ class ZeroShot(FrozenEncoders):
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Measure CLIP's loss on the clients' training images; the updates contain no tensors."""
+        """Measure CLIP's loss on the clients' training images, and return it in updates without tensors."""
         trainer.model.load_adapter(state.adapter)
         updates = []
         for client in cohort:
@@ -32,5 +32,5 @@ class ZeroShot(FrozenEncoders):
         return updates
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """Return `state` unchanged, because the updates contain no tensors."""
+        """Return `state` unchanged; the updates contain no tensors to average."""
         return state

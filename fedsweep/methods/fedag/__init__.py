@@ -1,1 +1,1 @@
-"""FedAG (Wang et al.): small models on the clients and adapters of the server's CLIP learn from each other."""
+"""FedAG (Wang et al.): the clients' small models and a CLIP model with adapters on the server learn from each other."""

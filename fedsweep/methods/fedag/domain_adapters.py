@@ -1,4 +1,4 @@
-"""The model on FedAG's server: a frozen CLIP model, an adapter for each domain, and an attention over the adapters."""
+"""The model on FedAG's server: a frozen CLIP model, an adapter for each domain, and attention over the adapters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ClipConfig = Annotated[DigitsClip | ClipBackbone, Field(discriminator="name")]
 
 
 class AdaptersConfig(Config):
-    """The settings of the server's trained modules: an adapter for each domain, and an attention over the adapters."""
+    """The settings of the trained modules on the server: the domains' adapters and the attention over the adapters."""
 
     hidden: int | None = Field(
         None, gt=0, description="width of an adapter's hidden layer; `null`: width of the features"
@@ -39,11 +39,11 @@ class AdaptersConfig(Config):
 
 
 class DomainAdapters(nn.Module):
-    """CLIP with an adapter A_n for each domain n and an attention over the adapters (FedAG, Eqs. 3 to 5 and 8).
+    """CLIP with an adapter A_n for each domain n and with attention over the adapters (FedAG, Eqs. 3 to 5 and 8).
 
-    The logits of adapter n are phi_n = <A_n(I) * I, T>, where I are CLIP's features of the images and T those of the
-    classes' prompts. The attention combines the logits of all adapters with weights beta_n: eta = sum_n beta_n phi_n.
-    CLIP is frozen. Callers pass the image features I, and this class stores the text features T.
+    The logits of adapter n are phi_n = <A_n(I) * I, T>, where I are CLIP's features of the images, and T its features
+    of the classes' prompts. The attention gives each adapter a weight beta_n and combines the logits: eta = sum_n
+    beta_n phi_n. CLIP is frozen. Callers pass the image features I, and this class stores the text features T.
     """
 
     text: Tensor
@@ -69,7 +69,7 @@ class DomainAdapters(nn.Module):
             self.register_buffer("scale", clip.backbone.logit_scale.exp().clone(), persistent=False)
 
     def seen(self) -> FrozenFunction:
-        """Return CLIP's image encoder, a function from uint8 images (n, 3, h, w) to features (n, width) (Eq. 3)."""
+        """Return CLIP's image encoder as a function from uint8 images (n, 3, h, w) to features (n, width) (Eq. 3)."""
         clip = self.clip
         walk = tuple(range(clip.num_layers))
         key = walk_key(
@@ -89,7 +89,7 @@ class DomainAdapters(nn.Module):
         return torch.stack([self.logits_of(place, features) for place in range(len(self.domains))])
 
     def attended(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Combine the logits of all adapters with attention weights, which are computed from the logits (Eq. 8).
+        """Combine the logits of all adapters with attention weights that are computed from the logits (Eq. 8).
 
         Args:
             logits: The logits phi of all adapters, of shape (domains, n, classes).
@@ -101,7 +101,7 @@ class DomainAdapters(nn.Module):
         return (beta.unsqueeze(-1) * logits).sum(0), beta
 
     def train(self, mode: bool = True) -> DomainAdapters:
-        """Switch between training and evaluation mode, except for CLIP, which stays in evaluation mode."""
+        """Set training or evaluation mode for all modules except CLIP, which stays in evaluation mode."""
         super().train(mode)
         self.clip.eval()
         return self
@@ -110,17 +110,18 @@ class DomainAdapters(nn.Module):
 def build_domain_adapters(
     clip: ClipConfig, config: AdaptersConfig, domains: Collection[str], class_names: Sequence[str] | int, seed: int
 ) -> DomainAdapters:
-    """Return CLIP with pretrained weights, together with untrained adapters and an untrained attention.
+    """Return a pre-trained CLIP model with untrained adapters and untrained attention over the adapters.
 
     Args:
         clip: The configuration of CLIP.
         config: The sizes of the adapters and of the attention.
         domains: The names of the domains, each of which gets an adapter.
-        class_names: The names of the classes, or their number to build everything on the meta device, without weights.
+        class_names: The names of the classes. If the number of classes is given instead, everything is built on the
+            meta device, without weights.
         seed: The seed of the initial values of the adapters and the attention.
 
     Raises:
-        UserError: CLIP's checkpoint is missing, damaged or of another architecture, or a prompt is too long.
+        UserError: CLIP's checkpoint is missing, is damaged or has a different architecture, or a prompt is too long.
     """
     if isinstance(class_names, int):
         return DomainAdapters(clip.outlined(class_names), config, domains, seed, "outlined")
@@ -132,7 +133,7 @@ def build_domain_adapters(
 
 @contextmanager
 def named_here() -> Iterator[None]:
-    """Replace `backbone` by `method.clip` in the messages of UserErrors that are raised for the server's CLIP model."""
+    """Replace `backbone` with `method.clip` in the messages of UserErrors that are raised in this context."""
     try:
         yield
     except UserError as error:

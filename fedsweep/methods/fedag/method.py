@@ -1,8 +1,8 @@
 """FedAG: Scaling Vision Foundation Models with Federated Adapter Generalization.
 
 Jiaqi Wang, Jingtao Li, Weiming Zhuang, Chen Chen, Fenglong Ma, Lingjuan Lyu. Clients train small models of their own.
-On synthetic images, the server transfers the knowledge of these models to a frozen CLIP model with an adapter for each
-domain.
+The server uses synthetic images to transfer the knowledge of these models to a frozen CLIP model with an adapter for
+each domain.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -43,16 +43,16 @@ QUALITY, SPREAD = "synthetic/quality", "synthetic/quality_spread"
 
 @dataclass(frozen=True)
 class FedAGState(ServerState):
-    """The state of FedAG's server, including the last model of each client.
+    """The state of FedAG's server, including the latest model of each client.
 
-    The field `adapter` contains the server's own tensors and the initial model of the clients, W^0.
+    The field `adapter` contains the server's own tensors and the clients' initial model W^0.
 
     Attributes:
         domains: A dict from each client to its domain.
-        copies: A dict from each domain n to W^_n, the server's copy of the model of the domain's clients.
-        own: A dict from each client to its model W_n after its last training.
+        copies: A dict from each domain n to W^_n, the server's copy of the client model for this domain.
+        own: A dict from each client to its model W_n after its latest training.
         quality: A dict from each domain n to the quality scores alpha_n (images,) of its synthetic images.
-        warm: Whether the adapters have been trained alone, which happens once before the first round.
+        warm: Whether the warm-up, which trains only the adapters, has been completed.
     """
 
     domains: dict[ClientId, str] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
             return self.clip.fingerprint()
 
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
-        """Check before a run that the server's CLIP model can be loaded and that its image size is the backbone's.
+        """Check before a run that the server's CLIP model can be loaded and has the same image size as the backbone.
 
         Raises:
             UserError: The weights are missing or do not fit CLIP, a prompt is too long, or the image sizes differ.
@@ -132,7 +132,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """Make the whole backbone trainable, and add the server's model as the module `server`.
 
-        The server's model is CLIP with an adapter for each domain and an attention over the adapters.
+        The server's model is CLIP with an adapter for each domain and attention over the adapters.
         """
         model.backbone.requires_grad_(True)
         classes = model.class_names or cast(int, model.backbone.num_classes)
@@ -144,7 +144,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return FedAGState(adapter=model.adapter(), layers=layers, domains=domains)
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedAGState:
-        """Train only the adapters before the first round (the warm-up); return `state` in later rounds."""
+        """Train the adapters alone before the first round (the warm-up); return `state` unchanged in later rounds."""
         state = of(state)
         if state.warm:
             return state
@@ -161,10 +161,10 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Train the clients, and let each client score the quality of the synthetic images of its domain.
+        """Train the clients, and compute the quality scores of the synthetic images of each client's domain.
 
-        A client starts from a mixture of its previous model and the model that the server sends (Eq. 1). The training
-        minimises the cross-entropy (Eq. 2).
+        A client starts from a mixture of its previous model and the model that the server sends (Eq. 1), and minimises
+        the cross-entropy (Eq. 2).
         """
         state = of(state)
         tasks = [LocalTask(one, self._start(state, one.id), allocations[one.id], cross_entropy) for one in cohort]
@@ -196,9 +196,9 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return replace(state, adapter=adapter, copies=copies, own=own, quality=scores)
 
     def end_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedAGState:
-        """Train the adapters, their attention and the server's copies of the clients' models together (Eq. 10).
+        """Train the adapters, the attention and the server's copies of the clients' models together (Eq. 10).
 
-        The training images are the synthetic images of all domains whose clients have taken part so far.
+        The training uses the synthetic images of every domain from which at least one client has taken part so far.
         """
         state, model = of(state), trainer.model
         present, scores = sorted(state.copies), state.quality
@@ -211,20 +211,20 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return replace(state, adapter=state.adapter | _server_tensors(model), copies=learned)
 
     def sent_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
-        """Return the model that the server sends to a client, W^_n for the client's domain n.
+        """Return the model that the server sends to a client: W^_n for the client's domain n.
 
-        Before any client of the domain has trained, the model is the initial model W^0.
+        Until a client of the domain has trained, this is the initial model W^0.
         """
         return state.adapter | of(state).copies.get(of(state).domains[client], {})
 
     def client_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
-        """Return a client's model after its last training or, before any training, the model that the server sends."""
+        """Return a client's latest model, or the model that the server sends if the client has not trained yet."""
         return state.adapter | of(state).own[client] if client in of(state).own else self.sent_adapter(state, client)
 
     def server_features(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:
-        """Return a dict with CLIP's features (n, width) of the n images under the name `clip` (Eq. 3).
+        """Return CLIP's features (n, width) of n images as a dict with the single key `clip` (Eq. 3).
 
-        The features are computed once for all rounds and trials.
+        The features are computed only once and then reused in all rounds and trials.
         """
         adapters = cast(DomainAdapters, reader.model.server)
         return {"clip": reader.kept.all(adapters.seen(), images, reader.batch_size).to(adapters.text.device)}
@@ -232,10 +232,10 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def predict(
         self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
-        """Return the logits of a client's own model if `personal`, or else of the server's CLIP (Section 3.5).
+        """Return the logits of the server's CLIP model, or of a client's own model if `personal` is true (Section 3.5).
 
-        The server uses the adapter of `domain` if the domain is known. Otherwise, it combines the logits of all
-        adapters: with attention weights, or as a plain mean if `cross_domain` is false.
+        The server uses the adapter of `domain` if there is one. Otherwise, it weighs the logits of all adapters by
+        attention, or averages them if `cross_domain` is false.
         """
         if personal:
             return super().predict(state, model, images)
@@ -246,17 +246,17 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return adapters.attended(logits)[0] if self.cross_domain else logits.mean(0)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Return a description of the server's adapters, or None for a client's small model, which can be exported."""
+        """Return a description of the server's adapters, which cannot be exported, or None for a client's model."""
         return None if of_client else "an adapter for each domain and an attention over them, after the server's CLIP"
 
     def metric_names(self, clients: Iterable[ClientId]) -> list[str]:
-        """Return the names of the metrics of the synthetic images' quality scores; none if `quality` is false."""
+        """Return the names of the two quality metrics, or an empty list if `quality` is false."""
         return [QUALITY, SPREAD] if self.quality else []
 
     def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
         """Return the mean and the standard deviation of the quality scores of the synthetic images.
 
-        Both are computed over the images that each client scored, and then averaged over the clients of the round.
+        Both are computed separately for each client of the round, and then averaged over these clients.
         """
         return {name: sum(one.metrics[name] for one in updates) / len(updates) for name in self.metric_names(())}
 
@@ -264,8 +264,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         """Return the model from which a client starts: gamma W_n^{t-1} + (1 - gamma) W^_n^{t-1} (Eq. 1).
 
         W_n^{t-1} is the client's model after its previous training, and W^_n^{t-1} is the model that the server sends.
-        A client that has not trained yet starts from the server's model alone, as do all clients if `momentum` is
-        false.
+        If the client has not trained yet, or if `momentum` is false, it starts from the server's model.
         """
         given = self.sent_adapter(state, client)
         if not self.momentum or client not in state.own:
@@ -275,7 +274,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def _lesson(
         self, purpose: str, domain: str, server: Server, trainer: CohortTrainer, scores: Tensor | None = None
     ) -> Lesson:
-        """Return the server's training data of one domain, weighted by `scores`, or equally if `scores` is None.
+        """Return the server's training data for one domain; without `scores`, all images have the same weight.
 
         `purpose` is the name of the random stream that draws the order of the images.
         """
@@ -289,11 +288,11 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
 
 @torch.no_grad()
 def quality(model: LayeredModel, train: ImageSet, synthetic: ImageSet, batch_size: int) -> Tensor:
-    """Return the quality scores alpha_n (n,) of the n synthetic images of a client's domain (Section 3.3).
+    """Return the quality scores (n,) of the n synthetic images of a client's domain (alpha in Section 3.3).
 
     The score of an image is the cosine similarity between its feature and the prototype of its class, or 0 if the
     cosine is negative. The prototype of a class is the mean feature of the client's own images of this class, which are
-    in `train`. An image of a class that the client does not have scores 0.
+    in `train`. If the client has no images of the class, the score is 0.
     """
     walk = range(model.num_layers)
     seen, asked = (features(model, walk, images, batch_size) for images in (train, synthetic))

@@ -1,4 +1,4 @@
-"""The training of FedAG's server: domain adapters and copies of the clients' models learn from each other."""
+"""The training on FedAG's server, in which domain adapters and copies of the clients' models learn from each other."""
 
 import math
 from collections.abc import Sequence
@@ -37,14 +37,14 @@ class ServerConfig(Config):
 
 @dataclass(frozen=True)
 class Lesson:
-    """The server's training data of one domain: n synthetic images with their features and weights.
+    """The server's training data for one domain: n synthetic images with their features and weights.
 
     Attributes:
         place: The index of the domain's adapter.
         rng: The generator that draws the order of the images.
         images: The synthetic images.
         features: CLIP's features (n, width) of the images.
-        quality: The weights (n,) of the images, which are quality scores with a mean of one.
+        quality: The weights (n,) of the images, which are quality scores divided by their mean.
     """
 
     place: int
@@ -55,16 +55,17 @@ class Lesson:
 
 
 def mutual_divergence(client: Tensor, server: Tensor, weights: Tensor) -> Tensor:
-    """Return the loss J of Eq. 6 on a batch, which makes a model copy and an adapter predict the same probabilities.
+    """Return the loss J of a batch, which penalises differences between the predictions of two models (Eq. 6).
 
-    J is the mean over the images of weights / 2 (KL(theta || phi) + KL(phi || theta)), where theta and phi are the
-    probabilities that the copy and the adapter predict.
+    The models are the copy of a client's model and the adapter of the client's domain, which predict the probabilities
+    theta and phi. J is the mean of w / 2 * (KL(theta || phi) + KL(phi || theta)) over the images, where w is the weight
+    of an image.
 
     Args:
-        client: The logits (n, classes) of the copy of a client's model, whose softmax is theta.
-        server: The logits (n, classes) of the domain's adapter, whose softmax is phi.
-        weights: The weights (n,) of the images. If their mean over all images of the domain is one, J averaged over all
-            batches is the paper's J.
+        client: The logits (n, classes) of the copy, whose softmax is theta.
+        server: The logits (n, classes) of the adapter, whose softmax is phi.
+        weights: The weights w (n,) of the images. If their mean over all images of the domain is one, the mean of J
+            over all batches is the loss J of the FedAG paper.
     """
     theta, phi = F.log_softmax(client, dim=1), F.log_softmax(server, dim=1)
     symmetric = ((theta.exp() - phi.exp()) * (theta - phi)).sum(1)  # KL(a || b) + KL(b || a)
@@ -72,7 +73,7 @@ def mutual_divergence(client: Tensor, server: Tensor, weights: Tensor) -> Tensor
 
 
 def margin(beta: Tensor, own: int, delta: float) -> Tensor:
-    """Return the regulariser R of Eq. 9, a penalty on images whose own domain n does not get the most attention.
+    """Return the regulariser R, which directs the attention to the adapter of the images' own domain n (Eq. 9).
 
     R is the mean over the images of max(0, delta + max_{k != n} beta_k - beta_n), or 0 if there is only one domain.
 
@@ -88,7 +89,7 @@ def margin(beta: Tensor, own: int, delta: float) -> Tensor:
 
 
 def normalised(quality: Tensor) -> Tensor:
-    """Return the quality scores (n,) divided by their mean, or ones if no score is above zero."""
+    """Return the quality scores (n,) divided by their mean, or a tensor of ones if no score is above zero."""
     total = quality.sum()
     return quality * len(quality) / total if total > 0 else torch.ones_like(quality)
 
@@ -114,8 +115,8 @@ def warm_up(config: ServerConfig, adapters: DomainAdapters, lessons: Sequence[Le
 class MutualLearning:
     """The server's training in one round, which minimises the loss of Eq. 10.
 
-    The adapters of the server and the copies of the clients' models are trained in place. To compute a loss, a copy is
-    loaded into `model`, so the tensors of `model` are arbitrary afterwards.
+    The adapters of the server and the copies of the clients' models are trained in place. Each copy is loaded into
+    `model` to compute its loss, so the tensors of `model` are arbitrary after the training.
 
     Attributes:
         config: The number of epochs, the batch size, the learning rate and the kind of update.
@@ -168,9 +169,10 @@ class MutualLearning:
         _check_finite([*self.shared, *(one for copy in self.copies for one in copy.values())])
 
     def in_domain_step(self, number: int, rows: Tensor) -> None:
-        """Train one domain's adapter and model copy on a batch of the domain's synthetic images.
+        """Train the adapter and the model copy of one domain on a batch of the domain's synthetic images.
 
-        The loss is the in-domain part of Eq. 10: the divergence of adapter and copy plus the adapter's cross-entropy.
+        The loss is the in-domain part of Eq. 10: the divergence between adapter and copy plus the adapter's
+        cross-entropy.
 
         Args:
             number: The index of the domain's lesson.
@@ -182,7 +184,7 @@ class MutualLearning:
         self.of_copies[number].step(gradients[len(own) :])
 
     def cross_domain_step(self, batches: Sequence[Tensor]) -> None:
-        """Train all adapters and their attention with the cross-domain part of Eq. 10.
+        """Train all adapters and the attention over them with the cross-domain part of Eq. 10.
 
         Args:
             batches: For each lesson, the indices of a batch of its images; a batch may be empty.
@@ -191,7 +193,7 @@ class MutualLearning:
         self.of_shared.step(torch.autograd.grad(torch.stack(losses).sum() / len(self.lessons), self.shared))
 
     def joint_step(self, batches: Sequence[Tensor]) -> None:
-        """Train all adapters, their attention and all model copies with the loss of Eq. 10.
+        """Train all adapters, the attention over them and all model copies with the loss of Eq. 10.
 
         Args:
             batches: For each lesson, the indices of a batch of its images; a batch may be empty.

@@ -39,10 +39,10 @@ def brick(x: Tensor, factors: Mapping[str, Tensor], gate: Gate) -> Tensor:
 
 
 class Brick(nn.Module):
-    """One BRICK: a small module of rank r that imitates a block for tokens of width d.
+    """A small module of rank r that imitates a block for tokens of width d.
 
-    Its matrices A1, B1, A2 and B2 have 4 r d trainable values. B1 and B2 start at zero, so an untrained BRICK with
-    softmax returns x (1 + 1/d) for a token x, and thus almost its input.
+    Its matrices A1, B1, A2 and B2 have 4 r d trainable values in total. B1 and B2 start at zero, so an untrained BRICK
+    with softmax maps a token x to (1 + 1/d) x, which is close to x.
     """
 
     def __init__(self, width: int, rank: int, gate: Gate) -> None:
@@ -73,7 +73,7 @@ class InPlace:
 class Blend:
     """A step of a forward pass that runs a block in parallel with its BRICK and mixes the two outputs.
 
-    Each forward pass needs a new object, because the object stores the distance between the two outputs in `gap`.
+    Each forward pass needs a new object, which stores the distance between the two outputs in `gap`.
     """
 
     layer: int
@@ -84,14 +84,17 @@ class Blend:
     """The mean of (E(a) - f(a))^2 over all elements, without a gradient into f; None before the forward pass."""
 
     def __call__(self, model: LayeredModel, tokens: Tensor) -> Tensor:
-        """Return share f(a) + (1 - share) E(a) for the tokens a, the block f and its BRICK E (Eq. 23)."""
+        """Return the mixture `share * f(a) + (1 - share) * E(a)` of the two outputs (Eq. 23).
+
+        Here a are the tokens, f is the block, E is its BRICK, and `share` is the weight of the block.
+        """
         block, stand_in = model.block(self.layer, tokens), self.brick(tokens)
         self.gap = (stand_in - block.detach()).square().mean()
         return torch.lerp(stand_in, block, self.share)
 
 
 def add_bricks(model: LayeredModel, sets: Iterable[str], rank: int, gate: Gate, seed: int) -> None:
-    """Add a trainable BRICK for every block and every name in `sets` to the model, as `bricks.<set>.<block>`.
+    """Add trainable BRICKs to the model: one for each block and each name in `sets`, as `bricks.<set>.<block>`.
 
     The matrices A1 and A2 of a BRICK get Kaiming-uniform values that depend on `seed`, and B1 and B2 are zero.
     """
@@ -110,8 +113,8 @@ def activations(model: LayeredModel, sets: Sequence[ImageSet], batch_size: int) 
     """Return the inputs of all L blocks of the full model, and the output of the last block, for all images in `sets`.
 
     Returns:
-        A float32 tensor (L + 1, images, tokens, width). It takes 4 (L + 1) tokens width bytes per image: 56 KB for
-        digits_vit, and 7.9 MB for ViT-B/16 at 224 px.
+        A float32 tensor (L + 1, images, tokens, width). It takes `4 * (L + 1) * tokens * width` bytes for each image:
+        56 KB with digits_vit, and 7.9 MB with ViT-B/16 at 224 px.
     """
     passed, done = torch.empty(0), 0
     for pixels in (pixels for images in sets for pixels, _ in images.batches(batch_size)):
@@ -131,12 +134,12 @@ def distil(
 ) -> dict[str, Tensor]:
     """Train the BRICK of every block to reproduce the block's output (FedBRICK, Eq. 20).
 
-    For block l with input a_{l-1}, output a_l and BRICK E_l, the loss is the mean of (E_l(a_{l-1}) - a_l)^2. All BRICKs
-    are trained in parallel, with the same result as one after the other: the loss of a block has no gradient into
-    another block's BRICK, and Adam treats each value separately.
+    For block l with input a_{l-1}, output a_l and BRICK E_l, the loss is the mean of (E_l(a_{l-1}) - a_l)^2. Training
+    all BRICKs in parallel gives the same result as training one after the other: the loss of a block has no gradient
+    into another block's BRICK, and Adam treats each value separately.
 
     Args:
-        bricks: The matrices of all BRICKs, stacked over blocks: a1 and a2 of shape (L, r, d), b1 and b2 of (L, d, r).
+        bricks: The matrices of all BRICKs, stacked over the L blocks: a1 and a2 (L, r, d), b1 and b2 (L, d, r).
         passed: The input a_0 of the first block and the outputs a_1 to a_L, of shape (L + 1, images, tokens, d).
         gate: The function sigma of Eq. 19.
         epochs: The number of epochs.

@@ -1,7 +1,7 @@
 """FedBRICK: Structural Bias Aware Heterogeneous Foundation Model Federated Tuning.
 
 Yuhang Zhang, Xianda Wang, Wei Sun, Jiaxuan Chen, Fangxin Wang. FedBRICK extends a depth method (FedRA, InclusiveFL or
-DepthFL), which decides which client holds which blocks, what a client minimises, and how updates are averaged.
+DepthFL), which allocates blocks to clients, defines their loss and averages their updates.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -35,9 +35,9 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     """An extension of a depth method, with small modules (BRICKs) in place of the blocks that a client does not hold.
 
     The depth method decides which client holds which blocks. Before each round, the server trains the BRICKs to imitate
-    the blocks. In stage I of a round, a client trains its own blocks together with BRICKs in place of missing blocks.
-    In stage II, the client trains the BRICKs of its own blocks. There is one set of BRICKs for each domain, or one for
-    all domains.
+    the blocks. In stage I of a round, a client trains its own blocks and the BRICKs that replace its missing blocks. In
+    stage II, it trains the BRICKs of its own blocks. Each domain has its own set of BRICKs, or all domains share one
+    set.
     """
 
     name: Literal["fedbrick"] = "fedbrick"
@@ -86,7 +86,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def needs(self) -> Needs:
         """The parts of a run that FedBRICK requires.
 
-        These are a backbone with a head and, if the server trains BRICKs, real images on the server.
+        The backbone needs LoRA adapters and a head. If the server trains BRICKs, it also needs real images of its own.
         """
         return Needs(head=True, proxy=self.brick and self.server_epochs > 0)
 
@@ -105,20 +105,21 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """Add the modules of the depth method `over` and, if `brick` is true, the BRICKs of all domains.
 
-        With BRICKs, every client can run a model of full depth, so the depth method prepares for clients of this depth.
+        With BRICKs, every client can run a model of full depth, so the depth method prepares only for this depth.
         """
         self.over.prepare(model, {model.num_layers} if self.brick else depths, domains, seed)
         if self.brick:
             add_bricks(model, {self.set_of(domain) for domain in domains}, self.rank, self.gate, seed)
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
-        """Return the initial state of the depth method `over`, with the BRICKs among the state's tensors."""
+        """Return the initial state of the depth method `over`, which includes the BRICKs' tensors."""
         return self.over.init(model, clients, replace(server, depths=(server.num_layers,)) if self.brick else server)
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
-        """Train the BRICKs of each set to imitate the global model's blocks, on the server's images (Eq. 20).
+        """Train the BRICKs of each set on the server's images, so that they imitate the global model's blocks (Eq. 20).
 
-        The images are those of the set's domain, or of all domains if the server has none of that domain.
+        A domain's own set is trained on the images of this domain, or on all images if the server has none of this
+        domain. A shared set is trained on all images.
         """
         state = self.over.begin_round(state, server, trainer)
         if not self.needs.proxy:
@@ -139,8 +140,8 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Return the allocations of the depth method `over`, extended by BRICKs.
 
-        A client gets the BRICKs of its own domain. With DepthFL, it also gets all heads, because its BRICKs complete
-        the model.
+        A client gets the BRICKs of its own domain. With DepthFL, it also gets all heads, because BRICKs complete its
+        model.
         """
         rows = self.over.allocate(state, cohort, server, rng)
         if not self.brick:
@@ -158,14 +159,14 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         }
 
     def objective(self, round: int, rounds: int) -> Objective:
-        """Return the loss of the depth method `over`, to which each training stage adds terms of its own."""
+        """Return the loss of the depth method `over`, to which the training stages add their own terms."""
         return self.over.objective(round, rounds)
 
     def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """Return the tensor names among `names` that a client with the allocation `row` trains and sends back.
+        """Return those of `names` whose tensors a client with the allocation `row` trains and sends back.
 
-        These are the names that the depth method `over` sends, without BRICKs that no stage trains. Stage I trains the
-        BRICKs of missing blocks, and stage II those of the client's own blocks.
+        These are the names that the depth method `over` would return, except those of BRICKs that no stage trains.
+        Stage I trains the BRICKs of missing blocks, and stage II those of the client's own blocks.
         """
 
         def trained(name: str) -> bool:
@@ -177,7 +178,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
 
     @property
     def has_stand_ins(self) -> bool:
-        """True if these hyperparameters let clients run BRICKs in place of missing blocks."""
+        """True if, with these hyperparameters, clients run BRICKs in place of missing blocks."""
         return self.brick and self.compensate
 
     def stand_ins(self, model: LayeredModel, client: Client) -> Mapping[int, Step]:
@@ -216,7 +217,10 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def predict(
         self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
-        """Return the logits of the depth method `over`; the global model has all blocks and needs no BRICKs."""
+        """Return the logits of the depth method `over`.
+
+        BRICKs are not needed, because the global model has all blocks.
+        """
         return self.over.predict(state, model, images, personal, domain)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
@@ -232,10 +236,10 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     ) -> LocalTask:
         """Return the task of stage I, in which the client runs its own blocks and BRICKs for the missing blocks.
 
-        The loss is L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2 (Eq. 21), where w are
-        the LoRA adapters, theta the BRICKs, and w^t and theta^t their values on the server. If `compensate` is false,
-        missing blocks are skipped and the loss is L_task. `live` contains the tensors of the model itself, which change
-        during the training.
+        The loss is L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2 (Eq. 21). Here w are
+        the LoRA adapters, theta are the BRICKs, and w^t and theta^t are their values on the server. If `compensate` is
+        false, missing blocks are skipped and the loss is L_task. `live` contains the tensors of the model itself, which
+        change during the training.
         """
         within = names_within(state.adapter, range(trainer.model.num_layers), row.excluded_prefixes)
         start = {name: state.adapter[name] for name in within}
@@ -283,7 +287,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def set_of(self, domain: str) -> str:
         """Return the name of the set of BRICKs for a domain.
 
-        The name is part of tensor names, so it contains no dot. The prefix `for_` keeps it distinct from the attributes
+        The name is part of tensor names, so it contains no dot. The prefix `for_` prevents clashes with the attributes
         of PyTorch's ModuleDict.
         """
         return SHARED if self.domains == "shared" else "for_" + domain.replace("%", "%25").replace(".", "%2E")
@@ -298,7 +302,9 @@ def _joined(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
 
 
 def brick_of(name: str) -> int | None:
-    """Return the number of the block that a tensor's BRICK imitates, or None if the tensor is not part of a BRICK.
+    """Return the number of the block that a BRICK imitates, given the name of one of the BRICK's tensors.
+
+    Return None if the tensor is not part of a BRICK.
 
     >>> brick_of("bricks.for_sketch.7.a1"), brick_of("backbone.blocks.7.attn.proj.lora_A.default.weight")
     (7, None)

@@ -44,11 +44,11 @@ class GateConfig(Config):
 
 
 class Gate(nn.Module):
-    """The gate, a network that computes the weight lambda of the global expert for each image (FedMS, Section 3.3).
+    """A network that computes the weight lambda of the global expert for each image (FedMS, Section 3.3).
 
     The gate's trunk computes image features. From these features, the gate's adapter, which contains batch norms (BN),
-    computes lambda = sigmoid(BN(Linear(BN(Linear(features))))), a number in (0, 1). The paper names a softmax instead
-    of the sigmoid, but the gate has a single output (Table 4), whose softmax would always be 1.
+    computes lambda = sigmoid(BN(Linear(BN(Linear(features))))), a number in (0, 1). The FedMS paper specifies a softmax
+    instead of a sigmoid, but the gate has a single output (Table 4), and the softmax of a single value is always 1.
     """
 
     mean: Tensor
@@ -82,13 +82,13 @@ class Gate(nn.Module):
         return found
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the global expert's weights lambda (n,), in (0, 1), given the trunk's features (n, width)."""
+        """Return the weights lambda (n,) of the global expert, in (0, 1), for the trunk's features (n, width)."""
         for layer in self.adapter:
             features = _normed(layer, features) if isinstance(layer, nn.BatchNorm1d) else layer(features)
         return torch.sigmoid(features.squeeze(1))
 
     def train(self, mode: bool = True) -> Gate:
-        """Switch between training and evaluation mode, except for a frozen trunk, which stays in evaluation mode."""
+        """Set training or evaluation mode for all modules except a frozen trunk, which stays in evaluation mode."""
         super().train(mode)
         if not self.whole:
             self.trunk.eval()
@@ -96,26 +96,27 @@ class Gate(nn.Module):
 
 
 def _normed(norm: nn.BatchNorm1d, x: Tensor) -> Tensor:
-    """Apply batch norm; a single image has no variance, so it is normalised with the running statistics."""
+    """Apply batch norm, with the running statistics if the batch has only one image and thus no variance."""
     own = norm.training and len(x) > 1
     mean, var, momentum = norm.running_mean, norm.running_var, norm.momentum
     return F.batch_norm(x, mean, var, norm.weight, norm.bias, own, momentum or 0.0, norm.eps)
 
 
 def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, outlined: bool = False) -> Gate:
-    """Return a gate with a pretrained trunk, the network that computes image features, and an untrained adapter.
+    """Return a gate with a pre-trained trunk and an untrained adapter.
 
-    The initial value of each tensor of the adapter depends only on `seed` and the tensor's name.
+    The trunk is the network that computes image features. The initial value of each tensor of the adapter depends only
+    on `seed` and the tensor's name.
 
     Args:
         config: The configuration of the trunk.
         hidden: The width of the adapter's hidden layer; None for the width of the trunk's features.
         whole: Whether the trunk is trained too.
-        seed: The seed of the adapter, and of a trunk without pretrained weights.
+        seed: The seed of the initial values of the adapter, and of a trunk without pre-trained weights.
         outlined: Whether to build the gate on the meta device, without weights.
 
     Raises:
-        UserError: The weights of the trunk are missing or do not fit.
+        UserError: The weights of the trunk are missing or do not fit its network.
     """
     if outlined:
         with torch.device("meta"):
@@ -134,7 +135,7 @@ def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, 
 def check_gate(config: TrunkConfig, hidden: int | None, size: int, _fingerprint: str) -> None:
     """Raise UserError unless a gate with this trunk can process images of `size` by `size` pixels.
 
-    `_fingerprint` identifies the trunk's weights, so that a cached result is not used for other weights.
+    `_fingerprint` identifies the trunk's weights, so that a cached result is never used for other weights.
     """
     gate = build_gate(config, hidden, whole=False, seed=0)
     blank = torch.zeros(2, 3, size, size, dtype=torch.uint8)
@@ -146,17 +147,18 @@ def check_gate(config: TrunkConfig, hidden: int | None, size: int, _fingerprint:
 
 
 def mixing(model: LayeredModel, images: Batch) -> Tensor:
-    """Return the global expert's weights lambda (batch,), which the model's gate computes for a batch of images."""
+    """Return the weights lambda (batch,) of the global expert that the model's gate computes for a batch of images."""
     gate = cast(Gate, model.gate)
     found: Tensor = gate(images.side_inputs["trunk"] if "trunk" in images.side_inputs else gate.features(images.images))
     return found
 
 
 def mixed(model: LayeredModel, images: Batch, walk: Walk) -> Tensor:
-    """Return the logits (batch, classes) of the mixture of global and local expert (Eq. 6).
+    """Return the logits (batch, classes) of the mixture of the global and the local expert (Eq. 6).
 
-    The result is lambda times the global expert's logits plus (1 - lambda) times the local expert's logits, where the
-    gate computes lambda for each image. A logit is a cosine similarity times CLIP's logit scale.
+    For each image, the gate computes the weight lambda of the global expert; the local expert has the weight 1 -
+    lambda. The result is the weighted sum of the two experts' logits. A logit is a cosine similarity times CLIP's logit
+    scale.
 
     Args:
         model: The model, into which the local expert and the gate have been loaded.
@@ -169,12 +171,12 @@ def mixed(model: LayeredModel, images: Batch, walk: Walk) -> Tensor:
 
 
 def mixture_loss(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
-    """Return the cross-entropy of the mixture of global and local expert.
+    """Return the cross-entropy of the mixture of the global and the local expert.
 
     Args:
         model: The model, into which the local expert and the gate have been loaded.
-        images: A batch with the logits of the global expert. For a plain tensor of images, the loss is that of the
-            local expert alone.
+        images: A batch with the global expert's logits as the side input `global`. If it is a plain tensor of images,
+            the loss is that of the local expert alone.
         labels: The labels (batch,).
         walk: The blocks that the local expert runs.
     """
@@ -185,7 +187,7 @@ def mixture_loss(model: LayeredModel, images: Images, labels: Tensor, walk: Walk
 def average_gates(
     start: AdapterState, updates: Sequence[ClientUpdate], aggregation: AggregationConfig, by_loss: bool
 ) -> AdapterState:
-    """Return the tensors `start`, with the gate replaced by the weighted mean of the clients' gates (FedMS, Eq. 7).
+    """Return `start`, with the gate replaced by the weighted mean of the clients' gates (FedMS, Eq. 7).
 
     The mean is Z_g = sum_i (L_i / sum_j L_j) Z_i, where Z_i is the gate of client i. The weight L_i is the client's
     loss if `by_loss` is true, and otherwise the weight that `aggregation` gives to the client.

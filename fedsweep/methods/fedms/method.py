@@ -1,8 +1,8 @@
 """FedMS: Federated Learning with Mixture of Sparsely Activated Foundations Models.
 
 Panlong Wu, Kangshuo Li, Ting Wang, Fangxin Wang. Stage one trains a global expert. Stage two trains a local expert for
-each client, and a gate that mixes the two experts (MoFM). The LoRA adapters of a local expert are activated block by
-block, from the top down (SAL).
+each client, and a gate that mixes the global and the local expert (MoFM). The LoRA adapters of a local expert are
+activated block by block, from the top down (SAL).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ ACTIVE = "sal/active"
 class FedMS(
     FederatedMethod, OwnWeights, Messages, PersonalModels, FrozenBlocks, SideInputs, Stages, OwnMetrics, ExportObstacle
 ):
-    """A method that trains a global expert in stage one, and a local expert for each client and a gate in stage two.
+    """A method that trains a global expert in stage one, and a gate and each client's local expert in stage two.
 
     All experts are CLIP models with LoRA adapters. Clients send these adapters in stage one, and only the gate in stage
     two. All clients run all blocks, and the hyperparameter `federation.depths` is ignored.
@@ -64,7 +64,7 @@ class FedMS(
             )
 
     def fingerprint(self) -> str:
-        """Return a string that identifies the weights of the gate's trunk, the network that computes image features.
+        """Return a string that identifies the weights of the gate's trunk.
 
         Raises:
             UserError: The weights are missing.
@@ -72,20 +72,20 @@ class FedMS(
         return self.gate.trunk.fingerprint()
 
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
-        """Check before a run that the gate's trunk, the network for image features, fits the backbone's image size.
+        """Check before a run that the gate's trunk can process images of the backbone's image size.
 
         Raises:
-            UserError: The trunk cannot process images of this size, or its weights are missing or do not fit.
+            UserError: The trunk cannot process such images, or its weights are missing or do not fit its network.
         """
         check_gate(self.gate.trunk, self.gate.hidden, backbone.image_size, self.fingerprint())
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Add the gate as the module `gate`, with its pretrained trunk and its untrained adapter."""
+        """Add the gate, with a pre-trained trunk and an untrained adapter, to the model as the module `gate`."""
         whole, outlined = self.gate.trained == "all", model.mean.is_meta
         model.add_module("gate", build_gate(self.gate.trunk, self.gate.hidden, whole, seed, outlined))
 
     def stage(self, number: int) -> GlobalStage | LocalStage:
-        """Return the object with the functions of stage `number`, which is 1 or 2."""
+        """Return the object that implements stage `number`, which is 1 or 2."""
         return GlobalStage() if number == 1 else LocalStage(self, self.sal, self.gate)
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> FedMSState:
@@ -94,9 +94,9 @@ class FedMS(
         return FedMSState(adapter=model.adapter(), layers=layers, active=active)
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedMSState:
-        """Return the state for this round, switched to stage two after `global_rounds` rounds.
+        """Return the state for this round; after `global_rounds` rounds, it is a state of stage two.
 
-        The switch clears the memory of the base optimizer, which concerns only the global expert.
+        The switch to stage two clears the base optimizer's memory, because this memory concerns only the global expert.
         """
         if trainer.round <= self.global_rounds or of(state).stage == 2:
             return of(state)
@@ -111,36 +111,36 @@ class FedMS(
         return {one.id: stage.row(of(state), one.id) for one in cohort}
 
     def objective(self, round: int, rounds: int) -> Objective:
-        """Return the cross-entropy of the global expert in stage one, or of a client's mixed experts in stage two."""
+        """Return the cross-entropy of the global expert (stage one) or of a client's mixture of experts (stage two)."""
         return self.stage(1 if round <= self.global_rounds else 2).objective
 
     def received_names(self, state: ServerState, client: ClientId, row: LayerAllocation) -> list[str]:
         """Return the names of the tensors that a client with the allocation `row` receives before its training.
 
-        These are the global expert's tensors in stage one, and the gate's in stage two. A client without a local expert
-        also receives the global expert in stage two.
+        These are the global expert's tensors in stage one, and the gate's tensors in stage two. In stage two, a client
+        without a local expert also receives the global expert.
         """
         return self.stage(of(state).stage).received_names(of(state), client, row)
 
     def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """Return the tensor names among `names` that a client with the allocation `row` sends back.
+        """Return those of `names` whose tensors a client with the allocation `row` sends back.
 
-        These are the names of all LoRA adapters in stage one, and of the gate in stage two.
+        These are the names of all LoRA adapters in stage one, and of the gate's tensors in stage two.
         """
         return self.stage(of(state).stage).sent_names(self.trained_names(state, names, row))
 
     def trained_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """Return the tensor names among `names` that a client with the allocation `row` trains.
+        """Return those of `names` whose tensors a client with the allocation `row` trains.
 
-        These are the names of all LoRA adapters in stage one. In stage two, these are the names of the gate and of the
-        active blocks' LoRA adapters.
+        In stage one, the client trains all LoRA adapters. In stage two, it trains the gate and the LoRA adapters of the
+        active blocks.
         """
         return names_within(names, row.trained, row.excluded_prefixes)
 
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Train the global expert in stage one, or local experts together with gates in stage two."""
+        """Train the global expert in stage one, or the clients' local experts and gates in stage two."""
         return self.stage(of(state).stage).local_updates(of(state), cohort, allocations, trainer)
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> FedMSState:
@@ -171,10 +171,10 @@ class FedMS(
         return {**state.adapter, **own} if own else state.adapter
 
     def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
-        """Return how many lowest blocks are frozen in a client's model, or in the global model if `client` is None.
+        """Return the number of frozen blocks in a client's model, or in the global model if `client` is None.
 
-        The number is 0 in stage one. In stage two, all blocks of the global model are frozen, and in a client's model,
-        all blocks below the active blocks.
+        In stage one, no blocks are frozen. In stage two, all blocks of the global model are frozen, and so are all
+        blocks below the active blocks of a client's model.
         """
         return self.stage(of(state).stage).num_frozen_blocks(of(state), client)
 
@@ -183,34 +183,38 @@ class FedMS(
     ) -> dict[str, Mapping[str, Tensor]]:
         """Return the values that the clients' models use for each image in addition to its pixels.
 
-        There are no such values in stage one. In stage two, these are the logits of the global expert and, if the
+        In stage one, there are no such values. In stage two, they are the logits of the global expert and, if the
         gate's trunk is frozen, the trunk's image features.
 
         Args:
             state: The server's state.
             reader: The reader of image batches, which can compute the outputs of frozen networks.
-            sets: The image sets, each under a name that the caller chooses.
+            sets: The image sets, keyed by names that the caller chooses.
 
         Returns:
-            For each name in `sets`, a dict from `global` and `trunk` to tensors (n, classes) and (n, width).
+            A dict from each name in `sets` to the values for that set's n images: the logits (n, classes) as `global`
+            and the features (n, width) as `trunk`, if they are used.
         """
         return self.stage(of(state).stage).side_inputs(of(state), reader, sets)
 
     def predict(
         self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
-        """Return the logits of a client's mixed experts if `personal` in stage two, or else of the global expert."""
+        """Return the logits of the global expert or of a client's mixture of experts.
+
+        The mixture predicts in stage two if `personal` is true. In all other cases, the global expert predicts.
+        """
         stage = self.stage(of(state).stage if personal else 1)
         return stage.predict(of(state), model, images)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Return a description of the gate of a client's model, or None for the global model, which can be exported."""
+        """Return a description of a client's gate, which cannot be exported, or None for the global model."""
         return "a gate that mixes the global expert with the client's local expert" if of_client else None
 
     def metric_names(self, clients: Iterable[ClientId]) -> list[str]:
         """Return the names of the metrics that FedMS adds.
 
-        The metrics are each client's number of active blocks, the mean of these numbers, and the mean and standard
+        The metrics are each client's number of active blocks, the mean of these numbers, and the mean and the standard
         deviation of the gate's output.
         """
         return [ACTIVE, *(f"{ACTIVE}/{client}" for client in sorted(clients)), MIX, SPREAD]
@@ -218,7 +222,7 @@ class FedMS(
     def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
         """Return each client's number of active blocks, the mean of these numbers, and the gate's metrics.
 
-        For a client outside the cohort, the number is that for its next training.
+        For clients outside the cohort, the numbers apply to their next training.
         """
         stage = self.stage(of(state).stage)
         each = {f"{ACTIVE}/{one}": float(count) for one, count in sorted(stage.active(of(state), updates).items())}

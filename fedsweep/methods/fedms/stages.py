@@ -1,6 +1,6 @@
-"""The two stages of FedMS: FedAvg on a global expert, and then training of local experts and a gate.
+"""The two stages of FedMS, as classes with the same functions.
 
-Each stage is a class, and both classes have the same functions.
+`GlobalStage` trains the global expert with FedAvg. `LocalStage` then trains the local experts and the gate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ MIX, SPREAD = "gate/lambda", "gate/spread"
 
 
 class SALConfig(Config):
-    """The settings of Sparsely Activated LoRA (SAL), which decides which blocks of a local expert are trained.
+    """The settings of Sparsely Activated LoRA (SAL), which selects the blocks of a local expert to train.
 
     Source: FedMS, Section 3.2.
     """
@@ -46,7 +46,7 @@ class SALConfig(Config):
     )
 
     def is_stuck(self, past: Sequence[float], accuracy: float) -> bool:
-        """Return whether a client's accuracy has stalled, so that SAL activates one more block (Eq. 5).
+        """Return whether a client's accuracy has stalled, in which case SAL activates one more block (Eq. 5).
 
         The accuracy has stalled if `past` contains `queue` earlier accuracies, and `accuracy` exceeds their mean by
         less than `threshold`.
@@ -56,15 +56,15 @@ class SALConfig(Config):
 
 @dataclass(frozen=True)
 class FedMSState(ServerState):
-    """The state of FedMS's server, including the memory of each client.
+    """The state of FedMS's server, including the data that each client keeps between rounds.
 
     The field `adapter` contains the global expert and the gate.
 
     Attributes:
-        stage: The number of the present stage, 1 or 2.
+        stage: The number of the current stage, 1 or 2.
         experts: A dict from each client to the tensors in which its local expert differs from the global expert.
-        queues: A dict from each client to its latest accuracies on its validation images, the oldest first.
-        active: A dict from each client to the number of blocks of its local expert that are active, that is, trained.
+        queues: A dict from each client to its latest accuracies on its validation images, oldest first.
+        active: A dict from each client to the number of active (trained) blocks of its local expert.
     """
 
     stage: int = 1
@@ -88,21 +88,21 @@ class GlobalStage:
         return LayerAllocation(state.layers, state.layers, excluded_prefixes=(GATE,))
 
     def received_names(self, state: FedMSState, client: ClientId, row: LayerAllocation) -> list[str]:
-        """Return the names of the global expert's tensors, which a client with the allocation `row` receives."""
+        """Return the names of the global expert's tensors, all of which a client receives before its training."""
         return names_within(state.adapter, row.held, row.excluded_prefixes)
 
     def sent_names(self, names: Sequence[str]) -> list[str]:
-        """Return `names` unchanged, because a client sends back all tensors that it trains."""
+        """Return all `names`; in stage one, a client sends back every tensor that it trains."""
         return list(names)
 
     def num_frozen_blocks(self, state: FedMSState, client: ClientId | None) -> int:
-        """Return 0, because all blocks are trained."""
+        """Return 0; in stage one, all blocks are trained."""
         return 0
 
     def side_inputs(
         self, state: FedMSState, reader: Reader, sets: Mapping[str, ImageSet]
     ) -> dict[str, Mapping[str, Tensor]]:
-        """Return an empty dict for each image set: in stage one, the models use only the pixels."""
+        """Return an empty dict for each image set; in stage one, the models have no side inputs."""
         return {name: {} for name in sets}
 
     def local_updates(
@@ -112,7 +112,7 @@ class GlobalStage:
         return trainer.fit([LocalTask(one, state.adapter, allocations[one.id], self.objective) for one in cohort])
 
     def keep(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> FedMSState:
-        """Return `state` unchanged, because clients have no tensors of their own in stage one."""
+        """Return `state` unchanged; in stage one, clients keep no tensors of their own."""
         return state
 
     def predict(self, state: FedMSState, model: LayeredModel, images: Images) -> Tensor:
@@ -120,10 +120,7 @@ class GlobalStage:
         return cast(Tensor, model(images, state.layers))
 
     def active(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> Mapping[ClientId, int]:
-        """Return each client's number of active blocks, which are the blocks that the client trains.
-
-        In stage one, all blocks are active.
-        """
+        """Return each client's number of active blocks; in stage one, all blocks are active."""
         return dict.fromkeys(state.active, len(state.layers))
 
     def gate_metrics(self, updates: Sequence[ClientUpdate]) -> dict[str, float]:
@@ -136,7 +133,7 @@ class GlobalStage:
 
 @dataclass(frozen=True)
 class LocalStage:
-    """Stage two of FedMS: each client trains its local expert's active blocks and the gate (Section 3.3).
+    """Stage two of FedMS: each client trains the gate and the active blocks of its local expert (Section 3.3).
 
     The global expert is frozen, and local experts stay on their clients. Only gates are sent and averaged.
     """
@@ -153,19 +150,19 @@ class LocalStage:
     def received_names(self, state: FedMSState, client: ClientId, row: LayerAllocation) -> list[str]:
         """Return the names of the tensors that a client with the allocation `row` receives before its training.
 
-        They are the gate's tensors and, if the client has no local expert yet, the global expert's tensors.
+        These are the gate's tensors and, if the client has no local expert yet, the global expert's tensors.
         """
         names = names_within(state.adapter, row.held, row.excluded_prefixes)
         return self.sent_names(names) if client in state.experts else names
 
     def sent_names(self, names: Sequence[str]) -> list[str]:
-        """Return the names of the gate's tensors among `names`, because a client sends back only its gate."""
+        """Return those of `names` that belong to the gate, the only part of the model that a client sends back."""
         return [name for name in names if name.startswith(GATE)]
 
     def num_frozen_blocks(self, state: FedMSState, client: ClientId | None) -> int:
         """Return the number of blocks below the active blocks of a client's local expert.
 
-        If `client` is None, return the number of all blocks, because the global expert is frozen.
+        If `client` is None, return the total number of blocks of the global expert, all of which are frozen.
         """
         return len(state.layers) - (state.active[client] if client else 0)
 
@@ -177,11 +174,11 @@ class LocalStage:
         Args:
             state: The server's state.
             reader: The reader of image batches, which can compute the outputs of frozen networks.
-            sets: The image sets, each under a name that the caller chooses.
+            sets: The image sets, keyed by names that the caller chooses.
 
         Returns:
-            For each name in `sets`, a dict with the logits (n, classes) of the global expert as `global` and, if the
-            gate's trunk is frozen, the trunk's image features (n, width) as `trunk`.
+            A dict from each name in `sets` to the values for that set's n images: the logits (n, classes) of the global
+            expert as `global` and, if the gate's trunk is frozen, its image features (n, width) as `trunk`.
         """
         model = reader.model
         model.load_adapter(state.adapter)
@@ -198,9 +195,9 @@ class LocalStage:
     def local_updates(
         self, state: FedMSState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Train local experts together with gates, and measure each client's accuracy on its validation images.
+        """Train the local experts and the gates, and measure each client's accuracy on its validation images.
 
-        SAL uses the accuracies to decide whether to activate one more block.
+        SAL uses a client's accuracy to decide whether to activate one more block.
         """
         held_out = {one.id: cast(ImageSet, one.validation) for one in cohort}
         seen = {f"train/{one.id}": one.train for one in cohort} | held_out
@@ -251,20 +248,21 @@ class LocalStage:
         return replace(state, experts=experts, queues=queues, active=active)
 
     def predict(self, state: FedMSState, model: LayeredModel, images: Images) -> Tensor:
-        """Return the logits (batch, classes) of a client's mixture of global and local expert (Eq. 6)."""
+        """Return the logits (batch, classes) of a client's mixture of the global and the local expert (Eq. 6)."""
         return mixed(model, cast(Batch, images), state.layers)
 
     def active(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> Mapping[ClientId, int]:
-        """Return each client's number of active blocks, which are the blocks that the client trains.
+        """Return each client's number of active blocks, that is, trained blocks.
 
-        For a client of the cohort, the number is that of this round. For any other client, it is that of the client's
-        next training.
+        For clients in the cohort, the numbers apply to this round; for all other clients, they apply to their next
+        training.
         """
         return state.active | {update.client: len(update.allocation.trained) for update in updates}
 
     def gate_metrics(self, updates: Sequence[ClientUpdate]) -> dict[str, float]:
         """Return the mean and the standard deviation of the weight lambda of the global expert.
 
-        Both are computed over each client's validation images, and then averaged over the clients of the round.
+        Both are computed separately on each client's validation images, and then averaged over the clients of the
+        round.
         """
         return {name: sum(update.metrics[name] for update in updates) / len(updates) for name in (MIX, SPREAD)}

@@ -1,4 +1,4 @@
-"""The trunk of FedMS's gate, a network that computes image features: a timm network, or a small one for digits."""
+"""The trunk of FedMS's gate, which computes image features with a timm network or a small network for digits."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ SMALL = (16, 32, 64, 64)
 
 
 class DigitsTrunk(Config):
-    """A narrow ResNet-18 for images of 16 by 16 pixels, whose pretrained weights are included in fedsweep.
+    """A narrow ResNet-18 for images of 16 by 16 pixels, whose pre-trained weights are included in fedsweep.
 
-    The network was trained on MNIST by scripts/train_digits_clip.py.
+    The network was trained on MNIST by `scripts/train_digits_clip.py`.
     """
 
     name: Literal["digits_resnet"] = "digits_resnet"
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 digest of the weights, which is recorded in a JSON file, the weights' card."""
+        """Return the SHA-256 digest of the weights, which is recorded in a JSON file next to the weights file."""
         return f"sha256:{_card()['sha256']}"
 
     def outlined(self) -> nn.Module:
-        """Return the network without its pretrained weights."""
+        """Return the network without its pre-trained weights."""
         from timm.models.resnet import BasicBlock, ResNet
 
         return cast(nn.Module, ResNet(cast(Any, BasicBlock), (2, 2, 2, 2), channels=SMALL, num_classes=0))
 
     def build(self, seed: int) -> tuple[nn.Module, list[float], list[float]]:
-        """Return the pretrained network, and the mean and standard deviation that normalise its input pixels.
+        """Return the pre-trained network, and the mean and the standard deviation that normalise its input pixels.
 
         Raises:
-            UserError: The digest of the weights file differs from the digest in the weights' card, a JSON file.
+            UserError: The weights file does not have the digest that is recorded in the JSON file next to it.
         """
         if weights_file.digest(WEIGHTS) != _card()["sha256"]:
             raise UserError(
@@ -57,7 +57,10 @@ class DigitsTrunk(Config):
 
 
 class TimmTrunk(Config):
-    """A timm network without its classifier, used to compute image features; the paper uses ResNet-18."""
+    """A timm network that computes image features; its classifier is removed.
+
+    The FedMS paper uses ResNet-18.
+    """
 
     name: Literal["timm"] = "timm"
     model: str = Field(
@@ -66,7 +69,7 @@ class TimmTrunk(Config):
     pretrained: str = Field(
         "timm",
         min_length=1,
-        description="pretrained weights of timm (`timm`), random weights (`none`), or a weights file with timm's "
+        description="pre-trained weights of timm (`timm`), random weights (`none`), or a weights file with timm's "
         "tensor names",
     )
 
@@ -95,13 +98,13 @@ class TimmTrunk(Config):
         return f"sha256:{weights_file.digest(weights_file.find(self.pretrained, FIELD))}"
 
     def outlined(self) -> nn.Module:
-        """Return the network without its pretrained weights."""
+        """Return the network without its pre-trained weights."""
         import timm
 
         return timm.create_model(self.model, num_classes=0)
 
     def build(self, seed: int) -> tuple[nn.Module, list[float], list[float]]:
-        """Return the network with its weights, and the mean and standard deviation that normalise its input.
+        """Return the network with its weights, and the mean and the standard deviation that normalise its input pixels.
 
         Raises:
             UserError: The weights are missing or do not fit the network.
