@@ -13,7 +13,7 @@ from fedsweep.common.config import Config
 
 
 class SGDConfig(Config):
-    """SGD with momentum."""
+    """The options of SGD with momentum."""
 
     name: Literal["sgd"] = "sgd"
     lr: float = Field(0.01, gt=0, description="learning rate")
@@ -27,7 +27,7 @@ class SGDConfig(Config):
 
 
 class AdamConfig(Config):
-    """Adam (Kingma and Ba, 2015)."""
+    """The options of Adam (Kingma and Ba, 2015) and AdamW."""
 
     name: Literal["adam"] = "adam"
     lr: float = Field(2e-4, gt=0, description="learning rate")
@@ -105,13 +105,13 @@ class Adam:
 
 
 def plain_adam(lr: float, tensors: Iterable[Tensor]) -> Adam:
-    """Return an Adam optimizer of `tensors` with the defaults of Kingma and Ba, without weight decay or clipping."""
+    """Return an Adam optimizer for `tensors` with the defaults of Kingma and Ba, without weight decay or clipping."""
     config = AdamConfig(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, clip_norm=None)
     return Adam(config, [one.data for one in tensors])
 
 
 def clipped(gradients: Sequence[Tensor], largest: float | None) -> list[Tensor]:
-    """Return the gradients, scaled down if their joint norm exceeds `largest`; None disables the clipping."""
+    """Return the gradients, scaled down if their joint norm exceeds `largest`. None disables clipping."""
     grads = list(gradients)
     if largest is None:
         return grads

@@ -1,1 +1,1 @@
-"""Backbones of timm that run block by block, and their weights."""
+"""timm backbones with their weights, which run block by block."""
