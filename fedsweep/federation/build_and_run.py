@@ -170,9 +170,9 @@ def run_resumably(
 ) -> Iterator[RoundRecord]:
     """Run a configuration and yield the record of each round after writing a checkpoint.
 
-    If the checkpoint exists, its rounds are yielded first, and the run continues after them. A run can be interrupted
-    at any moment without an effect on its metrics. The t-SNE files are written before the last checkpoint, so every
-    complete run has them.
+    If the checkpoint exists, its rounds are yielded first, and the run continues after them. Interrupting a run at any
+    moment does not affect its metrics. The t-SNE files are written before the last checkpoint, so every complete run
+    has them.
 
     Args:
         config: The configuration of the run.

@@ -1,4 +1,4 @@
-"""The loop over communication rounds, a generator that yields the result of each round before it starts the next."""
+"""The loop over communication rounds. It yields the result of each round before starting the next."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -156,7 +156,7 @@ class Federation:
     def drifted(
         self, sent: ServerState, state: ServerState, placed: Sequence[Placed], updates: Sequence[ClientUpdate]
     ) -> dict[str, float]:
-        """Return the metrics of client drift, or an empty dict if `evaluation.metrics` does not include `drift`.
+        """Return the metrics of client drift, or an empty dict if `drift` is not in `evaluation.metrics`.
 
         Client drift is the distance between the clients' models after local training, measured on test images of all
         domains.
@@ -176,7 +176,7 @@ class Federation:
         return drift(self.model, sent.adapter, state.adapter, updates, placed, torch.cat(images))
 
     def biased(self, sent: ServerState, placed: Sequence[Placed], round: int) -> dict[str, float]:
-        """Return the metrics of structural bias; empty if `evaluation.metrics` does not include `structural_bias`.
+        """Return the metrics of structural bias, or an empty dict if `structural_bias` is not in `evaluation.metrics`.
 
         Structural bias is the effect of missing blocks on a client's gradients.
 

@@ -103,7 +103,7 @@ class RunConfig(Config):
 
     @property
     def trains_on_synthetic(self) -> bool:
-        """True if the server or a client trains on synthetic images. Only then are they loaded or generated."""
+        """True if the server or a client trains on synthetic images. Only then are such images loaded or generated."""
         return self.method.needs.synthetic or self.partition.takes_synthetic
 
     def marks(self) -> dict[str, str]:

@@ -314,8 +314,8 @@ def walk_key(identity: str, steps: tuple[object, ...], whole: bool, state: Adapt
     Args:
         identity: A string that identifies the model and its pre-trained weights.
         steps: The numbers of the blocks, in order.
-        whole: Whether `steps` are all blocks of the forward pass. If so, the output of a CLIP model is that of the
-            layers after the last block.
+        whole: Whether `steps` are all blocks of the forward pass. If so, a CLIP model also runs the layers after its
+            last block.
         state: The trainable tensors on which the output depends, keyed by name.
         device: The device of the model, which affects rounding.
     """

@@ -1,4 +1,4 @@
-"""Checkpoint folders in transformers' layout, which are local or downloaded from the Hugging Face Hub."""
+"""Checkpoint folders in transformers' layout, either local or downloaded from the Hugging Face Hub."""
 
 import hashlib
 from pathlib import Path

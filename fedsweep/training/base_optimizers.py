@@ -70,8 +70,7 @@ class FedDyn(BaseOptimizer):
     """Dynamic regularisation with remembered gradients, so that clients agree on an optimum (Acar et al., 2021).
 
     Gradients are remembered separately for each tensor. A client that does not hold a block in a round keeps its
-    remembered gradients for the block, and the server's update for this block treats the client as if it were outside
-    the cohort.
+    remembered gradients for the block. For this block, the server treats the client as if it were outside the cohort.
     """
 
     name: Literal["feddyn"] = "feddyn"

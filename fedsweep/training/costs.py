@@ -24,7 +24,7 @@ def transmission_seconds(size: int, megabytes_per_second: float) -> float:
 
 
 def size_in_bytes(state: AdapterState) -> int:
-    """Return the total size of the tensors in bytes, given the precision of each tensor."""
+    """Return the total size of the tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 

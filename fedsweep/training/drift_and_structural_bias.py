@@ -63,7 +63,7 @@ def drift(
     placed: Sequence[Placed],
     images: Tensor,
 ) -> dict[str, float]:
-    """Return the metrics of client drift, which are mean cosine distances, 1 - cos.
+    """Return the metrics of client drift as mean cosine distances (1 - cos).
 
     The representation drift is the mean distance between the clients' representations of the same images. The head
     drift is the mean distance between each client's update of the head and the server's update. The computation takes
@@ -98,7 +98,7 @@ def representation(model: LayeredModel, adapter: AdapterState, walk: Walk, image
 
 
 def mean_pairwise_distance(features: Tensor) -> float:
-    """Return the mean cosine distance, 1 - cos, over all pairs of clients and all images.
+    """Return the mean cosine distance (1 - cos) over all pairs of clients and all images.
 
     `features` has the shape (clients, n, width) for n images. The distance is 0 for a single client.
     """
@@ -111,7 +111,7 @@ def mean_pairwise_distance(features: Tensor) -> float:
 
 
 def head_distance(before: AdapterState, after: AdapterState, update: AdapterState) -> float:
-    """Return the cosine distance, 1 - cos, between a client's update of its heads and the server's update of them.
+    """Return the cosine distance (1 - cos) between a client's update of its heads and the server's update of them.
 
     Args:
         before: The tensors before the round.

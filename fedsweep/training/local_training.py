@@ -1,4 +1,4 @@
-"""Local training of a cohort. The tensors of each client in turn are copied into one model in memory."""
+"""Local training of a cohort, one client after another, on a single model in memory."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ class LocalTask:
             step is a block or a module that replaces a block. By default, the steps are the blocks that the client
             holds.
         names: The names of the tensors to train. By default, these are the tensors that the allocation trains.
-        session: The number of the session among the client's sessions in the round. Batches and dropout masks depend on
-            it.
+        session: The number of the session, counted per client and round. Batches and dropout masks depend on it.
         side_inputs: Additional inputs of the method, each a tensor (n, ...) with one row for every training image,
             keyed by name.
     """
@@ -121,7 +120,7 @@ class CohortTrainer:
     memory: Mapping[ClientId, AdapterState] = field(default_factory=dict)
 
     def at(self, round: int, memory: Mapping[ClientId, AdapterState] | None = None) -> CohortTrainer:
-        """Return a copy of the trainer for round `round`, which draws new batches and dropout masks.
+        """Return a copy of the trainer that draws the batches and dropout masks of round `round`.
 
         `memory` contains the gradients that each client remembers for the base optimizer.
         """

@@ -1,1 +1,1 @@
-"""CLIP backbones with their weights; both encoders run block by block."""
+"""CLIP backbones whose encoders run block by block, with their weights."""

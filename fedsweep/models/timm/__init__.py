@@ -1,1 +1,1 @@
-"""timm backbones with their weights, which run block by block."""
+"""timm backbones that run block by block, with their weights."""

@@ -29,7 +29,7 @@ class DigitsViT(Backbone):
         """Return `sha256:` followed by the SHA-256 of the weights file.
 
         Raises:
-            UserError: The SHA-256 on the file's JSON card is different.
+            UserError: The file does not match the SHA-256 on its JSON card.
         """
         return f"sha256:{weights_file.read_card(WEIGHTS)['sha256']}"
 

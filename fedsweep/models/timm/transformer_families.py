@@ -36,7 +36,7 @@ class LayeredViT(LayeredModel):
 class LayeredBeit(LayeredModel):
     """timm's Beit, run block by block.
 
-    The biases for relative positions are in each block or in a table that all blocks share.
+    Relative position biases are stored in each block or in one table that all blocks share.
     """
 
     backbone: "Beit"
@@ -54,7 +54,7 @@ class LayeredBeit(LayeredModel):
         return cast(Tensor, beit.pos_drop(tokens))
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
-        """Return the output (batch, tokens, width) of a block, computed with the biases for relative positions."""
+        """Return the output (batch, tokens, width) of a block, computed with relative position biases."""
         shared = self.backbone.rel_pos_bias
         bias = None if shared is None else shared()
         return cast(Tensor, self.backbone.blocks[layer](tokens, shared_rel_pos_bias=bias))
