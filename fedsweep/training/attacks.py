@@ -12,7 +12,7 @@ Attack = Literal["reversed_update", "reversed_weights"]
 
 
 def malicious_clients(clients: Iterable[ClientId], share: float, seed: int) -> frozenset[ClientId]:
-    """Draw the malicious clients at random. Their number is `share` times the number of clients, rounded to a whole number.
+    """Draw the malicious clients at random; their number is `share` times the number of all clients, rounded.
 
     The draw depends only on `clients`, `share` and `seed`.
 

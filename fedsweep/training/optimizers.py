@@ -13,7 +13,7 @@ from fedsweep.common.config import Config
 
 
 class SGDConfig(Config):
-    """The options of SGD with momentum."""
+    """SGD with momentum."""
 
     name: Literal["sgd"] = "sgd"
     lr: float = Field(0.01, gt=0, description="learning rate")
@@ -27,7 +27,7 @@ class SGDConfig(Config):
 
 
 class AdamConfig(Config):
-    """The options of Adam (Kingma and Ba, 2015) and AdamW."""
+    """Adam (Kingma and Ba, 2015)."""
 
     name: Literal["adam"] = "adam"
     lr: float = Field(2e-4, gt=0, description="learning rate")
