@@ -1,1 +1,1 @@
-"""One federated run: its configuration, its communication rounds, and its execution with checkpoints."""
+"""Federated runs: their configuration, communication rounds and execution with checkpoints."""

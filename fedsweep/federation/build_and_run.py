@@ -1,4 +1,4 @@
-"""Execution of a run: splitting the data, building the model, and running the rounds with a checkpoint after each."""
+"""Functions that split a run's data, build its model, and run its rounds with a checkpoint after each round."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +33,7 @@ Device = Literal["cpu", "cuda"]
 
 
 def split(config: RunConfig) -> tuple[FederatedData, Split]:
-    """Return a run's data and its split among the clients, which is the same for every method.
+    """Load the data of a run and split them among the clients. The split is the same for every method.
 
     Raises:
         UserError: The data cannot be loaded or split.
@@ -46,7 +46,10 @@ def split(config: RunConfig) -> tuple[FederatedData, Split]:
 
 
 def content_digests(config: RunConfig) -> dict[str, str]:
-    """Return the digest of a run's images and labels (`data`) and the digest of its pre-trained weights (`weights`)."""
+    """Return two digests, keyed by name.
+
+    `data` identifies the run's images and labels, and `weights` identifies its pre-trained weights.
+    """
     weights = [config.backbone.fingerprint(), OwnWeights.of_method(config.method).fingerprint()]
     data = load(config.data)
     images = [data.digest, _of_synthetic(config, data)]
@@ -61,7 +64,7 @@ def _of_synthetic(config: RunConfig, data: FederatedData) -> str:
 def check_digests(config: RunConfig, planned: Mapping[str, str]) -> None:
     """Raise UserError if a run's images or weights have changed since its trial was planned.
 
-    `planned` are the digests that `content_digests` returned when the trial was planned.
+    `planned` is the dict that `content_digests` returned at that time.
     """
     for name, digest in content_digests(config).items():
         if digest != planned[name]:
@@ -121,7 +124,7 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
 def _identity(config: RunConfig) -> str:
     """Return a string that identifies the frozen part of a run's model in the activation cache.
 
-    The string does not contain the names of the classes, because they do not affect the features of an image.
+    The string does not contain the class names, which do not affect the features of an image.
     """
     content = config.backbone.fingerprint()
     lora = f"{config.lora.model_dump_json()} {config.aggregation.lora}" if config.method.needs.lora else ""
@@ -130,14 +133,14 @@ def _identity(config: RunConfig) -> str:
 
 
 def sources(data: FederatedData, synthetic: Mapping[str, ImageSet] | None = None, digest: str = "") -> dict[int, str]:
-    """Return names that identify the content of image tensors, keyed by the memory address of each tensor.
+    """Return names that identify the contents of image tensors, keyed by the memory address of each tensor.
 
     The activation cache uses the names to find the outputs of frozen blocks that earlier runs stored.
 
     Args:
         data: The images of all domains.
-        synthetic: Synthetic images by domain.
-        digest: The digest of synthetic images that were read from files; empty if they were computed.
+        synthetic: The synthetic images, keyed by domain.
+        digest: The digest of the files of the synthetic images; empty if the images were computed.
     """
     found = {}
     for one in (*data.domains, *data.held_out):
@@ -154,7 +157,7 @@ def sources(data: FederatedData, synthetic: Mapping[str, ImageSet] | None = None
 
 
 def run(config: RunConfig, device: Device = "cpu") -> Iterator[RoundResult]:
-    """Run a configuration and yield the result of each round, beginning with round 0, the untuned model."""
+    """Run a configuration and yield the result of each round. Round 0 evaluates the untuned model."""
     yield from federate(build(config, device))
 
 
@@ -165,19 +168,19 @@ def run_resumably(
     until: int | None = None,
     measure: Callable[[], Mapping[str, float]] = dict,
 ) -> Iterator[RoundRecord]:
-    """Run a configuration and write a checkpoint after each round, before the round is yielded.
+    """Run a configuration and yield the record of each round after writing a checkpoint.
 
-    The rounds in an existing checkpoint are yielded first. A run can be stopped at any moment. When the run continues,
-    its metrics equal those of an uninterrupted run. The t-SNE files are written before the last checkpoint, so that
-    every complete run has them.
+    If the checkpoint exists, its rounds are yielded first, and the run continues after them. Interrupting a run at any
+    moment does not affect its metrics. The t-SNE files are written before the last checkpoint, so every complete run
+    has them.
 
     Args:
         config: The configuration of the run.
         checkpoint: The path of the checkpoint file, which need not exist yet.
         device: The device on which the model is trained.
-        until: The last round of this call; None for the last round of the run. A later call continues after this round.
-        measure: A function that returns the CPU, memory and GPU use, which is recorded with each round. It is called
-            after each round, and no metric depends on its result.
+        until: The round after which this call stops; None for the last round of the run.
+        measure: A function that is called after each round and returns measurements of the CPU, memory and GPU use,
+            which are added to the record of the round.
     """
     forget_peak()
     federation = build(config, device)

@@ -1,4 +1,4 @@
-"""The loop over communication rounds. It yields after each round, so that the caller can record, prune or stop."""
+"""The loop over communication rounds. It yields the result of each round before starting the next."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ ROUND_METRICS = [GAMMA, GAMMA_STAR, IDLE, RESIDUAL, NORM]
 
 
 class FederationConfig(Config):
-    """The communication rounds, the clients in each round, the depths of the clients, and malicious clients."""
+    """The number of communication rounds and the options that set cohorts, client depths and malicious clients."""
 
     rounds: int = Field(100, gt=0, description="number of communication rounds")
     depths: tuple[int, ...] | Literal["dynamic"] = Field(
@@ -85,7 +85,10 @@ class Federation:
         return self.method.init(self.model, self.clients, self.server)
 
     def cohort(self, round: int) -> list[Client]:
-        """Return the clients of a round, sorted by id, so that the order of the list of all clients does not matter."""
+        """Return the clients of a round, sorted by id.
+
+        If `federation.depths` is `dynamic`, the depth of each client is drawn anew.
+        """
         chosen = self._chosen(round)
         if self.config.depths != "dynamic":
             return chosen
@@ -140,10 +143,10 @@ class Federation:
         return client_scores(found, self.malicious())
 
     def placed(self, cohort: Sequence[Client], allocations: Allocations) -> list[Placed]:
-        """Return the clients of the cohort, each with the blocks that it holds and its stand-ins.
+        """Return, for each client of the cohort, the blocks that it holds and its stand-ins.
 
-        Stand-ins are modules that a client runs in place of the blocks that it does not hold. The list is needed only
-        for the metrics in `evaluation.metrics`, and is empty if none are requested.
+        A stand-in is a module that replaces a block that the client does not hold. The list is empty if
+        `evaluation.metrics` is empty.
         """
         if not self.evaluation.metrics:
             return []
@@ -153,7 +156,7 @@ class Federation:
     def drifted(
         self, sent: ServerState, state: ServerState, placed: Sequence[Placed], updates: Sequence[ClientUpdate]
     ) -> dict[str, float]:
-        """Return the metrics of client drift, or an empty dict if `evaluation.metrics` lacks `drift`.
+        """Return the metrics of client drift, or an empty dict if `drift` is not in `evaluation.metrics`.
 
         Client drift is the distance between the clients' models after local training, measured on test images of all
         domains.
@@ -173,7 +176,7 @@ class Federation:
         return drift(self.model, sent.adapter, state.adapter, updates, placed, torch.cat(images))
 
     def biased(self, sent: ServerState, placed: Sequence[Placed], round: int) -> dict[str, float]:
-        """Return the metrics of structural bias, or an empty dict if `evaluation.metrics` lacks `structural_bias`.
+        """Return the metrics of structural bias, or an empty dict if `structural_bias` is not in `evaluation.metrics`.
 
         Structural bias is the effect of missing blocks on a client's gradients.
 
@@ -191,7 +194,7 @@ class Federation:
     def embed(self, state: ServerState) -> Embedding | None:
         """Return a t-SNE of the global model's features on test images.
 
-        Return None if the run is configured without a t-SNE, or if the features are not finite or all equal.
+        Return None if no t-SNE is configured, if a feature is not finite, or if all images have the same features.
         """
         classes, images = self.evaluation.tsne_classes, self.evaluation.tsne_images
         if classes is None:
@@ -202,9 +205,9 @@ class Federation:
 
 
 def federate(federation: Federation, start: RoundResult | None = None) -> Iterator[RoundResult]:
-    """Yield the result of round 0, the untuned model, and then the result of each communication round.
+    """Yield the result of each round. Round 0 evaluates the untuned model.
 
-    If `start`, the result of an earlier round, is given, only the rounds after `start` are run and yielded.
+    If `start`, the result of an earlier round, is given, only the rounds after it are run and yielded.
     """
     method, server, shares = federation.method, federation.server, federation.shares()
     malicious = federation.malicious()
@@ -252,11 +255,11 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
 
 
 def coverage(state: ServerState, allocations: Allocations) -> dict[str, float]:
-    """Return the metrics Gamma, Gamma* and the number of idle blocks of a round.
+    """Return the block coverage metrics of a round: Gamma, Gamma* and the number of idle blocks.
 
-    A block of the server's model is active if at least one client of the round holds it, and idle otherwise. Gamma is
-    the minimum, over the active blocks, of the number of clients that hold the block. Gamma*, from FedRA's Theorem 1
-    (second version of the paper), is the smallest Gamma of all rounds so far.
+    A block of the server's model is active if at least one client of the cohort holds it, and idle otherwise. Gamma is
+    the smallest number of clients that hold an active block. Gamma*, from FedRA's Theorem 1 (second version of the
+    paper), is the smallest Gamma of all rounds so far.
     """
     holders = [sum(layer in row.held for row in allocations.values()) for layer in state.layers]
     fewest = min((count for count in holders if count), default=0)

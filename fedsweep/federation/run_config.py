@@ -1,4 +1,4 @@
-"""RunConfig, the complete configuration of a run, with checks across its parts."""
+"""The complete configuration of a run, including checks that involve several of its parts."""
 
 from collections.abc import Mapping
 from typing import Self
@@ -103,7 +103,7 @@ class RunConfig(Config):
 
     @property
     def trains_on_synthetic(self) -> bool:
-        """True if the server or a client trains on synthetic images. Other runs load and generate none."""
+        """True if the server or a client trains on synthetic images. Only then are such images loaded or generated."""
         return self.method.needs.synthetic or self.partition.takes_synthetic
 
     def marks(self) -> dict[str, str]:
@@ -165,7 +165,7 @@ class RunConfig(Config):
             raise ValueError(f"`lora.patch_embed` must be false for `backbone` {backbone.name}, but it is true")
 
     def depths(self) -> set[int]:
-        """Return all depths that a client of this run can have. A depth is a number of blocks."""
+        """Return all depths (numbers of blocks) that a client of this run can have."""
         depths = self.federation.depths
         return set(range(1, self.backbone.depth + 1)) if depths == "dynamic" else set(depths)
 
@@ -175,7 +175,7 @@ class RunConfig(Config):
         If `federation.depths` is `dynamic`, all numbers are 1, the smallest depth that can be drawn.
 
         Raises:
-            ValueError: The length of `federation.depths` fits neither the clients nor the domains, and is not 1.
+            ValueError: The length of `federation.depths` is neither 1 nor the number of clients or domains.
         """
         depths, domains = self.federation.depths, self.client_domains()
         if depths == "dynamic":
@@ -204,11 +204,11 @@ class RunConfig(Config):
         return self.partition.pools and len(self.data.training_domains) > 1
 
     def client_domains(self) -> dict[ClientId, str]:
-        """Map the id of each client to the client's domain, without reading any images."""
+        """Return the domain of each client, keyed by client id. No images are read."""
         return self.partition.clients_of(self.data.training_domains)
 
     def _smallest_cohort(self, capacities: Mapping[ClientId, int]) -> list[int]:
-        """Return the capacities (in blocks) of the clients in a cohort with the smallest possible total capacity."""
+        """Return the capacities (in blocks) of the clients in the cohort whose total capacity is smallest."""
         size = self.federation.clients_per_round
         if size == "one_per_domain":
             least: dict[str, int] = {}

@@ -28,11 +28,11 @@ def build_model(
 
     Args:
         backbone: The configuration of the backbone.
-        lora: The configuration of the adapters; None adds no adapters.
+        lora: The configuration of the adapters; None for a model without adapters.
         num_classes: The number of outputs of the head.
         seed: The seed of the adapters' initial values and of all parameters that have no pre-trained values.
-        class_names: The names of the classes, in the order of the outputs. If they are given, the head of a weights
-            file is discarded when the file's JSON card lists other names.
+        class_names: The names of the classes, in the order of the outputs. If the JSON card of a weights file lists
+            other names, the head in the file is not used.
         freeze_a: Whether LoRA's factor A keeps its initial value, which is the same for all clients.
 
     Raises:

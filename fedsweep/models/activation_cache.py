@@ -1,9 +1,9 @@
 """The activation cache: outputs of frozen blocks, computed once per image and shared by all trials on a node.
 
 The blocks below the lowest trained block return the same output for an image in every step, round and trial. The output
-for one image is called a row. Rows are stored in files, whose names are hashes of everything that determines the rows.
-A process reads only the rows of the current batch and does not keep them: the operating system keeps recently read rows
-in its page cache, and drops them first when memory is short.
+for one image is called a row. Rows are stored in files whose names are hashes of everything that determines the rows. A
+process reads only the rows of the current batch and does not keep them in memory. The operating system keeps recently
+read rows in its page cache as long as memory is available.
 """
 
 import contextlib
@@ -81,11 +81,11 @@ class FrozenRows:
 
     @classmethod
     def of(cls, sources: Mapping[int, str]) -> Self:
-        """Return a cache as the environment variables FEDSWEEP_CACHE and FEDSWEEP_CACHE_GB configure it.
+        """Return a cache that is configured by environment variables.
 
-        The variables set the folder and its maximum size in gigabytes. If the folder cannot be created or the size is
-        0, the returned cache stores nothing. `sources` maps the memory address of each image tensor to an identifier of
-        the tensor's content.
+        FEDSWEEP_CACHE sets the folder, and FEDSWEEP_CACHE_GB sets its maximum size in gigabytes. If the folder cannot
+        be created or the size is 0, the returned cache stores nothing. `sources` maps the memory address of each image
+        tensor to an identifier of the tensor's content.
         """
         folder, limit = activation_folder(), activation_bytes()
         with contextlib.suppress(OSError):
@@ -125,9 +125,9 @@ class FrozenRows:
         return out
 
     def next_round(self) -> None:
-        """Start a new round, and close the cache files that the last round did not use.
+        """Start a new round, and close the cache files that the previous round did not use.
 
-        If the cache is full, this process may remove the closed files.
+        Closed files may be removed when the cache is full.
         """
         self._round += 1
         self._files = {place: rows for place, rows in self._files.items() if rows.used >= self._round - 1}
@@ -145,10 +145,16 @@ class FrozenRows:
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def _kept(self, place: Path, count: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a boolean mask of the image numbers `rows` that the file `place` contains, and their cached outputs.
+        """Look up the outputs for the images with the numbers `rows` in the file `place`.
 
-        The path `place` does not include the file's suffixes. `count` is the number of images for which the file has
-        room. If the file cannot be read, the mask is false for all images.
+        Args:
+            place: The path of the file without its suffixes.
+            count: The number of images for which the file has room.
+            rows: The numbers of the images.
+
+        Returns:
+            A boolean mask over `rows` that marks the cached outputs, and these outputs. If the file cannot be read, no
+            output is marked.
         """
         with contextlib.suppress(OSError):
             if place not in self._files and (paths := list(place.parent.glob(f"{place.name}.*{SUFFIX}"))):
@@ -160,10 +166,16 @@ class FrozenRows:
         return torch.zeros(len(rows), dtype=torch.bool), torch.empty(0)
 
     def _keep(self, place: Path, count: int, rows: Tensor, values: Tensor) -> None:
-        """Write `values`, the outputs for the image numbers `rows`, to the file `place`, if the size limit permits it.
+        """Write the outputs `values` for the images with the numbers `rows` to the file `place`.
 
-        The path `place` does not include the file's suffixes. `count` is the number of images for which the file has
-        room. Errors of the operating system are ignored, because the cache only saves time.
+        Nothing is written if the cache would exceed its size limit. Errors of the operating system are ignored, because
+        the cache only saves time.
+
+        Args:
+            place: The path of the file without its suffixes.
+            count: The number of images for which the file has room.
+            rows: The numbers of the images.
+            values: The outputs for these images, in the same order.
         """
         with contextlib.suppress(OSError):
             if not self._may_grow(place.parent, values.nbytes):
@@ -176,7 +188,7 @@ class FrozenRows:
             self._files[place].write(rows, values)
 
     def _may_grow(self, folder: Path, size: int) -> bool:
-        """Return whether `size` more bytes fit within the limit of the cache.
+        """Return whether the cache can grow by `size` bytes without exceeding its size limit.
 
         If necessary, cache files that this process does not use are removed first, starting with the oldest.
         """
@@ -208,9 +220,9 @@ class FrozenRows:
 class _Rows:
     """The cached outputs of one frozen function for one tensor of images, in a sparse file.
 
-    The file starts with one byte for each image, which is 1 if the output for the image (a row) is cached. The rows
-    follow. The name of the file is `<key>.<dtype>.<shape of a row>.rows`. The file stays open, so that this process can
-    still use it after another process has removed it.
+    The output for one image is called a row. The file starts with one byte for each image, which is 1 if the image's
+    row is cached. The rows follow. The name of the file is `<key>.<dtype>.<shape of a row>.rows`. The file stays open,
+    so that this process can still use it after another process has removed it.
     """
 
     used = 0  # the last round in which a row was read or written
@@ -242,7 +254,9 @@ class _Rows:
         return torch.from_numpy(found)
 
     def write(self, rows: Tensor, values: Tensor) -> None:
-        """Write `values`, the outputs for the image numbers `rows`, or only the first of them if the disk becomes full.
+        """Write the outputs `values` for the images with the numbers `rows`.
+
+        If the disk becomes full, only the first outputs are written.
 
         Raises:
             OSError: The file cannot be written.
@@ -258,8 +272,8 @@ class _Rows:
 def _boot() -> str:
     """Return the id of the machine's current boot, or an empty string on systems without such an id.
 
-    The id is part of every cache key. After a crash of the machine, a row could be marked as cached although its values
-    never reached the disk.
+    The id is part of every cache key, because a machine crash can leave rows that are marked as cached although their
+    values never reached the disk.
     """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -278,13 +292,13 @@ def _code() -> str:
 
 
 def digest_of(identity: str, state: AdapterState, device: torch.device) -> str:
-    """Return a SHA-256 that identifies a frozen part of a model, for use as a cache key.
+    """Return a SHA-256 digest that identifies a frozen part of a model and serves as a cache key.
 
     Args:
         identity: A string that identifies the model and its pre-trained weights.
         state: The tensors of the part that differ from the pre-trained weights, such as adapters, keyed by name.
-        device: The device of the model. The type of the device, the number of CPU threads and the source code are also
-            part of the key, because they affect rounding.
+        device: The device of the model. The key also depends on the type of the device, the number of CPU threads and
+            the source code, because they affect rounding.
     """
     found = hashlib.sha256(f"{identity}\0{device.type}\0{torch.get_num_threads()}\0{_code()}".encode())
     for name in sorted(state):
@@ -300,8 +314,8 @@ def walk_key(identity: str, steps: tuple[object, ...], whole: bool, state: Adapt
     Args:
         identity: A string that identifies the model and its pre-trained weights.
         steps: The numbers of the blocks, in order.
-        whole: Whether `steps` are all blocks of the forward pass. For a CLIP model, the output then includes the layers
-            after the last block.
+        whole: Whether `steps` are all blocks of the forward pass. If so, a CLIP model also runs the layers after its
+            last block.
         state: The trainable tensors on which the output depends, keyed by name.
         device: The device of the model, which affects rounding.
     """

@@ -1,4 +1,4 @@
-"""The base class of backbone configurations, and a reader that supplies a model with pixels or cached activations."""
+"""The base class of backbone configurations, and a reader that supplies pixels or cached activations to a model."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ SHAPE = (
 
 
 class Recipe(Config):
-    """A function call of timm or transformers that builds a backbone's network without fedsweep."""
+    """A call of a timm or transformers function that builds a backbone's network without fedsweep."""
 
     what_a_name_is = "an entry of a backbone's recipe"
 
@@ -43,7 +43,7 @@ class Recipe(Config):
 
     @property
     def of_timm(self) -> bool:
-        """True for a function of timm, and false for a function of transformers."""
+        """True for a timm function, and false for a transformers function."""
         return self.call.startswith("timm.")
 
 
@@ -74,7 +74,7 @@ class Backbone(Config, ABC):
 
     @property
     def depth(self) -> int:
-        """L, the number of blocks; for CLIP, the number of blocks of its deeper encoder."""
+        """L, the number of blocks; for CLIP, the number of blocks in the deeper of its two encoders."""
         return self._outline.layers
 
     @property
@@ -95,8 +95,8 @@ class Backbone(Config, ABC):
     def fingerprint(self) -> str:
         """Return a string that identifies the content of the weights.
 
-        The string is `none` for random weights, `timm:` and the model's name for weights of timm, or `sha256:` and a
-        digest of the files that contain the weights.
+        The string is `none` for random weights, `timm:` followed by the model's name for timm's weights, or `sha256:`
+        followed by a digest of the files that contain the weights.
 
         Raises:
             UserError: The weights are missing.
@@ -136,9 +136,9 @@ def _checked(backbone: Backbone, num_classes: int, names: tuple[str, ...] | None
 def check_walk(
     model: LayeredModel, forward: Callable[[Tensor], Tensor], size: int, name: str, theirs: str, tolerance: float = 0.0
 ) -> None:
-    """Check that a model, run block by block, returns the logits of its library's own forward pass.
+    """Check that running a model block by block gives the same logits as its library's own forward pass.
 
-    The check uses one random image. The library is timm or transformers.
+    The library is timm or transformers. The check uses one random image.
 
     Args:
         model: The model, which is switched to evaluation mode.
@@ -174,7 +174,7 @@ class Reader:
         model: The model.
         identity: A string that identifies the model and its pre-trained weights, for cache keys.
         kept: The activation cache, which stores outputs of frozen blocks.
-        batch_size: The number of images per forward pass without training.
+        batch_size: The number of images per forward pass outside training.
     """
 
     model: LayeredModel
@@ -187,7 +187,7 @@ class Reader:
 
         Args:
             walk: The blocks of the forward pass, in order.
-            steps: The number of frozen blocks at the start of `walk`.
+            steps: The number of blocks at the start of `walk` that are frozen.
             adapter: The trainable tensors that the model currently holds, keyed by name.
         """
         model, ahead = self.model, self.model.ahead(adapter, walk, steps)

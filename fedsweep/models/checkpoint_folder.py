@@ -1,4 +1,4 @@
-"""Folders with checkpoints in transformers' layout: local folders, and downloads from the Hugging Face Hub."""
+"""Checkpoint folders in transformers' layout, either local or downloaded from the Hugging Face Hub."""
 
 import hashlib
 from pathlib import Path
@@ -23,13 +23,13 @@ def is_folder(model: str) -> bool:
 
 
 def find(model: str) -> Path:
-    """Return the local folder of a checkpoint, which is downloaded from the Hugging Face Hub if necessary.
+    """Return the local folder of a checkpoint; download the checkpoint from the Hugging Face Hub if necessary.
 
     Args:
         model: A folder, or the name of a checkpoint on the Hugging Face Hub.
 
     Raises:
-        UserError: The folder lacks a file, or the checkpoint can be neither found nor downloaded.
+        UserError: The folder lacks a required file, or the checkpoint can be neither found nor downloaded.
     """
     folder = resolve(model) if is_folder(model) else _from_hub(model)
     if lacking := _lacking(folder):
@@ -55,7 +55,7 @@ def digest(folder: Path) -> str:
 
 
 def _from_hub(model: str) -> Path:
-    """Return the folder of a checkpoint in Hugging Face's local cache; download the checkpoint if files are missing."""
+    """Return a checkpoint's folder in Hugging Face's local cache; download the checkpoint if files are missing."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

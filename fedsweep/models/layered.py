@@ -1,7 +1,7 @@
 """Backbones that run block by block, so that a client can run any subset of the blocks.
 
-A forward pass consists of an embedding, a walk and a classifier. A walk is a sequence of steps. Each step is a block,
-or a stand-in, that is, a small module that replaces a missing block.
+A forward pass consists of an embedding, a walk and a classifier. A walk is a sequence of steps. Each step is a block or
+a stand-in, which is a small module that replaces a missing block.
 """
 
 import math
@@ -36,8 +36,8 @@ Walk: TypeAlias = Sequence[Step]
 class LayeredModel(nn.Module, ABC):
     """A frozen backbone with trainable adapters and a trainable head, which runs block by block.
 
-    A process holds one full model, into which the tensors of each client are copied in turn. A block has the same
-    number on every client.
+    A process holds one full model, into which the tensors of each client are copied in turn. Therefore, a block has the
+    same number on every client.
     """
 
     backbone: Any
@@ -96,7 +96,7 @@ class LayeredModel(nn.Module, ABC):
         self.head_is_fresh = True
 
     def add_heads(self, depths: Iterable[int], seed: int) -> None:
-        """Add a trainable classifier, `heads.<d>`, after the first d blocks, for each d in `depths`."""
+        """Add, for each d in `depths`, a trainable classifier `heads.<d>` after the first d blocks."""
         shape = self.backbone.num_features, self.backbone.num_classes
         for depth in sorted(depths):
             head = nn.Linear(*shape, device="meta").to_empty(device="cpu")
@@ -109,12 +109,12 @@ class LayeredModel(nn.Module, ABC):
         return {**{name: (place,) for name, place in cls.sublayers.items()}, "both": tuple(cls.sublayers.values())}
 
     def exits(self, images: Images, walk: Walk, depths: Sequence[int], last: bool) -> list[Tensor]:
-        """Return logits (batch, classes) of classifiers at several depths, computed in a single forward pass.
+        """Return the logits (batch, classes) of classifiers at several depths, computed in a single forward pass.
 
         Args:
             images: The images, or a batch with cached tokens.
             walk: The blocks to run, in order.
-            depths: The numbers of blocks after which an additional classifier returns logits.
+            depths: The depths (numbers of blocks) at which an additional classifier returns logits.
             last: Whether the backbone's own head also returns logits, after the last block.
         """
         (tokens, done), logits = self.begin(images), []
@@ -147,7 +147,7 @@ class LayeredModel(nn.Module, ABC):
     def walk(self, images: Images, walk: Walk) -> Tensor:
         """Return the tokens (batch, tokens, width) of images after the steps in `walk`.
 
-        A step is a block, or a module that replaces a block.
+        A step is a block or a module that replaces a block.
         """
         tokens, done = self.begin(images)
         for step in walk[done:]:
@@ -155,10 +155,10 @@ class LayeredModel(nn.Module, ABC):
         return tokens
 
     def begin(self, images: Images) -> tuple[Tensor, int]:
-        """Return the tokens with which a forward pass starts, and the number of blocks that they have already passed.
+        """Return the tokens with which a forward pass starts, and the number of blocks already applied to them.
 
-        If `images` is a batch with cached tokens, the cached tokens are returned. Otherwise, the pixels are embedded,
-        and the number of passed blocks is 0.
+        If `images` is a batch with cached tokens, these tokens are returned. Otherwise, the pixels are embedded, and
+        the number is 0.
         """
         if isinstance(images, Batch):
             if images.tokens is not None:
@@ -169,7 +169,7 @@ class LayeredModel(nn.Module, ABC):
     def frozen_steps(self, walk: Walk, trained: Iterable[str]) -> int:
         """Return how many steps at the start of `walk` are frozen if only the tensors named in `trained` are trained.
 
-        A step is a block, or a module that replaces a block. Modules that replace blocks are never frozen.
+        A step is a block or a module that replaces a block. Modules that replace blocks are never frozen.
 
         >>> LayeredModel.frozen_steps(LayeredModel, (0, 3, 7), ["backbone.blocks.7.mlp.fc2.bias", "backbone.head.bias"])
         2
@@ -193,27 +193,24 @@ class LayeredModel(nn.Module, ABC):
         return {name: state[name] for name in names_within(state, cast("Sequence[int]", walk[:steps]), behind)}
 
     def height(self, name: str) -> tuple[int, int]:
-        """Return, for the tensor `name`, the index of its block and the number of blocks of the model."""
+        """Return the index of a tensor's block, and the number of blocks in the model."""
         return cast(int, layer_of(name)), self.num_layers
 
     def plain_name(self, name: str) -> str:
-        """Return the name of a backbone tensor in the library's network, with PEFT's names for LoRA factors.
-
-        The library is timm or transformers.
-        """
+        """Return a backbone tensor's name in timm's or transformers' network, with PEFT's names for LoRA factors."""
         return name.removeprefix("backbone.")
 
     def cut(self, layers: Sequence[int]) -> dict[str, int]:
-        """Return the number of blocks that timm's or transformers' network must keep to run only the blocks `layers`.
+        """Return the number of blocks that timm's or transformers' network has if only the blocks `layers` are kept.
 
         The dict maps the name of each list of blocks to its new length. It is empty if `layers` are all blocks.
         """
         return {} if len(layers) == self.num_layers else {"blocks": len(layers)}
 
     def passed(self, images: Images, walk: Walk) -> Tensor:
-        """Return the tokens (batch, tokens, width) of images after the blocks in `walk`, which are all frozen.
+        """Return the tokens (batch, tokens, width) of images after the blocks in `walk`.
 
-        The output can therefore be cached.
+        All these blocks are frozen, so the tokens can be cached.
         """
         return self.walk(images, walk)
 
@@ -221,7 +218,7 @@ class LayeredModel(nn.Module, ABC):
     def frozen(self, walk: Walk, steps: int) -> Iterator[None]:
         """Keep the first `steps` blocks in `walk` in evaluation mode until the `with` statement ends.
 
-        Frozen adapters therefore have no dropout.
+        The adapters in these blocks therefore have no dropout.
         """
         blocks = [self.backbone.blocks[step] for step in walk[:steps]]
         for block in blocks:
@@ -233,7 +230,7 @@ class LayeredModel(nn.Module, ABC):
                 block.train(self.training)
 
     def step(self, step: Step, tokens: Tensor) -> Tensor:
-        """Return the output of a block, or of a module that replaces a block: tokens (batch, tokens, width)."""
+        """Return the tokens (batch, tokens, width) after a step, which is a block or a module that replaces a block."""
         return self.block(step, tokens) if isinstance(step, int) else step(self, tokens)
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -250,24 +247,24 @@ class LayeredModel(nn.Module, ABC):
         }
 
     def movable(self) -> dict[str, Tensor]:
-        """Return all tensors that training changes, keyed by full name: parameters and batch norm statistics."""
+        """Return the trainable parameters and the statistics of the trained batch norms, keyed by full name."""
         return {**self.trainable(), **self.statistics()}
 
     def adapter(self) -> AdapterState:
-        """Return a copy of all tensors that training changes, keyed by full name."""
+        """Return copies of the trainable parameters and the batch norm statistics, keyed by full name."""
         return {name: tensor.detach().clone() for name, tensor in self.movable().items()}
 
     def load_adapter(self, state: AdapterState) -> None:
         """Copy the tensors of `state` into the model.
 
         Raises:
-            KeyError: A name in `state` belongs to no tensor that training changes.
+            KeyError: A name in `state` is not a key of `movable()`.
         """
         copy_into(self.movable(), state)
 
 
 def completed(held: Sequence[int], stand_ins: Mapping[int, Step]) -> Walk:
-    """Return the steps of a client's forward pass: its blocks `held`, and any stand-ins for missing blocks, in order.
+    """Return the steps of a client's forward pass, in order: the blocks `held`, and any stand-ins for missing blocks.
 
     `stand_ins` maps the number of a block to the module that replaces the block. Missing blocks without a stand-in are
     skipped.
@@ -279,7 +276,7 @@ def completed(held: Sequence[int], stand_ins: Mapping[int, Step]) -> Walk:
 
 
 def copy_into(parameters: Mapping[str, Tensor], state: AdapterState) -> None:
-    """Copy the tensors of `state` into the `parameters` of the same names.
+    """Copy the tensors of `state` into the tensors of `parameters` with the same names.
 
     Raises:
         KeyError: A name in `state` is not in `parameters`.
@@ -320,5 +317,5 @@ def draw_linears(layers: nn.Sequential, seed: int, purpose: str, *key: str) -> N
 
 
 def standardize_(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Compute (pixels - mean) / std in place, because allocating memory would take longer than the arithmetic."""
+    """Compute (pixels - mean) / std in place. Allocating memory would take longer than the arithmetic."""
     return pixels.sub_(mean).div_(std)

@@ -17,7 +17,7 @@ from fedsweep.models.names import names_within
 
 
 class LoraConfig(Config):
-    """LoRA adapters, which change the output of a linear layer from W x to W x + s B A x (FedRA, Eq. 2).
+    """The options of LoRA adapters, which change a linear layer's output from W x to W x + s B A x (FedRA, Eq. 2).
 
     W is the frozen weight, A and B are the trainable factors, and s is the scaling. Set either `alpha` or `scaling`. If
     `alpha` is fixed, a sweep over ranks also changes the scaling s = alpha / rank.
@@ -46,7 +46,7 @@ class LoraConfig(Config):
 
     @property
     def effective_scaling(self) -> float:
-        """The scaling s, by which the output of an adapter is multiplied."""
+        """The scaling s of the adapters' output."""
         return self.scaling if self.scaling is not None else (self.alpha or 0.0) / self.rank
 
 
@@ -54,8 +54,7 @@ def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool 
     """Insert LoRA adapters into a model in place, and make only the adapters and the head trainable.
 
     The factor B is initialised with zeros, and A with Kaiming-uniform values that depend only on the seed and the
-    tensor's name. Two arms that adapt different layers therefore start from the same values in the layers that they
-    share.
+    tensor's name. Arms that adapt different layers therefore start from the same values in any layer that both adapt.
 
     Args:
         model: The model.
@@ -97,9 +96,8 @@ def write_adapter(folder: Path, config: LoraConfig, tensors: Mapping[str, Tensor
     Args:
         folder: The folder to write to.
         config: The configuration of the adapter.
-        tensors: The LoRA factors and the tensors of other trained modules, which are saved in full, keyed by name. The
-            names are those of the network in timm or transformers, and the names of LoRA factors end in
-            `.lora_A.default.weight` or `.lora_B.default.weight`.
+        tensors: The LoRA factors and all tensors of the other trained modules, keyed by their names in timm or
+            transformers. The names of LoRA factors end in `.lora_A.default.weight` or `.lora_B.default.weight`.
         base: The name under which timm or transformers provides the network's weights, or None.
     """
     from safetensors.torch import save_file
@@ -118,7 +116,7 @@ def write_adapter(folder: Path, config: LoraConfig, tensors: Mapping[str, Tensor
 
 
 def with_adapter(network: nn.Module, folder: Path) -> nn.Module:
-    """Return a network of timm or transformers with the adapter that `write_adapter` has written to `folder`.
+    """Add the adapter that `write_adapter` wrote to `folder` to a timm or transformers network, and return the network.
 
     The network is changed in place.
     """
@@ -137,7 +135,7 @@ def train_head_alone(model: LayeredModel) -> None:
 
 @torch.no_grad()
 def relative_norm(model: LayeredModel, layers: Iterable[int]) -> float:
-    """Return ||s B A|| / ||W||, the size of LoRA's changes relative to the frozen weights.
+    """Return ||s B A|| / ||W||, the norm of LoRA's changes relative to that of the frozen weights.
 
     s is LoRA's scaling, A and B are the factors that the model currently holds, and W is the frozen weight. The
     Frobenius norms are taken over all adapted layers in the blocks `layers`, and over the patch embedding if it is
@@ -154,8 +152,8 @@ def relative_norm(model: LayeredModel, layers: Iterable[int]) -> float:
 
 
 def squared_norm(left: Tensor, right: Tensor) -> float:
-    """Return the squared Frobenius norm of L R, the product of `left` and `right`, without computing the product.
+    """Return the squared Frobenius norm of L R, where L is `left` and R is `right`.
 
-    The norm is computed as tr(L^T L R R^T).
+    The norm is computed as tr(L^T L R R^T), without computing L R.
     """
     return max(0.0, ((left.T @ left) * (right @ right.T)).sum().item())

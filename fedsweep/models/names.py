@@ -41,7 +41,9 @@ def names_within(names: Iterable[str], layers: Iterable[int], excluded_prefixes:
 
 
 def is_statistic(name: str) -> bool:
-    """Return whether a tensor is a running mean or variance, which has no gradient but is averaged over the clients.
+    """Return whether a tensor is a running mean or variance, given its name.
+
+    Running statistics have no gradient, but are averaged over the clients.
 
     >>> is_statistic("gate.adapter.1.running_var"), is_statistic("gate.adapter.1.weight")
     (True, False)

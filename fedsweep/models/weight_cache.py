@@ -1,4 +1,4 @@
-"""A cache of networks with their weights, for a process that runs many trials in succession."""
+"""A cache of networks with their weights, for processes that run many trials in succession."""
 
 import copy
 from collections.abc import Hashable
@@ -23,16 +23,16 @@ _kept: dict[Role, tuple[Hashable, Any]] | None = None
 
 
 def keep() -> None:
-    """Switch the cache on, so that the last network of each role stays in host memory.
+    """Switch the cache on.
 
-    The roles are the backbone, and a second network of a method.
+    The cache keeps two networks in host memory: the last backbone, and the last second network of a method.
     """
     global _kept
     _kept = _kept or {}
 
 
 def built(role: Role, source: Source[T_co], content: str, *arguments: Hashable) -> T_co:
-    """Return the network that `source` describes: a new one, or a copy of the same network from the cache.
+    """Return the network that `source` describes, either newly built or copied from the cache.
 
     The caller may change the returned network in place.
 
@@ -42,7 +42,7 @@ def built(role: Role, source: Source[T_co], content: str, *arguments: Hashable) 
         source: The configuration of the network.
         content: The fingerprint of the weights. The network is built again if the fingerprint changes. A network with
             the fingerprint `none`, which has random weights, is not cached.
-        arguments: The arguments of `source.build`, which builds the network.
+        arguments: The arguments of `source.build`.
     """
     if _kept is None or content.partition(":")[0] == "none":
         return source.build(*arguments)

@@ -1,4 +1,4 @@
-"""Files of backbone weights in timm's naming: functions that find, hash, read and load them."""
+"""Functions that find, hash, read and load files of backbone weights with timm's names."""
 
 import hashlib
 import importlib
@@ -57,7 +57,7 @@ def find(name: str, field: str = "backbone.pretrained") -> Path:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file's content as a hexadecimal string.
+    """Return the SHA-256 of a file's contents as a hexadecimal string.
 
     The value is cached until the size or the modification time of the file changes.
     """
@@ -72,7 +72,7 @@ def _digest(path: Path, _mtime: int, _size: int) -> str:
 
 
 def read_card(path: Path) -> dict[str, Any]:
-    """Return the content of a weights file's JSON card, or an empty dictionary if the file has no card.
+    """Return the contents of a weights file's JSON card, or an empty dictionary if the file has no card.
 
     The card of `NAME.safetensors` is `NAME.json` in the same folder.
 
@@ -107,8 +107,8 @@ def read_card(path: Path) -> dict[str, Any]:
 def read(path: Path) -> dict[str, Tensor]:
     """Return the tensors in a file, keyed by name; floats are converted to float32.
 
-    If the file is a training checkpoint, only the tensors of the model are returned. Their moving averages (EMA) are
-    preferred if the checkpoint contains both.
+    If the file is a training checkpoint, only the tensors of the model are returned. If the checkpoint also contains
+    their moving averages (EMA), the averages are returned instead.
 
     Raises:
         UserError: The file is broken, or contains objects other than tensors. Such objects are never unpickled.
@@ -128,17 +128,17 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> bool:
-    """Copy the weights in a file into a timm model.
+    """Copy the weights from a file into a timm model.
 
-    timm's own functions fit the tensors to the model: they resample position and patch embeddings of another size, and
-    sum the weights of the three colours for a model with one input channel.
+    timm's own functions fit the tensors to the model. They resample position and patch embeddings of another size and,
+    for a model with one input channel, sum the weights of the three colours.
 
     Args:
-        backbone: The timm model, with a new, untrained head.
+        backbone: The timm model, which has a new, untrained head.
         path: The weights file.
         head: The prefix of the names of the head's tensors.
         keep_head: Whether the head in the file may be used. The model keeps its untrained head if this is false, if the
-            file has no head, or if the head in the file has another number of classes.
+            file has no head, or if the head in the file has a different number of classes.
 
     Returns:
         Whether the head in the file was used.
@@ -172,7 +172,7 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
 
 
 def load_without(network: nn.Module, path: Path, head: str) -> None:
-    """Copy the weights in a file into a network without a head.
+    """Copy the weights from a file into a network without a head.
 
     Tensors in the file whose names begin with `head` are ignored.
 
@@ -207,9 +207,10 @@ def _check(state: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -
 
 
 def reason(error: Exception) -> str:
-    """Return the first sentence of a loading error, without torch's advice on how to load the file anyway.
+    """Return the first sentence of a loading error.
 
-    Users who follow the advice could execute malicious code in a pickled file.
+    torch's advice on how to load the file anyway is left out, because it could make users execute malicious code in a
+    pickled file.
     """
     cause: BaseException | None = error
     while cause is not None:

@@ -13,7 +13,7 @@ from fedsweep.types import AdapterState, ClientUpdate
 
 
 class AggregationConfig(Config):
-    """The aggregation of the clients' updates on the server."""
+    """The options that set how the server aggregates the clients' updates."""
 
     weights: Literal["samples", "uniform"] = Field(
         "samples",
@@ -46,13 +46,14 @@ def layerwise_mean(
 
     The mean of tensor j is sum_i M_ij w_i r_j^i / sum_i M_ij w_i (FedRA v1, Eq. 3), where r_j^i is the tensor of client
     i, w_i is the client's weight, and M_ij is 1 if the client trained the tensor and 0 otherwise. With `lora:
-    product_svd`, the product B A of an adapted layer takes the place of r_j, and the mean is factored again at the same
-    rank. Clients are added in the order of their ids, so the result does not depend on the order of the updates.
+    product_svd`, the products B A of the adapted layers are averaged instead of the factors, and the mean is factored
+    again at the same rank. The sums run over the clients in order of their ids, so the result does not depend on the
+    order of `updates`.
 
     Args:
         previous: The tensors before the round, keyed by name.
         updates: The updates of the clients.
-        config: The options that set the clients' weights and how LoRA's factors are averaged.
+        config: The options that set the clients' weights and the way in which LoRA's factors are averaged.
         weigh: A function that returns the weight w_i of an update; None uses the weight that `config` sets.
 
     Raises:
@@ -76,10 +77,10 @@ def layerwise_mean(
 def lora_residual(previous: AdapterState, updates: Sequence[ClientUpdate], config: AggregationConfig) -> float:
     """Return the relative error of the aggregated LoRA factors, ||mean(B A) - B' A'|| / ||mean(B A)||.
 
-    B A is the product of a client's factors, and B' A' is the product of the aggregated factors. The aggregated factors
-    are those before a method or a base optimizer changes them. The Frobenius norms are taken over all adapted layers
-    that at least one client trained. The error is 0 if A is frozen. With `lora: factors`, the difference is the
-    weighted covariance of B and A over the clients.
+    B A is the product of a client's factors, and B' A' is the product of the aggregated factors, before a method or a
+    base optimizer changes them. The Frobenius norms are taken over all adapted layers that at least one client trained.
+    The error is 0 if A is frozen. With `lora: factors`, the difference is the weighted covariance of B and A over the
+    clients.
     """
     missed = total = 0.0
     for a, b in _pairs(previous):
@@ -134,9 +135,9 @@ def _refactored(left: Tensor, right: Tensor, a: Tensor, b: Tensor) -> tuple[Tens
 
     For the truncated singular value decomposition U S V^T of `left @ right`, A' is c R V^T and B' is U S R^T / c. Every
     rotation R and scale c give the same product, but different steps of SGD afterwards. R and c are therefore chosen so
-    that A' is as close as possible to `a`, the mean of the clients' factors A, in direction and norm. Otherwise, the
-    effective learning rate would differ from that of arms without the decomposition. `b`, the mean of the factors B,
-    may be zero.
+    that A' is as close as possible in direction and norm to `a`, the mean of the clients' factors A. With other
+    choices, the effective learning rate would differ from that of arms without the decomposition. `b` is the mean of
+    the factors B, and may be zero.
     """
     q_left, r_left = torch.linalg.qr(left)
     q_right, r_right = torch.linalg.qr(right.T)

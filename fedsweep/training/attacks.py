@@ -1,4 +1,4 @@
-"""Malicious clients, which send reversed updates (FedMS, Section 4.2.2)."""
+"""Malicious clients, which send reversed updates to the server (FedMS, Section 4.2.2)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ Attack = Literal["reversed_update", "reversed_weights"]
 
 
 def malicious_clients(clients: Iterable[ClientId], share: float, seed: int) -> frozenset[ClientId]:
-    """Draw the malicious clients at random: the fraction `share` of all clients, rounded to a whole number of clients.
+    """Draw the malicious clients at random; their number is `share` times the number of all clients, rounded.
 
     The draw depends only on `clients`, `share` and `seed`.
 
@@ -27,12 +27,12 @@ def malicious_clients(clients: Iterable[ClientId], share: float, seed: int) -> f
 def attacked(
     sent: Mapping[ClientId, AdapterState], updates: Sequence[ClientUpdate], attack: Attack
 ) -> list[ClientUpdate]:
-    """Return the updates as the server receives them, with reversed updates of the malicious clients.
+    """Return the updates that the server receives, in which the updates of malicious clients are reversed.
 
     Let theta^t be the tensors that the server sent to client i, and theta_i the tensors that the client has trained.
     With `reversed_update`, a malicious client sends theta^t - (theta_i - theta^t), a step of the same size in the
-    opposite direction. With `reversed_weights`, it sends -theta_i, which is the literal wording of the paper. Running
-    statistics and tensors that a client does not send are not reversed.
+    opposite direction. With `reversed_weights`, it sends -theta_i, as the paper literally says. Running statistics, and
+    tensors that a client does not send, are not reversed.
 
     Args:
         sent: For each malicious client, the tensors theta^t that the server sent to it.

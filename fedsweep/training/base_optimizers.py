@@ -25,7 +25,7 @@ class BaseOptimizer(Config):
             gradients: The gradient of the loss for each trained tensor.
             parameters: The current values of the trained tensors.
             start: The values of the trained tensors at the beginning of the local session.
-            memory: The gradient that the client remembers for each trained tensor, or None.
+            memory: The client's remembered gradient for each trained tensor; None for a tensor without one.
         """
         return gradients
 
@@ -36,7 +36,7 @@ class BaseOptimizer(Config):
 
         Args:
             before: The state before the round.
-            after: The state that the method has aggregated.
+            after: The state after the method's aggregation.
             updates: The updates of the cohort.
             shares: The weights of all clients, including those outside the cohort. The weights sum to one.
         """
@@ -70,7 +70,7 @@ class FedDyn(BaseOptimizer):
     """Dynamic regularisation with remembered gradients, so that clients agree on an optimum (Acar et al., 2021).
 
     Gradients are remembered separately for each tensor. A client that does not hold a block in a round keeps its
-    remembered gradients of the block. For this block, the server treats the client as if it were outside the cohort.
+    remembered gradients for the block. For this block, the server treats the client as if it were outside the cohort.
     """
 
     name: Literal["feddyn"] = "feddyn"
@@ -91,10 +91,10 @@ class FedDyn(BaseOptimizer):
     ) -> ServerState:
         """Update the remembered gradients, and correct the average.
 
-        The remembered gradient g_k of client k decreases by alpha (theta_k - theta^t), where theta_k are the client's
-        trained tensors and theta^t are the tensors before the round. The server's remembered gradient h decreases by
-        alpha times the sum of p_k (theta_k - theta^t) over the cohort, where p_k is the share of client k (1 / m in the
-        paper). Then, h / alpha is subtracted from the average.
+        Let theta^t be the tensors before the round, theta_k the trained tensors of client k, and p_k its share (1 / m
+        in the paper). The client's remembered gradient g_k decreases by alpha (theta_k - theta^t). The server's
+        remembered gradient h decreases by alpha times the sum of p_k (theta_k - theta^t) over the cohort. The server
+        then subtracts h / alpha from the average.
         """
         clients, server, adapter = dict(before.client_memory), dict(before.server_memory), dict(after.adapter)
         for update in sorted(updates, key=lambda one: one.client):

@@ -1,4 +1,4 @@
-"""The costs of a round, computed from shapes instead of measured: parameters held and trained, and bytes sent."""
+"""The costs of a round: parameters held and trained, and bytes sent. All costs are computed from tensor shapes."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -10,7 +10,7 @@ COST_METRICS = ["bytes/down", "bytes/up", "parameters/held", "parameters/trained
 
 
 def count(state: AdapterState) -> int:
-    """Return the number of parameters in `state`, without running statistics of batch norms."""
+    """Return the number of parameters in `state`, excluding the running statistics of batch norms."""
     return sum(tensor.numel() for name, tensor in state.items() if not is_statistic(name))
 
 
@@ -24,22 +24,22 @@ def transmission_seconds(size: int, megabytes_per_second: float) -> float:
 
 
 def size_in_bytes(state: AdapterState) -> int:
-    """Return the total size of the tensors in bytes, at the precision of each tensor."""
+    """Return the total size of the tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
 def sizes_of(model: LayeredModel) -> dict[str, int]:
-    """Map the name of each parameter, including frozen parameters, to the parameter's number of values."""
+    """Return the number of values of each parameter, frozen or not, keyed by the parameter's name."""
     return {name: parameter.numel() for name, parameter in model.named_parameters()}
 
 
 def held_parameters(sizes: Mapping[str, int], layers: Iterable[int], excluded_prefixes: tuple[str, ...] = ()) -> int:
-    """Return the number of parameters of a sub-model with the blocks `layers`, whether frozen or trained.
+    """Return the number of parameters, frozen and trained, of a sub-model with the blocks `layers`.
 
     Args:
         sizes: The number of values of each parameter of the full model, keyed by name.
         layers: The numbers of the blocks.
-        excluded_prefixes: Prefixes of the names of tensors outside the blocks that the sub-model does not have.
+        excluded_prefixes: Name prefixes of tensors outside the blocks that the sub-model lacks.
     """
     return sum(sizes[name] for name in names_within(sizes, layers, excluded_prefixes))
 
@@ -51,18 +51,17 @@ def round_costs(
     received: Mapping[ClientId, Iterable[str]],
     updates: Collection[ClientUpdate],
 ) -> dict[str, float]:
-    """Return the bytes that the cohort receives and sends in one round, and the mean numbers of parameters per client.
+    """Return the bytes that the cohort receives and sends in a round, and the mean parameter counts of its clients.
 
-    `bytes/down` counts the tensors that clients receive: in most methods the adapters of their blocks, their heads and
-    their BRICKs (FedBRICK's small replacements for missing blocks). `bytes/up` counts the tensors that clients send.
-    Frozen blocks are not counted, because every client already has the public backbone. Synthetic images are not
-    counted, because they are sent only once in a run.
+    `bytes/down` counts the tensors that clients receive, such as adapters, heads and BRICKs (FedBRICK's small
+    replacements for missing blocks). `bytes/up` counts the tensors that clients send. Frozen blocks are not counted,
+    because every client already has the public backbone. Nor are synthetic images, which are sent only once in a run.
 
     Args:
         model: The full model.
-        sent: The tensors that the server can send, keyed by name.
+        sent: The server's tensors, keyed by name.
         allocations: The blocks of each client of the cohort.
-        received: The names of the tensors of `sent` that each client receives.
+        received: The names of the tensors in `sent` that each client receives.
         updates: The updates of the cohort.
     """
     sizes = sizes_of(model)

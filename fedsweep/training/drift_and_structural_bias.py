@@ -1,7 +1,7 @@
-"""The metrics of client drift and structural bias in a round, as FedBRICK defines them.
+"""The metrics of client drift and structural bias, as defined by FedBRICK.
 
-Drift is the distance between the clients' models and heads after local training (Fig. 4). Structural bias is the effect
-of missing blocks on a client's gradients before local training (Definition 1 and Remark 2).
+Client drift is the distance between the clients' models after local training (Fig. 4). Structural bias is the effect of
+missing blocks on a client's gradients before local training (Definition 1 and Remark 2).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,17 +30,20 @@ ERROR = "structural_bias/brick_error"
 
 
 def bias_metrics(stand_ins: bool) -> list[str]:
-    """Return the names of the metrics of structural bias, except those of single blocks.
+    """Return the names of the metrics of structural bias, except the metrics for single blocks.
 
     Structural bias is the effect of missing blocks on a client's gradients. `stand_ins` is true if clients have
-    stand-ins, which are modules that they run in place of missing blocks.
+    stand-ins, which are modules that replace missing blocks.
     """
     return [GRADIENT, GROWTH, IDENTITY, *([BRICK, ERROR] if stand_ins else [])]
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A client of the cohort, with the blocks that it holds and its stand-ins: modules in place of missing blocks."""
+    """A client of the cohort, with the blocks that it holds and its stand-ins.
+
+    A stand-in is a module that replaces a missing block.
+    """
 
     client: Client
     held: tuple[int, ...]
@@ -48,7 +51,7 @@ class Placed:
 
     @property
     def walk(self) -> Walk:
-        """The steps of the client's forward pass: its blocks, and modules in place of missing blocks, in order."""
+        """The steps of the client's forward pass, in order: the blocks that it holds, and its stand-ins."""
         return completed(self.held, self.stand_ins)
 
 
@@ -60,11 +63,11 @@ def drift(
     placed: Sequence[Placed],
     images: Tensor,
 ) -> dict[str, float]:
-    """Return the metrics of client drift: mean cosine distances, 1 - cos, of representations and of head updates.
+    """Return the metrics of client drift as mean cosine distances (1 - cos).
 
     The representation drift is the mean distance between the clients' representations of the same images. The head
-    drift is the mean distance between a client's and the server's update of the head. The computation takes one forward
-    pass of the images for each client.
+    drift is the mean distance between each client's update of the head and the server's update. The computation takes
+    one forward pass of the images for each client.
 
     Args:
         model: The model that all clients share in memory; its adapter is overwritten.
@@ -82,16 +85,20 @@ def drift(
 
 @torch.inference_mode()
 def representation(model: LayeredModel, adapter: AdapterState, walk: Walk, images: Tensor) -> Tensor:
-    """Return the input (n, width) of the head for n images, in a model with the tensors `adapter` and the steps `walk`.
+    """Return the head's input (n, width) for n images.
 
-    A step is a block, or a module that replaces a block.
+    Args:
+        model: The model.
+        adapter: The tensors to load into the model, keyed by name.
+        walk: The steps of the forward pass. A step is a block or a module that replaces a block.
+        images: uint8 images (n, 3, h, w).
     """
     model.load_adapter(adapter)
     return model.features(model.walk(images, walk))
 
 
 def mean_pairwise_distance(features: Tensor) -> float:
-    """Return the mean cosine distance, 1 - cos, over all pairs of clients and all images.
+    """Return the mean cosine distance (1 - cos) over all pairs of clients and all images.
 
     `features` has the shape (clients, n, width) for n images. The distance is 0 for a single client.
     """
@@ -104,7 +111,7 @@ def mean_pairwise_distance(features: Tensor) -> float:
 
 
 def head_distance(before: AdapterState, after: AdapterState, update: AdapterState) -> float:
-    """Return the cosine distance, 1 - cos, between a client's and the server's update of the client's heads.
+    """Return the cosine distance (1 - cos) between a client's update of its heads and the server's update of them.
 
     Args:
         before: The tensors before the round.
@@ -123,9 +130,9 @@ def structural_bias(
 ) -> dict[str, float]:
     """Return a round's metrics of structural bias, the effect of missing blocks on the clients' gradients.
 
-    For each client, the computation takes two forward and backward passes on `IMAGES` images, another forward pass
-    through all blocks, and a backward pass through each missing block and its stand-in (a module in place of the
-    block).
+    The metrics are measured on a few training images of each client. The computation takes three forward passes and two
+    backward passes for each client, and another backward pass through each missing block and its stand-in, the module
+    that replaces it.
 
     Args:
         model: The full model, with the server's adapter.
@@ -158,14 +165,14 @@ def structural_bias(
 def gradient_distortion(
     model: LayeredModel, objective: Objective, layers: Sequence[int], placed: Placed, images: Tensor, labels: Tensor
 ) -> tuple[dict[int, float], float]:
-    """Return how much missing blocks change the gradients of the adapters in the blocks that a client holds.
+    """Return the change that missing blocks cause in the gradients of the adapters that a client holds.
 
     The change in block l is epsilon_l = g~_l - g*_l (FedBRICK, Eq. 9), where g~_l is the gradient through the client's
     own model and g*_l is the gradient through all blocks `layers`.
 
     Returns:
-        A dict from the number of each block l to the norm ||epsilon_l||, and the relative change ||epsilon|| / ||g*||
-        over all these blocks.
+        A dict that maps the number of each held block l to ||epsilon_l||, and the relative change ||epsilon|| / ||g*||
+        over all held blocks.
     """
     trainable = model.trainable()
     within = (name for name in names_within(trainable, placed.held) if layer_of(name) is not None)
@@ -189,16 +196,16 @@ def gradient_distortion(
 def jacobian_discrepancy(
     model: LayeredModel, layers: Sequence[int], placed: Placed, images: Tensor, generator: torch.Generator
 ) -> Iterator[dict[str, float]]:
-    """Yield, for each missing block, how far the Jacobians of its two replacements are from the block's own Jacobian.
+    """Yield, for each missing block, the distances of its replacements' Jacobians from the block's own Jacobian.
 
     The replacements are the identity, which skips the block, and the client's stand-in for the block, if there is one.
-    The discrepancy of block l is E ||J - J_l||_F^2 / d (FedBRICK, Remark 2), where J is the Jacobian of the
-    replacement, J_l is that of the block at the activations of the full model, and d is the number of values of an
-    activation. The norm is estimated by Hutchinson's method: if the entries of v are random signs, the mean of ||(J -
-    J_l)^T v||^2 is the squared Frobenius norm. Each image has one v.
+    The distance is E ||J - J_l||_F^2 / d (FedBRICK, Remark 2), where J is the Jacobian of the replacement, J_l is that
+    of block l at the activations of the full model, and d is the number of values in an activation. The norm is
+    estimated by Hutchinson's method: if the entries of v are random signs, the mean of ||(J - J_l)^T v||^2 is the
+    squared Frobenius norm. One v is drawn for each image.
 
-    For a stand-in E of the block f, the relative error ||E(x) - f(x)||^2 / ||x - f(x)||^2 of the outputs is yielded
-    too. It is 1 if E is as far from f as skipping the block is.
+    For a stand-in E of block f, the dict also contains the relative error ||E(x) - f(x)||^2 / ||x - f(x)||^2 of its
+    outputs. An error of 1 means that E is no better than skipping the block.
     """
     with torch.no_grad():
         tokens = model.embed(model.normalize(images))

@@ -29,7 +29,7 @@ class Predict(Protocol):
 
 
 class EvaluationConfig(Config):
-    """The evaluation of the global model after each round."""
+    """The options of the evaluation after each round."""
 
     batch_size: int = Field(256, gt=0, description="number of images per forward pass; it does not change the results")
     metrics: tuple[Literal["drift", "structural_bias"], ...] = Field(
@@ -58,7 +58,7 @@ def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Dom
     """Return the accuracy on each domain, the mean, minimum and spread of these accuracies, and the mean test loss.
 
     The spread is the standard deviation over domains. The accuracies on the `held_out` domains, whose images no client
-    has, and their mean are separate metrics and do not enter the others.
+    has, and the mean of these accuracies are separate metrics. They do not count toward the other metrics.
     """
     accuracies: dict[str, float] = {}
     losses: list[float] = []
@@ -82,7 +82,7 @@ def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Dom
 def features(model: LayeredModel, walk: Walk, images: ImageSet, batch_size: int) -> Tensor:
     """Return the head's inputs (n, width) for n images, after the steps in `walk`.
 
-    A step is a block, or a module that replaces a block.
+    A step is a block or a module that replaces a block.
     """
     return torch.cat([model.features(model.walk(pixels, walk)) for pixels, _ in images.batches(batch_size)])
 
@@ -95,7 +95,7 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
 def client_scores(accuracies: Mapping[ClientId, float], left_out: Collection[ClientId]) -> dict[str, float]:
     """Return the metrics of the clients' own models, given the accuracy of each client on its own test images.
 
-    The clients in `left_out` do not count in the mean, the minimum, or the mean of the worst tenth.
+    The clients in `left_out` do not count toward the mean, the minimum, or the mean of the worst tenth.
 
     >>> client_scores({"a": 0.5, "b": 1.0, "c": 0.0}, left_out={"c"})["accuracy/clients/mean"]
     0.75

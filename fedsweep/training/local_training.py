@@ -1,4 +1,4 @@
-"""Local training of a cohort on one model in memory, into which the tensors of each client are copied in turn."""
+"""Local training of a cohort, one client after another, on a single model in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Objective = Callable[[LayeredModel, Images, Tensor, Walk], Tensor]
 
 
 class LocalConfig(Config):
-    """The local training of a client in each round."""
+    """The options of a client's local training in each round."""
 
     batch_size: int = Field(128, gt=0, description="number of images per step")
     steps: Literal["epoch", "min_client"] | Annotated[int, Field(gt=0)] = Field(
@@ -53,17 +53,18 @@ class LocalConfig(Config):
 
 @dataclass(frozen=True)
 class LocalTask:
-    """One session of local training of a client.
+    """One session of a client's local training.
 
     Attributes:
         client: The client, which trains on its own training images.
         start: The tensors at the beginning of the session, keyed by name.
         allocation: The blocks that the client holds and trains.
         objective: The function that computes the loss.
-        walk_at: A function from the finished share of the session, in [0, 1), to the steps of the forward pass. A step
-            is a block, or a module that replaces a block. By default, the steps are the blocks that the client holds.
+        walk_at: A function that maps the finished share of the session, in [0, 1), to the steps of the forward pass. A
+            step is a block or a module that replaces a block. By default, the steps are the blocks that the client
+            holds.
         names: The names of the tensors to train. By default, these are the tensors that the allocation trains.
-        session: The number of the client's session within the round, which selects its batches and dropout.
+        session: The number of the session, counted per client and round. Batches and dropout masks depend on it.
         side_inputs: Additional inputs of the method, each a tensor (n, ...) with one row for every training image,
             keyed by name.
     """
@@ -80,19 +81,19 @@ class LocalTask:
     def walk(self, over: float) -> Walk:
         """Return the steps of the forward pass when the share `over` of the session, in [0, 1), is finished.
 
-        A step is a block, or a module that replaces a block.
+        A step is a block or a module that replaces a block.
         """
         return self.allocation.held if self.walk_at is None else self.walk_at(over)
 
 
 def cross_entropy(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
-    """Return the mean cross-entropy of a batch after the blocks in `walk`, the loss of FedAvg and FedRA."""
+    """Return the mean cross-entropy of a batch after the blocks in `walk`. FedAvg and FedRA use this loss."""
     return F.cross_entropy(model(images, walk), labels)
 
 
 @dataclass(frozen=True)
 class CohortTrainer:
-    """The trainer of a cohort, which trains the clients one after the other on one model.
+    """A trainer that trains the clients of a cohort one after another on a single model.
 
     Attributes:
         model: The model, into which the tensors of each client are copied.
@@ -119,7 +120,7 @@ class CohortTrainer:
     memory: Mapping[ClientId, AdapterState] = field(default_factory=dict)
 
     def at(self, round: int, memory: Mapping[ClientId, AdapterState] | None = None) -> CohortTrainer:
-        """Return the trainer for round `round`, in which batches and dropout masks are drawn anew.
+        """Return a copy of the trainer that draws the batches and dropout masks of round `round`.
 
         `memory` contains the gradients that each client remembers for the base optimizer.
         """
@@ -181,7 +182,7 @@ class CohortTrainer:
 
 
 def batches(num_examples: int, batch_size: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield `steps` arrays of at most `batch_size` indices, drawn without replacement within each epoch."""
+    """Yield `steps` arrays of at most `batch_size` indices, which are not repeated within an epoch."""
     order = np.empty(0, dtype=np.int64)
     for _ in range(steps):
         if len(order) == 0:

@@ -105,13 +105,13 @@ class Adam:
 
 
 def plain_adam(lr: float, tensors: Iterable[Tensor]) -> Adam:
-    """Return an Adam optimizer of `tensors` with the defaults of Kingma and Ba, without weight decay or clipping."""
+    """Return an Adam optimizer for `tensors` with the defaults of Kingma and Ba, without weight decay or clipping."""
     config = AdamConfig(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, clip_norm=None)
     return Adam(config, [one.data for one in tensors])
 
 
 def clipped(gradients: Sequence[Tensor], largest: float | None) -> list[Tensor]:
-    """Return the gradients, scaled down if their joint norm exceeds `largest`; None disables the clipping."""
+    """Return the gradients, scaled down if their joint norm exceeds `largest`. None disables clipping."""
     grads = list(gradients)
     if largest is None:
         return grads

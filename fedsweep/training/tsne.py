@@ -1,4 +1,4 @@
-"""The t-SNE embedding of the features of test images after the last round."""
+"""The t-SNE embedding of test images, computed from the model's features after the last round."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,10 +21,10 @@ def draw(
 ) -> dict[str, ImageSet]:
     """Draw at most `images` test images of the first `classes` classes, as evenly over domains and classes as possible.
 
-    The draw does not depend on the method or the model, so all arms show the same images for a seed.
+    The draw does not depend on the method or the model, so all arms with the same seed show the same images.
 
     Args:
-        domains: The domains, from whose test images are drawn.
+        domains: The domains whose test images are drawn.
         class_names: The names of all classes of the data set.
         classes: The number of classes to draw from.
         images: The largest number of images.
@@ -34,7 +34,7 @@ def draw(
         The drawn images, keyed by domain.
 
     Raises:
-        UserError: The data set has fewer classes, or the classes have too few images for a silhouette.
+        UserError: The data set has fewer than `classes` classes, or the drawn images do not suffice for a silhouette.
     """
     if classes > len(class_names):
         raise UserError(
@@ -76,8 +76,8 @@ def embed(
         seed: The seed of the run.
 
     Returns:
-        The embedding, or None if the features are not finite or all equal, as after a divergence. The run can then
-        still finish.
+        The embedding, or None if a feature is not finite or if all images have the same features. A run that diverged
+        can therefore still finish.
     """
     with torch.inference_mode():
         parts = [features(model, walk, images, batch_size).float().cpu() for images in sample.values()]

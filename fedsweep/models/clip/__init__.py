@@ -1,1 +1,1 @@
-"""CLIP backbones, which run both encoders block by block, and their weights."""
+"""CLIP backbones whose encoders run block by block, with their weights."""

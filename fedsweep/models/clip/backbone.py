@@ -43,7 +43,7 @@ class _Clip(Backbone):
     @property
     @abstractmethod
     def _model(self) -> str:
-        """The name or the folder of the checkpoint."""
+        """The name of the checkpoint on the Hugging Face Hub, or the checkpoint's folder."""
 
     def fingerprint(self) -> str:
         return f"sha256:{digest(find(self._model))}"
@@ -76,7 +76,7 @@ class _Clip(Backbone):
         return Recipe(call="transformers.CLIPModel.from_pretrained", model=self._model, fetched=fetched)
 
     def folder(self) -> Path:
-        """Return the folder with the checkpoint's files, which are downloaded if necessary.
+        """Return the folder with the checkpoint's files; download them if necessary.
 
         Raises:
             UserError: The checkpoint is missing or cannot be downloaded.
@@ -115,7 +115,7 @@ class ClipBackbone(_Clip):
 
 
 class DigitsClip(_Clip):
-    """A small CLIP model that is shipped with fedsweep, trained on MNIST images with captions that name the digits."""
+    """A small CLIP model, shipped with fedsweep and trained on MNIST images whose captions name the digits."""
 
     name: Literal["digits_clip"] = "digits_clip"
     encoder: Literal["base", "patch8", "large"] = Field(

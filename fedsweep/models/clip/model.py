@@ -55,8 +55,8 @@ class Towers(nn.Module):
 class FeatureAdapter(nn.Sequential):
     """FedAG's attention adapter, which multiplies features elementwise by attention weights (FedAG, Eq. 4).
 
-    The output for features I is softmax(MLP1(tanh(MLP2(I)))) * I. Inputs and outputs have the shape (n, width). FedAG
-    takes the adapter from FedCLIP (Lu et al., 2023). `hidden` is the number of hidden units, by default `width`. The
+    For features I, the output is softmax(MLP1(tanh(MLP2(I)))) * I. Inputs and outputs have the shape (n, width). FedAG
+    takes the adapter from FedCLIP (Lu et al., 2023). `hidden` is the number of hidden units; None uses `width`. The
     initial values depend on `seed` and the strings in `key`.
     """
 
@@ -78,8 +78,8 @@ class FeatureAdapter(nn.Sequential):
 class LayeredClip(LayeredModel):
     """A CLIP model that runs block by block.
 
-    A logit is the cosine similarity of an image's and a prompt's features, multiplied by exp(s), where s is the logit
-    scale of CLIP.
+    A logit is the cosine similarity between the features of an image and those of a prompt, multiplied by exp(s), where
+    s is CLIP's logit scale.
 
     Prompts are padded only to the length of the longest prompt. The padding does not change the output, because the
     text encoder is causal. In evaluation, the features of the prompts are computed once and reused until other tensors
@@ -118,17 +118,17 @@ class LayeredClip(LayeredModel):
         return {name: tuple(f"{one}.{place}" for one in (IMAGES, TEXT) for place in to) for name, to in inner.items()}
 
     def height(self, name: str) -> tuple[int, int]:
-        """Return, for the tensor `name`, the index of its block in its encoder and the encoder's number of blocks."""
+        """Return the index of a tensor's block within its encoder, and the number of blocks in that encoder."""
         layer, tower = cast(int, layer_of(name)), name.split(".")[3]
         depth = sum(tower in self._pair(one) for one in range(self.num_layers))
         return layer - self.num_layers + depth, depth
 
     def plain_name(self, name: str) -> str:
-        """Return the name of a tensor in transformers' CLIPModel, in which each encoder numbers its own blocks."""
+        """Return a tensor's name in transformers' CLIPModel, in which each encoder numbers its own blocks."""
         return in_clip_model(name, None if layer_of(name) is None else self.height(name)[0])
 
     def cut(self, layers: Sequence[int]) -> dict[str, int]:
-        """Return the number of blocks that each encoder of CLIPModel must keep to run only the blocks `layers`.
+        """Return the number of blocks that each encoder of CLIPModel has if only the blocks `layers` are kept.
 
         The dict maps the name of the encoder's list of blocks to its new length. It is empty if `layers` are all
         blocks.
@@ -221,15 +221,16 @@ class LayeredClip(LayeredModel):
     def add_image_adapter(self, hidden: int | None, seed: int) -> None:
         """Add `image_adapter`, FedCLIP's attention adapter for image features.
 
-        `hidden` is the number of the adapter's hidden units, by default the number of features.
+        `hidden` is the number of hidden units in the adapter; None uses the number of features.
         """
         width = self.backbone.num_features
         self.image_adapter = FeatureAdapter(width, hidden, self.mean.device, seed, "image adapter")
 
     def add_context(self, count: int, seed: int) -> None:
-        """Replace the prompts as in PromptFL: with `count` learned context vectors, followed by the name of the class.
+        """Replace each prompt with `count` learned context vectors, followed by the class name (PromptFL).
 
-        The vectors are the parameter `prompt.context`, of shape (count, width of the text encoder).
+        All classes share the vectors, which are stored in the parameter `prompt.context` of shape (count, width of the
+        text encoder).
 
         Raises:
             UserError: A prompt is longer than the text encoder allows.
@@ -259,13 +260,16 @@ class LayeredClip(LayeredModel):
         """Copy the tensors of `state` into the model, and discard the cached features of the prompts.
 
         Raises:
-            KeyError: A name in `state` belongs to no tensor that training changes.
+            KeyError: A name in `state` is not a key of `movable()`.
         """
         self._known.clear()
         super().load_adapter(state)
 
     def train(self, mode: bool = True) -> Self:
-        """Switch to training mode, or evaluation mode if `mode` is false, and discard the prompts' cached features."""
+        """Switch to training mode, or to evaluation mode if `mode` is false.
+
+        The cached features of the prompts are discarded.
+        """
         self._known.clear()
         super().train(mode)
         return self

@@ -1,4 +1,4 @@
-"""CLIP checkpoints in transformers' format: configuration, weights, normalisation, tokenizer and names of tensors."""
+"""Functions that read the configuration, weights, normalisation and tokenizer of a CLIP checkpoint."""
 
 import json
 import math
@@ -42,9 +42,9 @@ KNOWN = {
 
 
 def config_of(model: str) -> Any:
-    """Return transformers' CLIPConfig of the checkpoint `model`.
+    """Return transformers' CLIPConfig for the checkpoint `model`.
 
-    The checkpoint is downloaded if necessary, unless `KNOWN` contains its name and sizes.
+    The checkpoint is downloaded if necessary, except for OpenAI's models, whose sizes are known.
 
     Raises:
         UserError: The checkpoint is missing, or transformers cannot read it as a CLIP model.
@@ -77,7 +77,7 @@ def load(folder: Path, name: str) -> Any:
     """Return transformers' CLIPModel with the weights in `folder`, in single precision and evaluation mode.
 
     Raises:
-        UserError: The checkpoint cannot be loaded or lacks tensors. The message calls the checkpoint `name`.
+        UserError: The checkpoint `name` cannot be loaded or lacks tensors.
     """
     import transformers
 
@@ -104,10 +104,10 @@ def load(folder: Path, name: str) -> Any:
 
 
 def normalisation(path: Path, name: str) -> tuple[list[float], list[float]]:
-    """Return the mean and the standard deviation of each colour channel from a preprocessor's JSON file.
+    """Return the mean and the standard deviation of each colour channel, read from a preprocessor's JSON file.
 
     Raises:
-        UserError: The file is malformed. The message calls the checkpoint `name`.
+        UserError: The file, which belongs to the checkpoint `name`, is malformed.
     """
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
@@ -124,12 +124,12 @@ def normalisation(path: Path, name: str) -> tuple[list[float], list[float]]:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer of the checkpoint in `folder`, which is read from disk on the first call."""
+    """The tokenizer of the checkpoint in `folder`. The tokenizer is read from disk when it is first called."""
 
     folder: Path
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the padded tokens (n, longest) of n texts and the position of each text's last token (n,).
+        """Return the padded token ids (n, longest) of n texts, and the position (n,) of the last token of each text.
 
         Raises:
             UserError: The tokenizer cannot be read.
@@ -161,7 +161,7 @@ THEIRS = {
 
 
 def in_clip_model(name: str, place: int | None) -> str:
-    """Return the name in transformers' CLIPModel of the tensor that fedsweep calls `name`.
+    """Convert fedsweep's name of a CLIP tensor to its name in transformers' CLIPModel.
 
     `place` is the index of the tensor's block in its encoder, or None if the tensor is outside the blocks.
 

@@ -1,1 +1,1 @@
-"""Backbones of timm that run block by block, and their weights."""
+"""timm backbones that run block by block, with their weights."""

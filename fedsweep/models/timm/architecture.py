@@ -1,4 +1,4 @@
-"""The architectures of timm models, whose sizes are found without allocating tensors."""
+"""The architectures of timm models. Their sizes are computed without allocating tensors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The name of a timm model, and optional changes of its shape; a size of None keeps the model's own value."""
+    """The name of a timm model, and optional changes to its shape. A size of None keeps the model's own value."""
 
     model: str
     """timm's name of the model, with or without the tag of its weights."""
@@ -38,13 +38,13 @@ class Architecture:
 
     @property
     def image_size(self) -> int:
-        """The height and width of images in pixels: `img_size`, or the size in timm's configuration of the model."""
+        """The height and width of the input images in pixels: `img_size`, or else the size in timm's configuration."""
         return self.img_size or int(timm_config(self.model).input_size[-1])
 
     def build(self) -> nn.Module:
         """Return the network with random weights on torch's default device.
 
-        The head has only one class, because the caller replaces the head.
+        The head has only one output; the caller must replace it.
 
         Raises:
             ValueError: timm cannot build the model in this shape.
@@ -61,11 +61,11 @@ class Architecture:
             raise ValueError(f"timm cannot build `backbone.model` {self.name} in this shape: {first_line}") from error
 
     def recipe(self, num_classes: int, fetched: bool) -> Recipe:
-        """Return the function call of timm that builds a network with this architecture.
+        """Return the call of a timm function that builds a network with this architecture.
 
         Args:
             num_classes: The number of outputs of the head.
-            fetched: Whether timm can load or download the weights by the name of the model.
+            fetched: Whether timm can load or download the weights by the model's name.
         """
         arguments = {**self.arguments(), "num_classes": num_classes}
         if self._is_reshaped:
@@ -73,7 +73,7 @@ class Architecture:
         return Recipe(call="timm.create_model", model=self.model, arguments=arguments, fetched=fetched)
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments for timm that set the shape, except the number of classes."""
+        """Return the arguments of the timm function that set the network's shape, except the number of classes."""
         size = {"img_size": self.image_size, "in_chans": self.in_chans}
         if self._is_reshaped:
             return size | mixer_shape(self.name, self.patch_size, self.embed_dim, self.num_blocks)
@@ -82,13 +82,13 @@ class Architecture:
         return size | {name: value for name, value in shape.items() if value is not None}
 
     def check_recipe(self, card: Mapping[str, Any], path: Path) -> None:
-        """Check that a weights file was trained with this architecture, according to the recipe on its JSON card.
+        """Check that the weights in a file belong to this architecture, according to the file's JSON card.
 
-        The check is needed because tensors of other architectures can have the same names and shapes. A card without
-        the recipe of a timm model passes the check.
+        The tensors alone do not suffice, because those of other architectures can have the same names and shapes. A
+        card without the recipe of a timm model passes the check.
 
         Args:
-            card: The content of the card.
+            card: The contents of the card.
             path: The path of the weights file.
 
         Raises:
@@ -132,7 +132,7 @@ class Architecture:
 
     @property
     def _is_reshaped(self) -> bool:
-        """True if timm's class MlpMixer must be called directly: timm's functions for Mixers reject other shapes."""
+        """True for a Mixer in another shape, which only timm's class MlpMixer can build."""
         return self._is_mixer and any((self.patch_size, self.embed_dim, self.num_blocks))
 
 
@@ -188,7 +188,10 @@ def outline(architecture: Architecture) -> TimmOutline:
 
 
 def timm_config(model: str) -> "PretrainedCfg":
-    """Return timm's configuration of a model's weights: those that the tag in `model` names, or the default weights."""
+    """Return timm's configuration of a model's weights.
+
+    The weights are those with the tag in `model`, or timm's default weights if `model` contains no tag.
+    """
     import timm
     from timm.models import PretrainedCfg
 
@@ -197,7 +200,10 @@ def timm_config(model: str) -> "PretrainedCfg":
 
 @lru_cache(maxsize=64)  # called for every arm of a search space
 def check_name(model: str) -> None:
-    """Raise ValueError unless timm has the model and the tag in `model`, if any; the message lists similar names."""
+    """Raise ValueError unless timm has the model and, if `model` contains a tag, weights with this tag.
+
+    The message lists similar names.
+    """
     import timm
 
     name, dot, tag = model.partition(".")
@@ -217,7 +223,10 @@ def check_name(model: str) -> None:
 
 @lru_cache(maxsize=64)
 def check_pinned(model: str) -> None:
-    """Raise ValueError unless `model` contains the tag of its weights, because timm's default tags can change."""
+    """Raise ValueError unless `model` contains the tag of its weights.
+
+    The tag is required because timm can change the default tag of a model.
+    """
     import timm
 
     name, _, tag = model.partition(".")

@@ -1,4 +1,4 @@
-"""timm's Vision Transformers and Mixers as backbones, with timm's weights, weights from a file, or random weights."""
+"""timm's Vision Transformers and MLP-Mixers as backbones, with weights from timm or a file, or with random weights."""
 
 import hashlib
 import json
@@ -101,12 +101,13 @@ class TimmBackbone(Backbone):
     def fingerprint(self) -> str:
         """Return a string that identifies the content of the weights.
 
-        The string is `none` for random weights, or `timm:` and the model's name for weights of timm. For a weights
-        file, it is `sha256:` with a digest of the file and a digest of the values that the model takes from the file's
-        JSON card.
+        The string is `none` for random weights, or `timm:` followed by the model's name for timm's weights. For a
+        weights file, it is `sha256:` followed by a digest of the file and, if the model takes values from the file's
+        JSON card, a digest of these values.
 
         Raises:
-            UserError: The file is missing, differs from `sha256` or from its card, or was trained as another model.
+            UserError: The file is missing, does not match `sha256` or its JSON card, or contains the weights of another
+                model.
         """
         if self.pretrained == "timm":
             return f"timm:{self.model}"
@@ -131,8 +132,8 @@ class TimmBackbone(Backbone):
     def build(self, num_classes: int, seed: int, class_names: Sequence[str] | None = None) -> LayeredModel:
         """Return the model with its weights, in evaluation mode on the CPU.
 
-        The pre-trained head is kept if it has `num_classes` outputs, unless the JSON card of a weights file lists other
-        class names than `class_names`. Otherwise, the head has random initial values that depend only on `seed` and the
+        The pre-trained head is kept if it has `num_classes` outputs, unless the JSON card of a weights file lists class
+        names other than `class_names`. Otherwise, the head has random initial values that depend only on `seed` and the
         names of its tensors.
 
         Raises:
@@ -164,7 +165,7 @@ class TimmBackbone(Backbone):
             return self._outline.family(backbone, [0.5] * self.in_chans, [0.5] * self.in_chans)
 
     def recipe(self, num_classes: int) -> Recipe:
-        """Return the function call of timm that builds this backbone's network, and whether the weights are timm's."""
+        """Return the call of a timm function that builds this backbone's network."""
         return self._architecture.recipe(num_classes, fetched=self.pretrained == "timm")
 
     def _create(self) -> nn.Module:
@@ -178,8 +179,8 @@ class TimmBackbone(Backbone):
     def _normalisation(self) -> tuple[list[float], list[float]]:
         """Return the mean and the standard deviation of each channel.
 
-        Values in the configuration take precedence over values on the JSON card of the weights file. If both are
-        missing, timm's values are used.
+        Values in the configuration take precedence over values on the JSON card of the weights file. If neither exists,
+        timm's values are used.
         """
         card = {} if self.pretrained in ("timm", "none") else self._file()[1]
         found = {}

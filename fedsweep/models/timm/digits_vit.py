@@ -17,7 +17,7 @@ DIGITS_SHAPE = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 12, "
 
 
 class DigitsViT(Backbone):
-    """A small ViT that is shipped with fedsweep: 12 blocks of width 64 for images of 16 px, pre-trained on MNIST."""
+    """A small ViT, shipped with fedsweep: 12 blocks of width 64 for images of 16 px, pre-trained on MNIST."""
 
     name: Literal["digits_vit"] = "digits_vit"
 
@@ -29,7 +29,7 @@ class DigitsViT(Backbone):
         """Return `sha256:` followed by the SHA-256 of the weights file.
 
         Raises:
-            UserError: The file's JSON card contains another SHA-256.
+            UserError: The file does not match the SHA-256 on its JSON card.
         """
         return f"sha256:{weights_file.read_card(WEIGHTS)['sha256']}"
 
@@ -56,7 +56,7 @@ class DigitsViT(Backbone):
             return LayeredViT(backbone, mean=[0.5] * 3, std=[0.5] * 3)
 
     def recipe(self, num_classes: int) -> Recipe:
-        """Return the function call of timm that builds this network: timm's ViT-Tiny with other sizes."""
+        """Return the call of a timm function that builds this network as a ViT-Tiny with other sizes."""
         arguments: dict[str, Json] = {**DIGITS_SHAPE, "num_classes": num_classes}
         return Recipe(call="timm.create_model", model="vit_tiny_patch16_224", arguments=arguments, fetched=False)
 

@@ -34,7 +34,10 @@ class LayeredViT(LayeredModel):
 
 
 class LayeredBeit(LayeredModel):
-    """timm's Beit, run block by block, with relative positions in each block or in a table that all blocks share."""
+    """timm's Beit, run block by block.
+
+    Relative position biases are stored in each block or in one table that all blocks share.
+    """
 
     backbone: "Beit"
 
@@ -51,7 +54,7 @@ class LayeredBeit(LayeredModel):
         return cast(Tensor, beit.pos_drop(tokens))
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
-        """Return the output (batch, tokens, width) of a block, computed with its relative positions."""
+        """Return the output (batch, tokens, width) of a block, computed with relative position biases."""
         shared = self.backbone.rel_pos_bias
         bias = None if shared is None else shared()
         return cast(Tensor, self.backbone.blocks[layer](tokens, shared_rel_pos_bias=bias))
@@ -80,15 +83,15 @@ class LayeredEva(LayeredModel):
     def embed(self, pixels: Tensor) -> Tensor:
         """Return the tokens (batch, tokens, width) before the first block.
 
-        The tokens are class and register tokens and the patches, plus absolute position embeddings if the model has
-        them.
+        The tokens are any class and register tokens, followed by the patches, plus absolute position embeddings if the
+        model has them.
         """
         eva = self.backbone
         tokens, _ = eva._pos_embed(eva.patch_embed(pixels))
         return cast(Tensor, eva.norm_pre(tokens))
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
-        """Return the output (batch, tokens, width) of a block, computed with rotary positions."""
+        """Return the output (batch, tokens, width) of a block, computed with rotary position embeddings."""
         rope = self.rope[layer] if self.rope is not None and self.backbone.rope_mixed else self.rope
         return cast(Tensor, self.backbone.blocks[layer](tokens, rope=rope))
 
@@ -117,7 +120,7 @@ def mixer_shape(model: str, patch_size: int | None, embed_dim: int | None, num_b
         num_blocks: The number of blocks; None keeps the model's own value.
 
     Raises:
-        ValueError: The MLPs of the model are gated, so the class needs other arguments.
+        ValueError: The model is not a Mixer with plain MLPs.
     """
     import timm
     from timm.layers.mlp import Mlp
@@ -156,10 +159,10 @@ WHAT_WORKS = (
 
 
 def family_of(backbone: nn.Module, model: str) -> Family:
-    """Return the class that can run the network `backbone`, a timm model, block by block.
+    """Return the class that can run `backbone`, the network of the timm model `model`, block by block.
 
     Raises:
-        ValueError: No class can run the network. The message calls the network `model`.
+        ValueError: No class can run the network.
     """
     for family in FAMILIES:
         if _fits(backbone, family):
@@ -192,7 +195,7 @@ def _kind(module: nn.Module) -> str:
 
 
 def _described(backbone: nn.Module) -> str:
-    """Return a description of a network, e.g. "VisionTransformer (blocks: ParallelScalingBlock)"."""
+    """Return a description of a network, such as `VisionTransformer (blocks: ParallelScalingBlock)`."""
     parts = []
     if isinstance(blocks := getattr(backbone, "blocks", None), nn.Sequential | nn.ModuleList):
         parts.append(f"blocks: {', '.join(sorted({type(block).__name__ for block in blocks}))}")

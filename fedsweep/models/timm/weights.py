@@ -12,9 +12,9 @@ from fedsweep.models.weights_file import reason
 
 
 def pretrained_network(model: str, **shape: Any) -> nn.Module:
-    """Return a timm model with the pre-trained weights and the head that the tag in `model` selects.
+    """Return a timm model, including its head, with the pre-trained weights that the tag in `model` selects.
 
-    `shape` are timm's arguments that set sizes, such as `img_size`.
+    `shape` contains timm's arguments that set sizes, such as `img_size`.
 
     Raises:
         UserError: The weights cannot be loaded, or do not fit the shape.
@@ -32,10 +32,10 @@ def pretrained_network(model: str, **shape: Any) -> nn.Module:
 
 
 def locate(model: str) -> Path | None:
-    """Return the path of timm's weights in Hugging Face's local cache, and download them if necessary.
+    """Return the path of timm's weights in Hugging Face's local cache; download the weights if necessary.
 
     Returns:
-        The path, or None for the few weights of timm that are not on the Hugging Face Hub.
+        The path, or None for the few timm models whose weights are not on the Hugging Face Hub.
 
     Raises:
         UserError: The file is not cached and cannot be downloaded.
