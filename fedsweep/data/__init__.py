@@ -1,1 +1,1 @@
-"""Data sets, their partition among clients, and the synthetic images of the server."""
+"""Classes and functions that load data sets, divide them among clients, and provide the server's synthetic images."""

@@ -1,4 +1,4 @@
-"""The configuration of an experiment's data set, and the loading of its images."""
+"""Configuration types for an experiment's data, and the function that loads the data set."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +21,7 @@ SyntheticConfig = Annotated[NoSynthetic | Surrogate | Folder | Diffusers, Field(
 def load(config: DigitsData | PreparedData) -> FederatedData:
     """Load the data set that `config` selects.
 
-    A process caches the data sets that it has loaded, so that its trials share the images in memory.
+    Each process caches its data sets, so the trials in one process share the images in memory.
     """
     version = None
     if isinstance(config, PreparedData):  # a data set that was prepared again is loaded again

@@ -1,7 +1,7 @@
 """The digits data set: scikit-learn's handwritten digits, rendered in six styles.
 
 Each style is a domain. The 1,797 scans (8 x 8 pixels, 17 grey levels) are enlarged to 16 x 16 RGB pixels and rendered
-in each style. All domains contain the same scans with the same train/test split, so that they differ only in style. The
+in each style. All domains contain the same scans with the same train/test split, so they differ only in style. The
 scans are part of scikit-learn, so nothing is downloaded.
 """
 
@@ -28,7 +28,7 @@ DATA_SEED = 0  # fixed, so that runs of all seeds use the same images
 
 
 class DigitsData(Data):
-    """The data set of scikit-learn's handwritten digits in six styles, with one domain per style."""
+    """The configuration of the digits data set, in which each style is a domain."""
 
     name: Literal["digits"] = "digits"
     domains: tuple[str, ...] = Field(STYLES, min_length=1, description="styles to use; the clients follow this order")
@@ -52,8 +52,8 @@ class DigitsData(Data):
     def load(self) -> FederatedData:
         """Return the rendered domains, with uint8 images (n, 3, 16, 16).
 
-        A held-out domain is tested on its test split only, because its other scans are also training images of other
-        domains, in other styles.
+        A held-out domain is tested on its test split only, because the scans in its training split are also training
+        images of the other domains.
         """
         scans, labels = read_scans()
         glyphs = enlarge(scans / 16)
@@ -70,10 +70,12 @@ class DigitsData(Data):
 
 
 def read_scans() -> tuple[Tensor, Tensor]:
-    """Return the images of scikit-learn's `load_digits`, float32 (1797, 1, 8, 8) in 0..16, and int64 labels (1797,).
+    """Return the images and labels of scikit-learn's handwritten digits (`load_digits`).
 
-    The file in scikit-learn's package is read directly, because importing scikit-learn would slow down the start of
-    every worker.
+    The data file is read directly, because importing scikit-learn would slow down the start of every worker.
+
+    Returns:
+        The images, float32 (1797, 1, 8, 8) with values from 0 to 16, and the labels, int64 (1797,).
     """
     package = cast(ModuleSpec, find_spec("sklearn")).origin or ""
     rows = np.loadtxt(
@@ -99,8 +101,8 @@ def rotate(images: Tensor, degrees: Tensor, scale: Tensor | None = None, shift: 
     Args:
         images: The images (n, c, h, w).
         degrees: The angle of each image in degrees (n,).
-        scale: The factor by which each image is enlarged (n,); None keeps the size.
-        shift: The horizontal and vertical shift of each image (n, 2), where 1 is half the image's size; None does not
+        scale: The factor by which each image is enlarged (n,); None for no scaling.
+        shift: The horizontal and vertical shift of each image (n, 2), in units of half the image size; None for no
             shift.
     """
     angle = degrees * (math.pi / 180)
@@ -117,7 +119,11 @@ def thicken(glyphs: Tensor) -> Tensor:
 
 
 def stripes(count: int, generator: torch.Generator) -> Tensor:
-    """Return images (count, 1, 16, 16) in [0, 1] of sinusoidal stripes with random direction, width and phase."""
+    """Return images of sinusoidal stripes with random direction, width and phase.
+
+    Returns:
+        The images (count, 1, 16, 16), with values in [0, 1].
+    """
     axis = torch.arange(SIZE, dtype=torch.float32)
     y, x = torch.meshgrid(axis, axis, indexing="ij")
     angle, phase, width = (torch.rand(count, 1, 1, 1, generator=generator) for _ in range(3))

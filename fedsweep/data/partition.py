@@ -1,6 +1,6 @@
-"""Partitions of the training images among clients.
+"""Partitions, which are rules that divide the training images among clients.
 
-Before the images are divided, a share of each domain can be held out for the server as its proxy images.
+A share of each domain can first be held out as the server's proxy images.
 """
 
 from abc import ABC, abstractmethod
@@ -23,9 +23,9 @@ POOL = "pool"  # the domain of clients with images of several domains
 
 @dataclass(frozen=True)
 class Split:
-    """The images of all clients and of the server in a run.
+    """The images of the clients and of the server in a run.
 
-    `proxy` maps each domain to the server's real images, which no client has. `synthetic` maps each domain to the
+    `proxy` maps each domain to real images that are held out for the server. `synthetic` maps each domain to the
     server's synthetic images.
     """
 
@@ -63,7 +63,7 @@ class Partition(Config, ABC):
     def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
         """Divide the images of a domain, or of all domains together, among clients.
 
-        The base class gives all images to a single client.
+        The default implementation gives all images to a single client.
 
         Args:
             images: The images to divide.
@@ -81,14 +81,14 @@ class Partition(Config, ABC):
     def clients_of(self, domains: Sequence[str]) -> dict[ClientId, str]:
         """Return the domain of each client, keyed by client id.
 
-        Clients with images of several domains have the domain "pool".
+        Clients with images from several domains have the domain "pool".
         """
         if self.pools:
             return dict.fromkeys(self.ids(POOL), domains[0] if len(domains) == 1 else POOL)
         return {client: domain for domain in domains for client in self.ids(domain)}
 
     def split(self, data: FederatedData, capacities: Mapping[ClientId, int], seed: int) -> Split:
-        """Divide the training images among the server and the clients.
+        """Divide the training images between the server and the clients.
 
         Args:
             data: The data set.
@@ -96,7 +96,7 @@ class Partition(Config, ABC):
             seed: The seed of the run.
 
         Returns:
-            The clients, in the order of `clients_of`, and the server's proxy images, that is, its share of each domain.
+            The clients, in the order of `clients_of`, and the proxy images that are held out for the server.
 
         Raises:
             UserError: There are too few images for the configured shares or clients.
@@ -121,7 +121,10 @@ class Partition(Config, ABC):
         return False
 
     def joined(self, parts: Split, synthetic: Mapping[str, ImageSet]) -> Split:
-        """Return the split `parts` with synthetic images for the server and, if `takes_synthetic`, for the clients."""
+        """Return `parts` with the server's synthetic images added.
+
+        If `takes_synthetic` is true, the clients also train on these images.
+        """
         clients = parts.clients
         if self.takes_synthetic:
             clients = tuple(replace(one, train=pool([one.train, *synthetic.values()])) for one in clients)
@@ -129,9 +132,10 @@ class Partition(Config, ABC):
 
 
 def _hold_out(whole: ImageSet, share: float, seed: int, purpose: str, name: str) -> tuple[ImageSet | None, ImageSet]:
-    """Divide `whole` at random into the `share` that is held out (None if `share` is 0) and the remaining examples.
+    """Hold out a random `share` of the examples in `whole`, and return the held-out part and the rest.
 
-    Both parts keep the original order. `purpose` and `name` select the random stream.
+    The held-out part is None if `share` is 0. Both parts keep the original order. `purpose` and `name` select the
+    random stream.
     """
     if share == 0:
         return None, whole
@@ -155,7 +159,10 @@ def pool(sets: Sequence[ImageSet]) -> ImageSet:
 
 
 def numbered(prefix: str, count: int) -> list[ClientId]:
-    """Return `count` ids `<prefix><number>`, padded with zeros so that they sort by number, e.g. `art/07`."""
+    """Return `count` ids of the form `<prefix><number>`, e.g. `art/07`.
+
+    Numbers are padded with zeros so that the ids sort by number.
+    """
     digits = len(str(count - 1))
     return [f"{prefix}{number:0{digits}d}" for number in range(count)]
 
@@ -181,10 +188,10 @@ MinSize = Annotated[
 def deal_by_dirichlet(
     labels: Tensor, clients: int, alpha: float, min_size: int, rng: np.random.Generator, whose: str
 ) -> list[Tensor]:
-    """Divide examples among clients in random proportions, drawn from a Dirichlet distribution for each class.
+    """Divide examples among clients in random proportions that are drawn for each class from a Dirichlet distribution.
 
-    The examples of a class are shuffled and divided in the proportions p ~ Dirichlet(alpha, ..., alpha). The division
-    of all classes is drawn again until every client has at least `min_size` examples.
+    The examples of a class are shuffled and divided in the proportions p ~ Dirichlet(alpha, ..., alpha). The
+    proportions of all classes are redrawn until every client has at least `min_size` examples.
 
     Args:
         labels: The class of each example, int64 (n,).
@@ -192,7 +199,7 @@ def deal_by_dirichlet(
         alpha: The concentration of the Dirichlet distribution; a small value gives each client few classes.
         min_size: The smallest number of examples per client.
         rng: The random generator.
-        whose: The source of the examples in words, for error messages, e.g. "domain art".
+        whose: The source of the examples, e.g. "domain art", for error messages.
 
     Returns:
         For each client, the positions of its examples in `labels`, in ascending order.
@@ -226,19 +233,19 @@ def deal_by_dirichlet(
 
 
 class FeatureSkew(Partition):
-    """One client per domain, so that clients have the same classes in different styles (FedRA, Section 4.1)."""
+    """A partition with one client per domain, so clients differ in style but not in classes (FedRA, Section 4.1)."""
 
     name: Literal["feature_skew"] = "feature_skew"
 
     def ids(self, source: str) -> list[ClientId]:
-        """Return the name of the domain `source`, which is also the id of its only client."""
+        """Return the id of the domain's only client, which is the name of the domain."""
         return [source]
 
 
 class FeatureLabelSkew(Partition):
-    """Several clients per domain, which share the images of the domain (FedRA, Section 4.1).
+    """A partition in which several clients share the images of each domain (FedRA, Section 4.1).
 
-    The images of each class are divided in proportions drawn from Dirichlet(alpha).
+    The images of each class are divided among these clients in proportions drawn from Dirichlet(alpha).
     """
 
     name: Literal["feature_label_skew"] = "feature_label_skew"
@@ -247,13 +254,13 @@ class FeatureLabelSkew(Partition):
     min_size: MinSize = 10
 
     def ids(self, source: str) -> list[ClientId]:
-        """Return the ids of the clients of the domain `source`, each of the form `<domain>/<number>`."""
+        """Return the ids of the clients in the domain `source`, in the form `<domain>/<number>`."""
         return numbered(f"{source}/", self.clients_per_domain)
 
     def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
-        """Divide the images of each class in proportions drawn from Dirichlet(alpha).
+        """Divide the images of each class among the domain's clients in proportions drawn from Dirichlet(alpha).
 
-        Each domain has a random stream of its own.
+        Each domain has its own random stream.
         """
         rng, whose = stream(seed, "dirichlet", source), f"domain {source}"
         parts = deal_by_dirichlet(images.labels, self.clients_per_domain, self.alpha, self.min_size, rng, whose)
@@ -261,24 +268,27 @@ class FeatureLabelSkew(Partition):
 
 
 class Pooled(Partition, ABC):
-    """The base class of rules that divide the images of all domains together."""
+    """The base class of partitions that pool the images of all domains before dividing them."""
 
     pools: ClassVar = True
 
     clients: int = Field(10, gt=0, description="N, the number of clients")
 
     def ids(self, source: str) -> list[ClientId]:
-        """Return the ids of all clients, each of the form `client-<number>`."""
+        """Return the ids of all clients, in the form `client-<number>`."""
         return numbered("client-", self.clients)
 
 
 class Iid(Pooled):
-    """Equal random shares of the images of all domains, as a control without any skew."""
+    """A partition into equal random shares of the images of all domains, which serves as a control without skew."""
 
     name: Literal["iid"] = "iid"
 
     def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
-        """Divide the images at random into one share per client; the sizes of shares differ by at most one image."""
+        """Divide the images at random into one share per client.
+
+        The sizes of the shares differ by at most one image.
+        """
         if len(images) < self.clients:
             raise UserError(
                 f"`partition.clients` must be at most {len(images)}, the number of images, but it is {self.clients}."
@@ -288,9 +298,9 @@ class Iid(Pooled):
 
 
 class LabelSkew(Pooled):
-    """Clients that share the images of all domains (FedMS, Section 4.2).
+    """A partition of the pooled images of all domains (FedMS, Section 4.2).
 
-    The images of each class are divided in proportions drawn from Dirichlet(alpha).
+    The images of each class are divided among the clients in proportions drawn from Dirichlet(alpha).
     """
 
     name: Literal["label_skew"] = "label_skew"
@@ -298,14 +308,14 @@ class LabelSkew(Pooled):
     min_size: MinSize = 10
 
     def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
-        """Divide the images of each class, from all domains together, in proportions drawn from Dirichlet(alpha)."""
+        """Divide the pooled images of each class among the clients in proportions drawn from Dirichlet(alpha)."""
         rng, whose = stream(seed, "dirichlet", source), "the pool of all domains"
         parts = deal_by_dirichlet(images.labels, self.clients, self.alpha, self.min_size, rng, whose)
         return [images.select(rows) for rows in parts]
 
 
 class Centralized(Partition):
-    """One client with the images of all domains, as an upper bound for federated methods."""
+    """A partition that gives all images to one client, which serves as an upper bound for federated methods."""
 
     pools: ClassVar = True
 

@@ -1,1 +1,1 @@
-"""Preparation of data sets as Arrow files, generation of synthetic images, and figures of data sets."""
+"""Functions that prepare data sets as Arrow files, generate synthetic images and draw figures of data sets."""

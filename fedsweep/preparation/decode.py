@@ -1,4 +1,4 @@
-"""Decoding of image files to RGB pixels of a given size, one image at a time or in chunks by several processes."""
+"""Functions that decode image files to RGB pixels of a given size, one by one or in chunks in several processes."""
 
 import io
 import math
@@ -30,15 +30,15 @@ FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BIL
 
 
 class CorruptImageError(Exception):
-    """The error for an image that cannot be decoded; the error message is the reason in a few words."""
+    """The error raised for an image that cannot be decoded, with a short reason as its message."""
 
 
 @dataclass(frozen=True)
 class Geometry:
     """The resizing and cropping of an image to `size` x `size` pixels.
 
-    The short side is resized to size / crop_pct pixels, and then the centre is cropped. With `crop_mode` squash, both
-    sides are resized to size / crop_pct pixels, which distorts the image.
+    The short side is resized to `size / crop_pct` pixels, and then the centre is cropped. If `crop_mode` is "squash",
+    both sides are resized to `size / crop_pct` pixels, which distorts the image.
     """
 
     size: int
@@ -52,7 +52,7 @@ class Geometry:
         return 3 * self.size**2
 
     def enlarged(self, width: int, height: int) -> tuple[int, int]:
-        """Return the width and height of an image of `width` x `height` pixels after resizing, before the crop."""
+        """Return the width and height to which an image of `width` x `height` pixels is resized before the crop."""
         fitted = math.floor(self.size / self.crop_pct)
         if self.crop_mode == "squash":
             return fitted, fitted
@@ -96,7 +96,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def geometry_of(backbone: str, size: int) -> Geometry:
-    """Return the resizing and cropping with which timm evaluates `backbone`, for images of `size` pixels.
+    """Return the resizing and cropping that timm uses to evaluate `backbone` on images of `size` x `size` pixels.
 
     `backbone` is the name of a timm model, with or without the tag of its weights.
 
@@ -161,8 +161,8 @@ class Corrupt(NamedTuple):
 class Done:
     """The result of decoding the chunk with the key `key`.
 
-    `corrupt` lists the images that cannot be decoded. `crc` is the CRC-32 of the pixels of all other images, in their
-    order in the chunk.
+    `corrupt` lists the images that cannot be decoded. `crc` is the CRC-32 of the pixels of all other images, in the
+    order of the chunk.
     """
 
     key: str
@@ -171,7 +171,7 @@ class Done:
 
 
 def decode_chunk(chunk: Chunk) -> Done:
-    """Decode the images of a chunk into its file of pixels, or raise UserError if an image file cannot be read."""
+    """Decode the images of a chunk into the file `chunk.pixels`, or raise UserError if an image file cannot be read."""
     crc, corrupt = 0, []
     stream = chunk.layout.read(chunk.root, chunk.items)
     length = chunk.geometry.image_bytes
@@ -204,8 +204,8 @@ def _write_at(file: int, data: bytes, offset: int, path: Path) -> None:
 def decode_chunks(chunks: Sequence[Chunk], workers: int) -> Generator[Done]:
     """Yield the result of each chunk as soon as the chunk is decoded.
 
-    If `workers` is above 1, worker processes decode the chunks. Close the iterator to end the workers. Raise UserError
-    if a file cannot be read or a worker was killed.
+    If `workers` is above 1, worker processes decode the chunks. Closing the generator ends the workers. Raise UserError
+    if a file cannot be read or a worker is killed.
     """
     if min(workers, len(chunks)) <= 1:
         yield from map(decode_chunk, chunks)
@@ -224,7 +224,7 @@ def decode_chunks(chunks: Sequence[Chunk], workers: int) -> Generator[Done]:
 
 
 def _start_worker() -> None:
-    """Make this worker ignore Ctrl-C, which the parent process handles, and end when the parent process ends."""
+    """Make this worker ignore Ctrl-C, which the parent process handles, and exit when the parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def follow() -> None:

@@ -1,4 +1,4 @@
-"""Figures of data sets: contact sheets of example images, and the number of images per client and class.
+"""Functions that draw contact sheets of example images, and charts of the number of images per client and class.
 
 Matplotlib is imported only when a figure is drawn.
 """
@@ -49,7 +49,7 @@ def shorten(name: str, most: int = 24) -> str:
 
 @contextmanager
 def _no_glyph_warnings() -> Iterator[None]:
-    """Silence warnings about characters that the font lacks, such as Chinese ones; they are drawn as boxes."""
+    """Silence warnings about characters that the font lacks, which matplotlib draws as boxes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
@@ -58,7 +58,7 @@ def _no_glyph_warnings() -> Iterator[None]:
 def save(figure: "Figure", path: Path) -> None:
     """Write a figure as a PNG file, or raise UserError if the file cannot be written.
 
-    The file does not contain matplotlib's version, so that equal figures give identical files.
+    The version of matplotlib is left out of the file, so identical figures give identical files.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def save(figure: "Figure", path: Path) -> None:
 def contact_sheet(folder: Path, card: StoreCard, path: Path) -> int:
     """Write a PNG file with example images of each domain (rows) and class (columns), and return the number of columns.
 
-    If the data set has more than 16 classes, only 16 of them are shown, evenly spaced.
+    If the data set has more than 16 classes, only 16 evenly spaced classes are shown.
     """
     shown = np.unique(np.linspace(0, len(card.class_names) - 1, MOST_CLASSES).round().astype(int))
     rows = max(1, 4 // len(card.domains))
@@ -118,7 +118,7 @@ def _draw(page: np.ndarray, card: StoreCard, names: list[str], rows: int, path: 
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel of a figure: the clients of a partition, and its title, for example `alpha 0.1`."""
+    """One panel of a figure, with a title (for example `alpha 0.1`) and the clients of a partition."""
 
     title: str
     clients: "Sequence[Client]"
@@ -146,19 +146,19 @@ def distances(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
 
 
 def skew(clients: "Sequence[Client]", num_classes: int) -> float:
-    """Return the mean total-variation distance between the class shares of a client and of its domain.
+    """Return the skew of a partition, that is, the mean of `distances` over all clients.
 
-    The skew is 0 if all clients of a domain have the same class shares, and near 1 if each of many clients has classes
-    of its own.
+    The skew is 0 if all clients of a domain have the same class shares. It is near 1 if each domain has many clients
+    and no two of them share a class.
     """
     return float(distances(clients, num_classes).mean())
 
 
 def draw_partitions(panels: Sequence[Panel], class_names: Sequence[str], path: Path) -> None:
-    """Write a PNG file with one panel per partition, which shows the number of images per client and class.
+    """Write a PNG file with one panel per partition.
 
-    The clients are on the x-axis, grouped by domain. Up to ten classes are drawn as stacked bars, and more classes as a
-    heat map with classes on the y-axis.
+    Each panel shows the number of images per client and class, with the clients on the x-axis, grouped by domain. Up to
+    ten classes are drawn as stacked bars. More than ten classes are drawn as a heat map with the classes on the y-axis.
     """
     bars = len(class_names) <= len(COLOURS)
     most = max(len(panel.clients) for panel in panels)
@@ -207,7 +207,10 @@ def _heat(axes: "Axes", counts: np.ndarray, class_names: Sequence[str], top: int
 
 
 def _label_clients(axes: "Axes", clients: "Sequence[Client]") -> None:
-    """Label the x-axis with client numbers above domains, or only with domains if each domain has a single client."""
+    """Label the x-axis with client numbers and, below them, domains.
+
+    If each domain has a single client, the axis is labelled only with domains.
+    """
     domains = [client.domain for client in clients]
     groups = [(name, domains.index(name), domains.count(name)) for name in dict.fromkeys(domains)]
     axes.set_xlim(-0.5, len(clients) - 0.5)
@@ -231,9 +234,9 @@ def _label_clients(axes: "Axes", clients: "Sequence[Client]") -> None:
 
 
 def _explain(figure: "Figure", class_names: Sequence[str], top: int, bars: bool) -> None:
-    """Add a legend to the right of the panels, and the definition of skew below the panels.
+    """Add a legend to the right of the panels and the definition of skew below the panels.
 
-    The legend lists the colours of the classes if `bars` is true. Otherwise, it is a colour scale from 0 to `top`
+    If `bars` is true, the legend lists the colours of the classes. Otherwise, it is a colour scale from 0 to `top`
     images.
     """
     from matplotlib.cm import ScalarMappable

@@ -1,8 +1,8 @@
-"""Generation of synthetic images with a text-to-image model (`synthetic: {name: diffusers}`), and their preparation.
+"""Functions that generate images with a text-to-image model (`synthetic: {name: diffusers}`) and prepare them.
 
-Images are written to `generated/SET/<domain>/<class>/<number>.png` in the data folder. An image depends only on its
-domain, class and number and on the recipe, that is, on all options of `synthetic` except `share`. Experiments that
-differ only in `share` use the same folder, so that a larger share only adds images.
+Images are written to `generated/<set>/<domain>/<class>/<number>.png` in the data folder. An image is determined by its
+domain, class and number and by the recipe, which consists of all options of `synthetic` except `share`. Experiments
+that differ only in `share` use the same folder, so a larger share only adds images.
 """
 
 import json
@@ -28,7 +28,7 @@ RECIPE = "recipe.json"
 
 @dataclass(frozen=True)
 class Wanted:
-    """An image that an experiment needs from a text-to-image model, and the path of the image's file."""
+    """An image that an experiment needs from a text-to-image model, and the path of its file."""
 
     domain: str
     class_name: str
@@ -92,7 +92,7 @@ def generate(generation: Generation, device: str = "cpu", progress: Progress = l
     Args:
         generation: All images that the experiment needs.
         device: The device that runs the text-to-image model, cpu or cuda.
-        progress: A function called with the number of existing images and the number of all images.
+        progress: A function that is called with the number of existing images and the total number of images.
 
     Raises:
         UserError: The model is missing or has changed, a prompt is too long, another process is generating the same
@@ -121,7 +121,7 @@ def generate(generation: Generation, device: str = "cpu", progress: Progress = l
 def prepare_generated(
     generation: Generation, workers: int = 1, progress: Progress = lambda done, total: None
 ) -> Prepared:
-    """Prepare the generated images at the image size of the experiment's data, with `workers` processes.
+    """Prepare the generated images at the image size of the experiment's data set, with up to `workers` processes.
 
     All images are prepared again if any were added since the last preparation. Raise UserError in the same cases as
     `prepare`.
@@ -135,9 +135,10 @@ def prepare_generated(
 
 
 def _check_recipe(generation: Generation, content: dict[str, str], library: str) -> None:
-    """Record `content`, the digests of the model and its embeddings, in the folder of the generated images.
+    """Record the recipe of the generated images in their folder, or check it against the recorded recipe.
 
-    Raise UserError if other digests are recorded there. `library` is the version of diffusers, which is also recorded.
+    `content` contains the digests of the model and its embeddings, and `library` is the version of diffusers. Raise
+    UserError if the recorded digests differ from `content`.
     """
     path = generation.folder / RECIPE
     if path.is_file():

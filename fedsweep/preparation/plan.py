@@ -24,10 +24,11 @@ SPLIT_SEED = 0  # constant, so that a data set has the same split in every run, 
 
 @dataclass(frozen=True)
 class DomainPlan:
-    """The images of a domain, in the order in which their layout lists them and reads them fastest.
+    """The images of a domain, in the order of the layout's listing.
 
-    `slots[i]` is the position of `items[i]` in the prepared data set. The first `train` positions are training images,
-    and the others are test images. Within each split, images are sorted by label and then by path.
+    Reading the images is fastest in this order. `slots[i]` is the position of `items[i]` in the prepared data set. The
+    first `train` positions belong to training images, and the others belong to test images. Within each split, images
+    are sorted by label and then by path.
     """
 
     name: str
@@ -36,9 +37,9 @@ class DomainPlan:
     train: int
 
     def parts(self, corrupt: Set[str]) -> tuple[list[tuple[int, Item]], list[tuple[int, Item]]]:
-        """Return the training images and the test images, without the paths in `corrupt`.
+        """Return the training images and the test images, except those whose paths are in `corrupt`.
 
-        Each image is paired with its slot, that is, its position in the prepared data set, and images are sorted by
+        Each image is paired with its slot, that is, its position in the prepared data set. Both lists are sorted by
         slot.
         """
         pairs = zip(self.slots, self.items, strict=True)
@@ -48,7 +49,7 @@ class DomainPlan:
 
 
 def plan_domains(listing: Listing, test_fraction: float) -> tuple[DomainPlan, ...]:
-    """Return the domains, with a split and a position for every image.
+    """Return the plan of each domain, with a split and a position for every image.
 
     Images without a split are divided at random: the share `test_fraction` of each class becomes test images. Raise
     UserError if a domain has no training images or no test images.
@@ -74,10 +75,10 @@ def _domain(name: str, items: Sequence[Item], class_names: Sequence[str], test_f
 
 
 def _draw(name: str, items: Sequence[Item], class_names: Sequence[str], test_fraction: float) -> dict[str, Split]:
-    """Draw a split at random for each image without one, and return a dict from the image's path to the split.
+    """Draw a split at random for each image without one, and return the splits, keyed by image path.
 
-    The share `test_fraction` of each class becomes test images. The draw depends only on names. A class of two or more
-    images has at least one image in each split; a single image is for training.
+    The share `test_fraction` of each class becomes test images. A class with two or more images has at least one image
+    in each split; a single image is used for training. The draw does not depend on the seed of a run.
     """
     by_label: dict[int, list[str]] = defaultdict(list)
     for item in items:
@@ -121,7 +122,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Plan:
-    """All images of a data set, their positions in the prepared data set, and the files that contain them."""
+    """All images of a data set, the files that contain them, and their positions in the prepared data set."""
 
     options: Options
     root: Path
@@ -154,7 +155,7 @@ class Plan:
     def times(self) -> str:
         """Return the SHA-256 of the files' modification times.
 
-        A changed time reveals a changed image even if the size of the file is the same, as is usual for BMP images.
+        A changed time reveals a changed image even if the file size is the same, as is common with BMP images.
         """
         return _sha256([(path, time) for path, (_, time) in sorted(self.stamps.items())])
 
@@ -176,8 +177,8 @@ class Plan:
     def domain_key(self, domain: DomainPlan, chunks: Iterable[Chunk]) -> str:
         """Return the SHA-256 of everything that determines a domain's file: chunks, class names, split and labels.
 
-        Labels are included because a class that appears or disappears in another domain changes the labels, but not the
-        chunks.
+        Labels are included because they can change while the chunks stay the same, for example when another domain
+        gains a class.
         """
         keys, labels = (chunk.key for chunk in chunks), [item.label for item in domain.items]
         return _sha256([*keys, self.listing.class_names, domain.train, labels])
@@ -189,7 +190,7 @@ def make_plan(options: Options, root: Path, layout: Layout | None = None) -> Pla
     The layout is detected unless `layout` or `options.layout` is given.
 
     Raises:
-        UserError: An option is invalid, or the files in `root` cannot be read or do not fit the layout.
+        UserError: An option is invalid, or the files in `root` cannot be read or do not match the layout.
     """
     options.check()
     root = root.expanduser().absolute()

@@ -1,4 +1,4 @@
-"""Preparation of a data set: decoding, Arrow files, the card, and the replacement of an older version."""
+"""Functions that decode the images of a data set, write its Arrow files and card, and replace an older version."""
 
 import json
 import os
@@ -69,7 +69,7 @@ class Scratch:
     def finish(self, domain: str, key: str, written: Path) -> None:
         """Rename the finished file `written` of a domain to its final name, and record the domain and `key` in the log.
 
-        The temporary file with the domain's pixels is deleted.
+        The domain's temporary file of pixels is deleted.
         """
         length = written.replace(self.folder / f"{domain}.arrow").stat().st_size
         self.domains[domain] = (key, length)
@@ -82,7 +82,7 @@ class Scratch:
         return arrow.exists() and self.domains.get(domain) == (key, arrow.stat().st_size)
 
     def has_chunk(self, chunk: Chunk) -> bool:
-        """Return whether the log lists the chunk, and the chunk's pixels still have the checksum in the log."""
+        """Return whether the log lists the chunk and the chunk's pixels still match the checksum in the log."""
         if (done := self.chunks.get(chunk.key)) is None:
             return False
         bad, crc, length = {one.slot for one in done.corrupt}, 0, chunk.geometry.image_bytes
@@ -95,7 +95,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared data set. `already` is true if the data set was prepared before."""
+    """A prepared data set. `already` is true if an earlier call had already prepared it."""
 
     card: StoreCard
     folder: Path
@@ -110,19 +110,21 @@ def prepare(
     progress: Progress = lambda done, total: None,
     chunk: int = CHUNK,
 ) -> Prepared:
-    """Prepare a data set unless it is already prepared, continuing an interrupted preparation.
+    """Prepare a data set unless it is already prepared.
+
+    An interrupted preparation is continued.
 
     Args:
         plan: The images and their positions.
         workers: The number of processes that decode images.
         skip_corrupt: Whether to leave out corrupt images instead of raising UserError.
         force: Whether to replace an existing prepared data set.
-        progress: A function called with the number of decoded images and the number of all images.
+        progress: A function that is called with the number of decoded images and the total number of images.
         chunk: The number of images that a worker decodes at a time.
 
     Raises:
-        UserError: Another process is preparing the data set, its folder contains other files or was prepared from other
-            images, an image is corrupt, or the disk is full.
+        UserError: Another process is preparing the data set, the folder `plan.folder` contains other files or was
+            prepared from other images, an image is corrupt, or the disk is full.
     """
     folder = plan.folder
     part, replaced = folder.with_name(f"{folder.name}.part"), folder.with_name(f".{folder.name}.replaced")
@@ -153,8 +155,8 @@ def prepare(
 def _existing(plan: Plan, force: bool) -> StoreCard | None:
     """Return the card of the existing prepared data set, or None if the data set has to be prepared.
 
-    Raise UserError if the folder contains anything else. Unless `force` is true, also raise UserError if the data set
-    was prepared from other files or with other options.
+    Raise UserError if the folder exists but is not a prepared data set. Unless `force` is true, also raise UserError if
+    the data set was prepared from other files or with other options.
     """
     folder = plan.folder
     if not folder.exists():
@@ -231,7 +233,7 @@ def _check_space(plan: Plan, domains: Sequence[DomainPlan], folder: Path) -> Non
 
 
 def _assemble(plan: Plan, domain: DomainPlan, corrupt: Set[str], pixels: Path) -> Path:
-    """Write a domain's file, without the images in `corrupt`, under a temporary name, and return its path."""
+    """Write a domain's file under a temporary name, without the images in `corrupt`, and return its path."""
     train, test = domain.parts(corrupt)
     gaps, path = len(train + test) < len(domain.items), pixels.with_name(f"{domain.name}.arrow.new")
     if gaps:
@@ -258,7 +260,7 @@ def _without_gaps(pixels: Path, slots: Sequence[int], length: int) -> Path:
 
 
 def _write_corrupt(plan: Plan, corrupt: Sequence[Corrupt], path: Path, skip: bool) -> None:
-    """Write a list of the corrupt images and their reasons to the file `path`.
+    """List the corrupt images, each with the reason, in the file `path`.
 
     Raise UserError if there are corrupt images, unless `skip` is true.
     """
@@ -276,7 +278,7 @@ def _write_corrupt(plan: Plan, corrupt: Sequence[Corrupt], path: Path, skip: boo
 
 
 def _check_complete(plan: Plan, corrupt: Set[str]) -> None:
-    """Raise UserError if the corrupt images include all images of a class or of a split in a domain."""
+    """Raise UserError if all images of a class or a split in a domain are corrupt."""
     for domain in plan.domains if corrupt else ():
         train, test = domain.parts(corrupt)
         before = Counter(item.label for item in domain.items)
@@ -293,7 +295,7 @@ def _check_complete(plan: Plan, corrupt: Set[str]) -> None:
 
 
 def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> StoreCard:
-    """Write and return the card, with a digest that is computed from the files on the disk."""
+    """Write and return the card, with a digest that is computed from the files on disk."""
     skipped = tuple(one.path for one in corrupt)
     card = StoreCard(
         name=plan.options.name,
@@ -334,7 +336,7 @@ def _domain_card(domain: DomainPlan, scratch: Scratch, corrupt: Set[str]) -> Dom
 
 
 def _exchange(part: Path, folder: Path, replaced: Path, card: StoreCard) -> None:
-    """Replace the folder of the prepared data set, `folder`, with the finished folder `part`.
+    """Replace the prepared data set in `folder`, if there is one, with the finished data set in `part`.
 
     The older folder is first renamed to `replaced` and finally deleted. Processes that have mapped its files into
     memory can still read them.

@@ -1,4 +1,4 @@
-"""Tables and the progress bar of `fedsweep data`."""
+"""The tables and the progress bar of `fedsweep data`."""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class _Rate(ProgressColumn):
 class ImageBar:
     """A progress bar that counts images and is shown only on a terminal.
 
-    The label of the bar is `doing`, and `ending` after the last image.
+    The label of the bar is `doing` until the last image is finished, and then `ending`.
     """
 
     def __init__(self, console: Console, doing: str = "decoding", ending: str = "checking") -> None:
@@ -83,7 +83,7 @@ def _table(first: str, *numbers: str, title: str | None = None) -> Table:
 
 
 def summary(card: StoreCard) -> Table:
-    """Return a table with the number of training and test images and the file size of each domain."""
+    """Return a table with one row per domain, which shows the numbers of training and test images and the file size."""
     table = _table("domain", "train", "test", "MB")
     for name, domain in card.domains.items():
         table.add_row(Text(name), str(domain.train), str(domain.test), megabytes(domain.bytes))
@@ -119,8 +119,8 @@ def counts_table(card: StoreCard, counts: dict[str, np.ndarray], every: bool = F
     Args:
         card: The card of the prepared data set.
         counts: The numbers of training and test images per class, int64 (2, classes), keyed by domain.
-        every: Whether to list each class even if there are more than 40 classes. If false, the table then shows only
-            the minimum, median and maximum over the classes.
+        every: Whether to list every class. If false and there are more than 40 classes, the table shows only the
+            minimum, median and maximum over the classes.
     """
     table = Table("class", *[Column(Text(name), justify="right") for name in card.domains], box=None)
     if every or len(card.class_names) <= MOST_ROWS:

@@ -1,4 +1,4 @@
-"""Image generation with a text-to-image pipeline of diffusers. Only this module imports diffusers."""
+"""Image generation with a diffusers pipeline. Only this module imports diffusers."""
 
 import contextlib
 import hashlib
@@ -23,10 +23,10 @@ ASKED = {"prompt", "height", "width", "num_inference_steps", "guidance_scale", "
 
 
 class TextToImage:
-    """A text-to-image pipeline of diffusers, in half precision on a GPU and in single precision on a CPU.
+    """A text-to-image pipeline of diffusers.
 
-    The pipeline has no safety checker. The constructor raises UserError if diffusers, the checkpoint or an embedding is
-    missing or cannot be read.
+    The pipeline computes in half precision on a GPU and in single precision on a CPU. It has no safety checker. The
+    constructor raises UserError if diffusers, the checkpoint or an embedding is missing or cannot be read.
     """
 
     def __init__(self, config: Diffusers, device: str = "cpu") -> None:
@@ -47,7 +47,7 @@ class TextToImage:
     def content(self) -> dict[str, str]:
         """Return digests of the files from which the pipeline was loaded.
 
-        The entry `model` is the commit of a model on the Hugging Face Hub, or the SHA-256 of a folder. The other
+        The entry `model` is the commit of a model on the Hugging Face Hub, or the SHA-256 of a local folder. The other
         entries map the token of each embedding to the SHA-256 of its file.
         """
         if self.folder.parent.name == "snapshots":  # folders in Hugging Face's cache are named after commits
@@ -72,9 +72,9 @@ class TextToImage:
                 )
 
     def png(self, prompt: str, generator: torch.Generator) -> bytes:
-        """Generate one image for a prompt as a PNG file, or raise UserError if its pixels are not finite.
+        """Generate one image and return it as a PNG file, or raise UserError if the pixels are not finite.
 
-        Images are not generated in batches, so that an image does not depend on other images.
+        Images are generated one at a time, so that an image does not depend on other images.
         """
         config = self.config
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Random augmentations of the images of a pre-training, for photographs and for glyphs such as digits."""
+"""Random augmentations of pre-training images, one for photographs and one for glyphs such as digits."""
 
 import math
 from typing import Annotated, Literal, Self
@@ -13,16 +13,16 @@ from fedsweep.data.digits import SIZE, rotate, stripes, thicken
 
 
 class Draws:
-    """Random numbers for a batch of `count` images.
+    """A source of random numbers for a batch of `count` images.
 
-    The numbers are drawn on the CPU, so that they do not depend on the device.
+    The numbers are drawn on the CPU, so they do not depend on the device.
     """
 
     def __init__(self, count: int, generator: torch.Generator, device: torch.device) -> None:
         self.count, self.generator, self.device = count, generator, device
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        """Return uniformly distributed numbers (count, *shape) between `low` and `high`."""
+        """Return uniformly distributed numbers between `low` and `high`, with shape (count, *shape)."""
         share = torch.rand(self.count, *shape, generator=self.generator).to(self.device, non_blocking=True)
         return low + (high - low) * share
 
@@ -39,7 +39,10 @@ ERASED_RATIO = (0.3, 1 / 0.3)
 
 
 class ImageAugmentation(Config):
-    """Random resized crop, flip, colour jitter and random erasing, drawn separately for every image."""
+    """An augmentation with random resized crops, flips, colour jitter and random erasing.
+
+    The random values are drawn separately for every image.
+    """
 
     name: Literal["images"] = "images"
     crop_area: tuple[float, float] = Field((0.35, 1.0), description="range of the share of the image that a crop keeps")
@@ -69,7 +72,7 @@ class ImageAugmentation(Config):
         return self._erase(self._jitter(self._crop(pixels, draw), draw), draw)
 
     def _crop(self, pixels: Tensor, draw: Draws) -> Tensor:
-        """Crop, flip and resize in one bilinear resampling."""
+        """Crop, flip and resize the images in a single bilinear resampling."""
         area = draw.uniform(*self.crop_area)
         ratio = draw.uniform(math.log(self.crop_ratio[0]), math.log(self.crop_ratio[1])).exp()
         width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
@@ -81,7 +84,7 @@ class ImageAugmentation(Config):
         return F.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
 
     def _jitter(self, pixels: Tensor, draw: Draws) -> Tensor:
-        """Change brightness, then contrast about the image's mean grey, then saturation."""
+        """Change the brightness, then the contrast around the image's mean grey value, and then the saturation."""
         changes = (self.brightness, self.contrast, self.saturation)
         brightness, contrast, saturation = (draw.uniform(1 - change, 1 + change, 1, 1, 1) for change in changes)
         weights = torch.tensor(GREY, device=pixels.device).view(1, 3, 1, 1)
@@ -92,7 +95,7 @@ class ImageAugmentation(Config):
         return (grey + (pixels - grey) * saturation).clamp(0, 1)
 
     def _erase(self, pixels: Tensor, draw: Draws) -> Tensor:
-        """Cover a rectangle of some images with a random colour."""
+        """Cover a rectangle in some images with a random colour."""
         area = draw.uniform(*ERASED_AREA, 1, 1, 1)
         ratio = draw.uniform(math.log(ERASED_RATIO[0]), math.log(ERASED_RATIO[1]), 1, 1, 1).exp()
         width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
@@ -104,10 +107,10 @@ class ImageAugmentation(Config):
 
 
 class GlyphAugmentation(Config):
-    """Rotation, scaling and shift of glyphs and, for a share of the images, thick strokes, stripes, noise or inversion.
+    """An augmentation that rotates, scales and shifts glyphs, and gives some images thick strokes, stripes or noise.
 
-    The augmented images are meant to be as varied as the training images of a general backbone, without reproducing any
-    domain of the digits data set.
+    Some images are also inverted. The augmented images are meant to be as varied as the training images of a general
+    backbone, without reproducing any domain of the digits data set.
     """
 
     name: Literal["glyphs"] = "glyphs"

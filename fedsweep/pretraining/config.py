@@ -1,4 +1,4 @@
-"""The configuration of a pre-training, and the loading of its images."""
+"""The configuration of a pre-training run, and the function that loads its images."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
@@ -15,9 +15,9 @@ from fedsweep.types import ImageSet
 
 
 class AdamWConfig(Config):
-    """AdamW (Loshchilov and Hutter, arXiv:1711.05101).
+    """The AdamW optimizer (Loshchilov and Hutter, arXiv:1711.05101).
 
-    Biases, normalisation layers, position embeddings and class tokens have no weight decay.
+    Weight decay is not applied to biases, normalisation layers, position embeddings and class tokens.
     """
 
     name: Literal["adamw"] = "adamw"
@@ -40,9 +40,9 @@ class ScheduleConfig(Config):
 
 
 class MixConfig(Config):
-    """MixUp and CutMix, which mix pairs of images in a batch and their labels.
+    """MixUp and CutMix, which mix each image and its label with another image of the batch and its label.
 
-    The pairs and the mixing ratio are drawn once per batch.
+    The mixing ratio is drawn once per batch.
     """
 
     mixup: float = Field(0.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha) distribution; 0 for no MixUp")
@@ -50,7 +50,7 @@ class MixConfig(Config):
 
 
 class PretrainConfig(Config):
-    """The configuration of a pre-training of a backbone from scratch."""
+    """The configuration of a run that pre-trains a backbone from scratch."""
 
     what_a_name_is = "a hyperparameter of this pre-training"
 
@@ -112,7 +112,7 @@ class PretrainConfig(Config):
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The training and validation images of a pre-training, their class names, and the digest of the data set.
+    """The training and validation images of a pre-training run, their class names, and the digest of the data set.
 
     The validation images are the test split of the data set.
     """
@@ -124,7 +124,10 @@ class TrainingData:
 
 
 def load_images(config: PretrainConfig) -> TrainingData:
-    """Load the images of a pre-training with all domains joined, or raise UserError if they are missing or too few."""
+    """Load the images for pre-training and join all domains.
+
+    Raise UserError if there are too few training images or no test images.
+    """
     data = config.data.load()
     train = pool([domain.train for domain in data.domains])
     validation = pool([domain.test for domain in data.domains])

@@ -1,4 +1,4 @@
-"""The pre-training of a backbone: checks of its inputs, training loop, weights file and progress display."""
+"""Functions that pre-train a backbone: they check the inputs, train, write the weights and show the progress."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ STEPS_PER_CHECK = 50
 
 @dataclass(frozen=True)
 class Session:
-    """The configuration, data and device of a pre-training, which do not change while it runs."""
+    """The configuration, data and device of a pre-training run, which do not change during the run."""
 
     config: PretrainConfig
     data: TrainingData
@@ -66,30 +66,31 @@ class Session:
 
 
 def default_out(name: str) -> Path:
-    """Return the default path of a pre-training's weights: `<data folder>/backbones/<name>.safetensors`."""
+    """Return the default path of the pre-trained weights, `<data folder>/backbones/<name>.safetensors`."""
     return data_folder() / "backbones" / f"{name}.safetensors"
 
 
 def checkpoint_path(out: Path) -> Path:
-    """Return the path of the checkpoint of a pre-training whose final weights are written to `out`."""
+    """Return the path of the checkpoint of a pre-training run whose final weights are written to `out`."""
     return out.with_suffix(".checkpoint.safetensors")
 
 
 def start(
     config: PretrainConfig, out: Path, device: str = "cpu", threads: int | None = None, resume: bool = False
 ) -> tuple[Session, Saved | None]:
-    """Check the inputs of a pre-training, and return its session and the checkpoint to resume, if any.
+    """Check the inputs of a pre-training run, and return its session and the checkpoint to resume from, if any.
 
     Args:
-        config: The configuration of the pre-training.
+        config: The configuration of the run.
         out: The file for the final weights.
         device: The device to train on, cpu or cuda.
         threads: The number of CPU threads; by default, the number in the checkpoint, or 1 without a checkpoint.
-        resume: Whether to continue from the checkpoint of an interrupted pre-training.
+        resume: Whether to continue from the checkpoint of an interrupted run.
 
     Raises:
-        UserError: `out` cannot be written, the images or the backbone are invalid, or the checkpoint is missing or was
-            written with another configuration or other images.
+        UserError: `out` cannot be written, a new run would replace existing files, the images or the backbone are
+            invalid, or the checkpoint to resume from is missing or was written with another configuration or other
+            images.
     """
     checkpoint = checkpoint_path(out)
     _check_out(out, checkpoint, resume)
@@ -104,16 +105,15 @@ def start(
 
 
 def exclusively(out: Path) -> AbstractContextManager[None]:
-    """Return a context manager that locks `out` or raises UserError if another process trains the same weights."""
+    """Return a context manager that locks `out`, or that raises UserError if another process is writing `out`."""
     out.parent.mkdir(parents=True, exist_ok=True)
     return locked(out.with_name(f".{out.name}.lock"), f"another `fedsweep pretrain` is writing {out} now.")
 
 
 def _check_out(out: Path, checkpoint: Path, resume: bool) -> None:
-    """Raise UserError unless `out` can be written and replaces no file.
+    """Raise UserError if `out` cannot be written or if, unless `resume` is true, it already exists.
 
-    Also raise UserError if the checkpoint exists although `resume` is false, or does not exist although `resume` is
-    true.
+    Also raise UserError if `resume` is true and there is no checkpoint, or if `resume` is false and there is one.
     """
     if out.suffix != ".safetensors":
         raise UserError(f"`--out` must end in .safetensors, but it is {out}.")
@@ -141,10 +141,11 @@ OnStep = Callable[[int, Tensor], None]
 
 
 def train(session: Session, saved: Saved | None, on_step: OnStep) -> Iterator[EpochRecord]:
-    """Train the backbone, and yield a record of each epoch, beginning with the epochs of the checkpoint `saved`.
+    """Train the backbone and yield a record of each epoch, beginning with the epochs in the checkpoint `saved`.
 
     A checkpoint is written before each new record is yielded. The random numbers of an epoch depend only on the seed
-    and the epoch, so that a resumed training is bit-identical on a CPU. Raise UserError if the loss is not finite.
+    and the epoch, so a resumed run is bit-identical to an uninterrupted run on a CPU. Raise UserError if the loss is
+    not finite.
     """
     config, data = session.config, session.data
     state = TrainingState.of(config, len(data.class_names), session.device, saved)
@@ -237,8 +238,8 @@ def validate(session: Session, network: Network) -> tuple[float, float]:
 def write_result(session: Session, name: str, out: Path) -> dict[str, Any]:
     """Write the weights of the last checkpoint to `out` and their card to a JSON file next to it, and return the card.
 
-    The accuracy in the card is that of the weights as written, which may be rounded to float16. The checkpoint is
-    deleted at the end.
+    The accuracy in the card is measured with the weights in the file, which may be rounded to float16. Finally, the
+    checkpoint is deleted.
     """
     config, data, backbone = session.config, session.data, session.config.backbone
     saved = Saved.read(session.checkpoint)
@@ -319,7 +320,7 @@ class EpochTable:
             self.progress.stop()
 
     def on_step(self, images: int, loss: Tensor) -> None:
-        """Count the images of a step, and update the bar at most every `REFRESH` seconds."""
+        """Count the images of a step, and update the bar at most once every `REFRESH` seconds."""
         self.trained, self.seen = self.trained + images, self.seen + images
         now = time.monotonic()
         if self.progress.console.is_terminal and now - self.looked > REFRESH:
@@ -329,5 +330,5 @@ class EpochTable:
             self.progress.update(self.task, completed=self.trained, epoch=epoch, speed=speed, loss=float(loss))
 
     def add(self, record: EpochRecord) -> None:
-        """Print the row of an epoch."""
+        """Print the table row of an epoch."""
         print("  ".join(f"{getattr(record, name):>10{form}}" for name, form in COLUMNS.values()), flush=True)

@@ -1,4 +1,7 @@
-"""The network and optimizer of a pre-training, and their checkpoint, a safetensors file with a JSON header."""
+"""The network and the optimizer of a pre-training run, and the checkpoint that stores their state.
+
+A checkpoint is a safetensors file with a JSON header.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +31,7 @@ from fedsweep.pretraining.config import AdamWConfig, MixConfig, PretrainConfig, 
 
 
 class Network(nn.Module):
-    """A backbone with its head, for images in [0, 1], which the network normalises itself."""
+    """A network that normalises images in [0, 1] and passes them to a backbone with its head."""
 
     mean: Tensor
     std: Tensor
@@ -40,18 +43,19 @@ class Network(nn.Module):
         self.register_buffer("std", model.std, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (n, classes) of images (n, 3, h, w) in [0, 1].
+        """Return the logits (n, classes) of images (n, 3, h, w) in [0, 1].
 
-        A backbone with one input channel receives the mean of the three colours.
+        A backbone with one input channel receives the mean of the three colour channels.
         """
         pixels = images.mean(1, keepdim=True) if len(self.mean) == 1 else images
         return cast(Tensor, self.backbone((pixels - self.mean) / self.std))
 
 
 def build_network(config: PretrainConfig, num_classes: int) -> Network:
-    """Return the network, with initial weights drawn from the seed and with stochastic depth if it is configured.
+    """Return the network, with initial weights drawn from the seed.
 
-    Raise UserError if the backbone does not support the number of classes or stochastic depth.
+    If `config.drop_path` is positive, stochastic depth is added to the blocks. Raise UserError if the backbone does not
+    support the number of classes or stochastic depth.
     """
     seed = derived_seed(config.seed, "pretrain/init")
     with torch.random.fork_rng(devices=[]):
@@ -72,7 +76,7 @@ def build_network(config: PretrainConfig, num_classes: int) -> Network:
 
 
 def _drop_paths(model: LayeredModel, rate: float) -> None:
-    """Add timm's stochastic depth to all blocks, with a drop rate from 0 in the first to `rate` in the last block."""
+    """Add timm's stochastic depth to all blocks; the drop rate rises linearly from 0 to `rate` in the last block."""
     blocks = list(model.backbone.blocks)
     for block, share in zip(blocks, torch.linspace(0, rate, len(blocks)).tolist(), strict=True):
         places = [name for name, _ in block.named_children() if name.startswith("drop_path")]
@@ -89,17 +93,18 @@ Mix = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def adamw(network: Network, config: AdamWConfig) -> torch.optim.Optimizer:
-    """Return AdamW with timm's two groups of parameters: weight matrices with decay, and all others without it."""
+    """Return an AdamW optimizer that applies weight decay only to weight matrices, as timm does."""
     return create_optimizer_v2(
         network.backbone, "adamw", config.lr, config.weight_decay, betas=config.betas, fused=True
     )
 
 
 def cosine(optimizer: torch.optim.Optimizer, config: ScheduleConfig, lr: float, steps: int) -> CosineLRScheduler:
-    """Return the learning-rate schedule; call its `step_update(k)` before step k, where k counts from 0 to `steps` - 1.
+    """Return the learning-rate schedule.
 
-    During the w steps of warm-up, the rate is lr (k + 1) / (w + 1). Afterwards, it decreases from lr to the floor,
-    which it would reach at k = `steps`. The rate depends only on k, so checkpoints need not contain the schedule.
+    Call its `step_update(k)` before step k, where k counts from 0 to `steps` - 1. During the w steps of warm-up, the
+    rate is `lr * (k + 1) / (w + 1)`. Afterwards, it decreases along a cosine from `lr` towards `config.floor`, which it
+    would reach at k = `steps`. The rate depends only on k, so checkpoints do not contain the schedule.
     """
     warmup = int(config.warmup * steps)
     return CosineLRScheduler(
@@ -130,7 +135,7 @@ def mixer(config: MixConfig, num_classes: int) -> Mix | None:
 class EpochRecord:
     """The results of an epoch, where `epoch` counts from 1.
 
-    If a pre-training is repeated, only `seconds` differs.
+    If a run is repeated on the same CPU, all values except `seconds` are identical.
     """
 
     epoch: int
@@ -143,7 +148,7 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Saved:
-    """The content of a checkpoint, with the tensors that `TrainingState.tensors` returns."""
+    """The contents of a checkpoint, including the tensors that `TrainingState.tensors` returns."""
 
     history: tuple[EpochRecord, ...]
     config: Mapping[str, Json]
@@ -153,7 +158,7 @@ class Saved:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a checkpoint, or raise UserError if the file is damaged or is not a checkpoint of a pre-training."""
+        """Read a checkpoint, or raise UserError if the file is damaged or is not a pre-training checkpoint."""
         try:
             with safe_open(path, framework="pt") as file:
                 header: dict[str, Any] = file.metadata()
@@ -183,7 +188,7 @@ class Saved:
 
 @dataclass
 class TrainingState:
-    """The network, its optimizer and the moving average of its weights; training changes all of them in place."""
+    """The network, its optimizer and the moving average of its weights, all of which training changes in place."""
 
     network: Network
     optimizer: torch.optim.Optimizer
@@ -216,7 +221,7 @@ class TrainingState:
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors of the state, keyed by name.
 
-        The names begin with `network/`, `average/` or `<moment>/`, where `<moment>` is the name of a moment of AdamW.
+        The names begin with `network/`, `average/` or the name of a tensor in AdamW's state, such as `exp_avg/`.
         """
         named = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}
         if self.average is not None:
@@ -228,7 +233,7 @@ class TrainingState:
     def save(
         self, path: Path, history: Sequence[EpochRecord], config: PretrainConfig, data_digest: str, threads: int
     ) -> None:
-        """Write a checkpoint with this state and the records of all epochs so far, atomically."""
+        """Write a checkpoint atomically, with this state and the records of all epochs so far."""
         header = {
             "history": json.dumps([asdict(record) for record in history]),
             "config": config.model_dump_json(),

@@ -1,6 +1,6 @@
-"""Writing, memory mapping and checking of the Arrow files of prepared data sets.
+"""Functions that write, memory-map and check the Arrow files of prepared data sets.
 
-This module does not import torch, so that commands without training start quickly.
+This module does not import torch, so commands that do not train start quickly.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ PIECE = 32 * 1024 * 1024  # bytes read or written at once, to limit the memory o
 class Part:
     """The training or the test images of a domain, memory-mapped from the domain's file.
 
-    `images` is a uint8 array (n, 3, size, size), and `labels` an int16 array (n,). `paths` are the paths of the source
-    images within the original data set. `pages` is the memory map that contains the images.
+    `images` is a uint8 array (n, 3, size, size), and `labels` is an int16 array (n,). `paths` are the paths of the
+    source images within the original data set. `pages` is the memory map that contains the images.
     """
 
     images: np.ndarray
@@ -35,13 +35,16 @@ class Part:
 
 
 def schema(size: int) -> pa.Schema:
-    """Return the Arrow schema of the file of a domain with images of `size` x `size` pixels."""
+    """Return the schema of a domain's Arrow file, for images of `size` x `size` pixels."""
     image = pa.fixed_shape_tensor(pa.uint8(), [3, size, size])
     return pa.schema([("image", image), ("label", pa.int16()), ("path", pa.string())])
 
 
 def record_batch(images: np.ndarray, labels: Sequence[int] | np.ndarray, paths: Sequence[str]) -> pa.RecordBatch:
-    """Return a record batch of images, uint8 (n, 3, size, size), labels and paths, without copying the pixels."""
+    """Return a record batch of images with their labels and paths, without copying the pixels.
+
+    `images` is a uint8 array (n, 3, size, size).
+    """
     size = images.shape[-1]
     pixels = pa.Array.from_buffers(pa.uint8(), images.size, [None, pa.py_buffer(np.ascontiguousarray(images))])
     storage = pa.FixedSizeListArray.from_arrays(pixels, 3 * size * size)
@@ -67,7 +70,7 @@ def write_domain(path: Path, train: pa.RecordBatch, test: pa.RecordBatch, pages:
 
 
 class _InPieces(io.BufferedWriter):
-    """A file that is written in pieces; after each piece, the memory of the memory map `pages` is released."""
+    """A file writer that writes data in pieces and frees the memory of the memory map `pages` after each piece."""
 
     pages: mmap.mmap | None = None
 
@@ -112,7 +115,7 @@ def _part(batch: pa.RecordBatch, size: int, pages: mmap.mmap) -> Part:
 
 
 def check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
-    """Raise UserError unless all `labels` in the file `path` are at least 0 and below `classes`."""
+    """Raise UserError unless all `labels` in the file `path` are between 0 and `classes` - 1."""
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         raise UserError(
             f"{path} contains labels from {labels.min()} to {labels.max()}, but its card lists {classes} classes; "
@@ -121,10 +124,7 @@ def check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
 
 
 def stored_digest(folder: Path, card: StoreCard) -> str:
-    """Return the SHA-256 of a prepared data set's content, read piece by piece to save memory.
-
-    The value equals that of `content_digest`.
-    """
+    """Return the `content_digest` of a prepared data set, computed from its files piece by piece to save memory."""
     digest = hashlib.sha256("".join(f"{name}\0" for name in card.class_names).encode())
     for name in card.domains:
         for part in map_domain(folder / f"{name}.arrow"):

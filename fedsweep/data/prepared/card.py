@@ -1,6 +1,6 @@
-"""The folders of prepared data sets, and their cards, which describe the data sets.
+"""The cards that describe prepared data sets, and functions that find the folders of the data sets.
 
-This module imports neither torch nor pyarrow, so that commands that only list data sets start quickly.
+This module imports neither torch nor pyarrow, so commands that only list data sets start quickly.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ class DomainCard(Config):
 class StoreCard(Config):
     """The description of a prepared data set, stored as `card.json` in its folder.
 
-    The card is written last, so that a folder with a card is complete.
+    The card is written last, so a folder with a card is complete.
     """
 
     what_a_name_is = "an entry of a prepared data set's card"
@@ -70,7 +70,7 @@ def store_folder(name: str, size: int) -> Path:
 
 
 def is_store(folder: Path) -> bool:
-    """Return whether a folder contains a prepared data set that is complete."""
+    """Return whether a folder contains a complete prepared data set."""
     return (folder / CARD).is_file()
 
 
@@ -86,10 +86,11 @@ def unfinished() -> list[Path]:
 
 
 def read_card(folder: Path) -> StoreCard:
-    """Return the card (description) of a prepared data set.
+    """Return the card of a prepared data set.
 
     Raises:
-        UserError: The card is malformed or belongs to another folder, or the size of a file differs from the card.
+        UserError: The card is malformed or belongs to another folder, or the size of a file differs from the recorded
+            size.
     """
     card = StoreCard.of(read_json(folder / CARD), str(folder / CARD))
     if folder.name != f"{card.name}-{card.size}":
@@ -113,10 +114,11 @@ def find_store(name: str, size: int | None = None) -> Path:
 
     Args:
         name: The name of the data set.
-        size: The height and width of the images in pixels; None if the data set is prepared at only one size.
+        size: The height and width of the images in pixels; None selects the only prepared size.
 
     Raises:
-        UserError: The data set is not prepared at this size, or is prepared at several sizes and `size` is None.
+        UserError: The data set is not prepared at this size, or `size` is None and the data set is prepared at several
+            sizes.
     """
     sizes = prepared_sizes(name)
     if size is None and len(sizes) > 1:

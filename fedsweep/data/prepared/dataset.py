@@ -1,4 +1,4 @@
-"""The base class of data set configurations, and prepared data sets, whose Arrow files are mapped into memory."""
+"""Configuration classes of data sets, and functions that read prepared domains and compute digests of data sets."""
 
 import hashlib
 import warnings
@@ -19,7 +19,7 @@ from fedsweep.types import Domain, FederatedData, ImageSet
 
 
 def read_domain(path: Path, name: str) -> Domain:
-    """Return the domain `name`, whose images are a read-only memory map of its file.
+    """Return the domain `name`, with images that are a read-only memory map of the file `path`.
 
     Writing to the images would crash the process.
 
@@ -38,9 +38,11 @@ def read_domain(path: Path, name: str) -> Domain:
 def content_digest(class_names: Sequence[str], domains: Iterable[Domain]) -> str:
     """Return the SHA-256 of a data set's content as hexadecimal digits.
 
-    The hashed bytes are the class names, each followed by a zero byte, and then the training and the test images of
-    each domain: the name of the domain, the pixels (uint8, n x 3 x height x width) and the labels (int64,
-    little-endian).
+    The following bytes are hashed:
+
+    - each class name, followed by a zero byte
+    - for the training images and then the test images of each domain: the name of the domain, the pixels (uint8, n x 3
+      x height x width) and the labels (int64, little-endian)
     """
     digest = hashlib.sha256("".join(f"{name}\0" for name in class_names).encode())
     for domain in domains:
@@ -85,7 +87,7 @@ class Data(Config):
 
 
 class PreparedData(Data):
-    """A prepared data set: images that `fedsweep data prepare` has decoded once and stored on disk."""
+    """The configuration of a prepared data set, which `fedsweep data prepare` has decoded and stored on disk."""
 
     name: Literal["prepared"] = "prepared"
     set: str = Field(min_length=1, description="name under which the data set was prepared, e.g. `pacs`")
@@ -97,11 +99,11 @@ class PreparedData(Data):
     )
 
     def load(self) -> FederatedData:
-        """Return the data set, with images that are mapped into memory.
+        """Return the data set with memory-mapped images.
 
         Raises:
-            UserError: The data set is not prepared or is damaged, a domain is missing, or the digest differs from
-                `digest`.
+            UserError: The data set is not prepared or is damaged, a domain is missing, or the digest of the data set
+                does not begin with `digest`.
         """
         folder = store_folder(self.set, self.size)
         if self.size not in prepared_sizes(self.set):  # only names of prepared data sets are opened, never other paths

@@ -1,4 +1,4 @@
-"""Surrogate images, which are drawn from the pixel statistics of the server's images, without a generative model."""
+"""The source of surrogate images, which are drawn from the pixel statistics of the server's real images."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Literal
@@ -13,9 +13,10 @@ from fedsweep.types import FederatedData, ImageSet
 
 
 class Surrogate(Proportioned):
-    """Surrogate images: samples of a Gaussian over pixels, fitted to the server's real images of each class and domain.
+    """A source of surrogate images, which are samples from Gaussian distributions over pixels.
 
-    Surrogate images replace the output of a text-to-image model, so reports mention them next to the results.
+    A Gaussian is fitted to the server's real images of each class and domain. Surrogate images replace the output of a
+    text-to-image model, so reports mention them next to the results.
     """
 
     needs_proxy: ClassVar = True
@@ -26,7 +27,7 @@ class Surrogate(Proportioned):
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
         """Return surrogate images, keyed by domain.
 
-        Each image is drawn with a random stream of its own.
+        Each image has its own random stream.
         """
         classes = len(data.class_names)
         own = {name: _by_class(images) for name, images in sorted(proxy.items())}
@@ -55,13 +56,13 @@ def _by_class(images: ImageSet) -> dict[int, ImageSet]:
 def _pixels(images: ImageSet) -> Tensor:
     """Return the pixels of one class's images as float32 (n, 3, h, w).
 
-    Images are converted class by class, because all of them at once might not fit into memory.
+    Only one class is converted at a time, because all images at once might not fit into memory.
     """
     return images.take(torch.arange(len(images)))[0].float()
 
 
 def _deviations(own: Mapping[int, ImageSet], labels: Iterable[int]) -> list[Tensor]:
-    """Return the deviations of images from the mean of their class, one tensor (n, 3, h, w) per class.
+    """Return one tensor (n, 3, h, w) per class with the deviations of the images from their class mean.
 
     `own` maps each class to its images. Classes with fewer than two images are skipped.
     """
@@ -70,11 +71,11 @@ def _deviations(own: Mapping[int, ImageSet], labels: Iterable[int]) -> list[Tens
 
 
 def _means(own: Mapping[str, Mapping[int, ImageSet]], class_names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the mean images of all classes, (classes, 3, h, w), keyed by domain.
+    """Return, for each domain, a tensor (classes, 3, h, w) with the mean images of all classes.
 
-    `own` maps each domain and class to the server's images. If a domain has no images of a class, the mean image of
-    that class is estimated: it is the mean image of the domain plus the average difference between the class and the
-    domain in the other domains.
+    `own` maps each domain and class to the server's images. If a domain has no images of a class, the mean image of the
+    class is estimated as the domain's mean image plus the average difference between the class mean and the domain mean
+    in the other domains.
     """
     found, styles, moves = {}, {}, [list[Tensor]() for _ in class_names]
     for name, classes in own.items():
@@ -96,10 +97,13 @@ def _means(own: Mapping[str, Mapping[int, ImageSet]], class_names: Sequence[str]
 
 
 def _draw(mean: Tensor, scatter: Sequence[Tensor], seeds: Sequence[int]) -> Tensor:
-    """Draw one image from a Gaussian for each of k seeds, and return the images, uint8 (k, 3, h, w).
+    """Draw one image per seed from a Gaussian.
 
-    The Gaussian has the mean image `mean` and the covariance that is pooled over `scatter`, the deviations of images
-    from the mean of their class, one tensor (n, 3, h, w) per class.
+    The mean of the Gaussian is `mean`, and its covariance is pooled over `scatter`. Each tensor in `scatter` contains
+    the deviations of images (n, 3, h, w) from the mean of their class.
+
+    Returns:
+        The images, uint8 (seeds, 3, h, w).
     """
     drawn = mean.expand(len(seeds), *mean.shape)
     if scatter:

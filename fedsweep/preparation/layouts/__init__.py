@@ -1,6 +1,7 @@
-"""All layouts, that is, arrangements of image files that `fedsweep data prepare` can read.
+"""All layouts that `fedsweep data prepare` can read, and the function that finds the layout of a data set.
 
-A new layout needs a class, an entry in `ALL`, and a tree of example files in the tests.
+A layout is an arrangement of image files, such as `<domain>/<class>/<image>`. A new layout needs a class, an entry in
+`ALL`, and a tree of example files in the tests.
 """
 
 from pathlib import Path
@@ -33,8 +34,11 @@ _OTHER_SPELLINGS = {"imageclefda": ImageClef, "nicopp": Nico, "nico++": Nico}
 def find(name: str, root: Path, layout: str | None = None) -> Layout:
     """Return the layout of the data set `name` in the folder `root`.
 
-    If `layout` is None, the layout is detected from Parquet files with images, then from the name of the data set, and
-    then from the depth of the folders that contain images.
+    If `layout` is None, the layout is detected from the first of these clues that applies:
+
+    - Parquet files that contain images
+    - the name of the data set
+    - the depth of the folders that contain images
 
     Raises:
         UserError: `root` cannot be read, `layout` is not the name of a layout, or no layout fits.
@@ -66,9 +70,9 @@ def find(name: str, root: Path, layout: str | None = None) -> Layout:
 
 
 def _refuse_stray_splits(outer: Folder) -> None:
-    """Raise UserError if `outer` contains folders of splits, such as `train` and `test`, next to other folders.
+    """Raise UserError if `outer` contains both split folders, such as `train` and `test`, and other folders.
 
-    If all of these folders were read as domains, test images would be used for training.
+    If all of them were read as domains, test images would be used for training.
     """
     splits = [name for name in outer.folders if name.lower() in SPLITS]
     others = [name for name in outer.folders if name not in splits]

@@ -1,7 +1,6 @@
-"""The base class of layouts, checks that all layouts share, and the reading of list files.
+"""The base class of layouts, and functions that layouts share, such as those that read list files.
 
-A layout is an arrangement of image files in which data sets are published. The class of a layout lists the images and
-reads them.
+A layout is an arrangement of image files in which data sets are published. Its class lists the images and reads them.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +23,7 @@ _LONGEST_NAME = 200  # bytes; file systems allow 255, and a prepared data set ad
 class Item:
     """One image of a data set.
 
-    `path` identifies the image within the root folder. `split` is None if the layout has no split.
+    `path` identifies the image within the root folder. `split` is None if the layout does not define splits.
     """
 
     path: str
@@ -37,10 +36,10 @@ class Item:
 class Listing:
     """All images of a data set.
 
-    Labels count from 0 in the order of `class_names`. No domain or class is empty.
+    Labels count from 0 in the order of `class_names`. Every domain and every class has at least one image.
 
-    The listing that `Layout._find` returns is preliminary. Its `domains` are all domains of the published data set, and
-    its `class_names` contain "" for each class whose name is not known because the class has no images.
+    `Layout._find` returns a preliminary listing. Its `domains` are all domains of the published data set, and its
+    `class_names` contain "" for each class whose name is unknown because it has no images.
     """
 
     class_names: tuple[str, ...]
@@ -58,12 +57,13 @@ class Layout(ABC):
     num_classes: ClassVar[int | None] = None  # default of `list`: the number of classes to read; None for all
 
     def list(self, root: Path, num_classes: int | None = None) -> Listing:
-        """Return the images of the first `num_classes` classes, in an order that depends on names only.
+        """Return the images of the first `num_classes` classes, in an order that depends only on names.
 
-        If `num_classes` is None, the default of the layout applies, which is all classes for most layouts.
+        If `num_classes` is None, the default of the layout applies. Most layouts list all classes by default.
 
         Raises:
-            UserError: The files in `root` have another layout, or a class or a domain has no images.
+            UserError: The files in `root` have another layout, there are fewer than `num_classes` classes, or a class
+                or a domain has no images.
         """
         found = self._find(root, self.num_classes if num_classes is None else num_classes)
         names = found.class_names
@@ -94,7 +94,7 @@ class Layout(ABC):
     def _find(self, root: Path, num_classes: int | None) -> Listing:
         """Return a preliminary listing of all images.
 
-        The files of classes after the first `num_classes` need not exist.
+        The images of classes beyond the first `num_classes` need not exist.
         """
 
     def _order(self, path: str) -> tuple[str, int]:
@@ -109,7 +109,10 @@ class Layout(ABC):
         raise unexpected(root, self.name, looked_for)
 
     def files(self, items: Iterable[Item]) -> Sequence[str]:
-        """Return the files that contain the images `items`, relative to the root; by default, one file per image."""
+        """Return the paths, relative to the root, of the files that contain the images `items`.
+
+        By default, each image is in a file of its own.
+        """
         return [*dict.fromkeys(item.path for item in items)]
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
@@ -119,13 +122,13 @@ class Layout(ABC):
 
 
 def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: tuple[str, ...] = ()) -> Listing:
-    """Return the images that are stored as `<folder>/<class>/<image>`.
+    """Return a listing of the images that are stored as `<folder>/<class>/<image>`.
 
-    Labels follow the sorted names of all class folders, including empty ones.
+    Classes are labelled in the alphabetical order of all class folders, including empty ones.
 
     Args:
         root: The folder of the data set.
-        places: The domain, the folder (relative to the root) and the split of each group of class folders.
+        places: The domain, the path (relative to the root) and the split of each folder that contains class folders.
         domains: All domains of the published data set.
 
     Raises:
@@ -184,7 +187,7 @@ def _have(names: Sequence[str]) -> str:
 class Line:
     """A line of a list file: the path and the label of an image.
 
-    `where` is the location of the line, for error messages. `domain` and `split` are those of all images in the file.
+    `where` is the location of the line, for error messages. `domain` and `split` apply to all images in the list file.
     """
 
     where: str
@@ -195,7 +198,7 @@ class Line:
 
 
 def read_lines(root: Path, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the location (for error messages) and the text of each line in the file `name` that is not blank."""
+    """Yield the location (for error messages) and the text of each non-blank line in the file `name`."""
     # Not splitlines(), which also splits at characters that a file name may contain.
     for number, line in enumerate(read_text(root / name, "utf-8-sig").split("\n"), start=1):
         if line.strip():
@@ -207,10 +210,10 @@ def read_list(root: Path, name: str, domain: str, split: Split | None, labels: b
 
     Args:
         root: The folder of the data set.
-        name: The list file, relative to the root.
+        name: The path of the list file, relative to the root.
         domain: The domain of all images in the list.
         split: The split of all images in the list.
-        labels: Whether a line without a label is an error.
+        labels: Whether every line must contain a label.
 
     Raises:
         UserError: The list is empty, a line is malformed, or a path leads out of the root.
@@ -233,9 +236,9 @@ def read_list(root: Path, name: str, domain: str, split: Split | None, labels: b
 
 
 class ExistingFiles:
-    """A checker for the existence of files in a root folder.
+    """An object that checks whether files exist in a root folder.
 
-    The files of each folder are listed once, which is faster than a query for each file.
+    Each folder is listed only once, which is faster than looking up each file.
     """
 
     def __init__(self, root: Path) -> None:
@@ -245,7 +248,7 @@ class ExistingFiles:
         )
 
     def require(self, path: str, where: str) -> None:
-        """Raise UserError with similar file names if the file `path` does not exist.
+        """Raise UserError if the file `path` does not exist; the error message suggests similar file names.
 
         `where` is the location of the line that lists the file.
         """
@@ -273,9 +276,9 @@ def refuse_twice(lines: Iterable[Line], by_label: bool = False) -> None:
 
 
 def label_within(line: Line, most: int, first: int = 0) -> int:
-    """Return the label of a line, counted from 0.
+    """Return the label of a line as a number from 0 to `most` - 1.
 
-    Raise UserError unless the label in the file is between `first` and `first + most - 1`.
+    In the list file, labels count from `first`. Raise UserError if the label is missing or out of range.
     """
     if line.label is None or not first <= line.label < first + most:
         last = first + most - 1

@@ -1,4 +1,4 @@
-"""Sorted listings of folders, and the error for a data set that does not have the expected layout of files."""
+"""Functions that list folders in sorted order, and the error for a data set without the expected layout."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +30,7 @@ _NOT_DATA = "__MACOSX"  # the resource forks that macOS puts into archives
 class Folder:
     """The sorted names of the folders and files in a folder.
 
-    Hidden names, `__MACOSX` and fedsweep's data folder are left out.
+    Hidden files and folders, `__MACOSX` and fedsweep's data folder are left out.
     """
 
     path: Path
@@ -40,17 +40,17 @@ class Folder:
 
     @property
     def images(self) -> tuple[str, ...]:
-        """The names of the files with the suffix of an image, such as `.jpg`."""
+        """The names of the files with an image suffix, such as `.jpg`."""
         return tuple(name for name in self.files if is_image(name))
 
     def inner(self) -> Iterator["Folder"]:
-        """Yield the listing of each folder in this folder."""
+        """Yield the listing of each subfolder."""
         for name in self.folders:
             yield list_folder(self.path / name)
 
 
 def is_image(name: str) -> bool:
-    """Return whether a file's suffix is that of an image.
+    """Return whether a file name has an image suffix, such as `.jpg`.
 
     >>> is_image("a.b.JPEG"), is_image("labels.txt")
     (True, False)
@@ -61,7 +61,8 @@ def is_image(name: str) -> bool:
 def list_folder(path: Path | str) -> Folder:
     """Return the names of the folders and files in a folder.
 
-    Raise UserError if the folder cannot be read, or if an image in it is a broken link or not a regular file.
+    Raise UserError if the folder cannot be read, or if it contains an image that is a broken link or not a regular
+    file.
     """
     found = scan(path)
     if found.broken:
@@ -70,10 +71,10 @@ def list_folder(path: Path | str) -> Folder:
 
 
 def scan(path: Path | str) -> Folder:
-    """Return the names in a folder like `list_folder`, but accept images that are broken links or not regular files.
+    """Return the listing of a folder like `list_folder`, but accept images that are broken links or not regular files.
 
     Raise UserError if the folder cannot be read. Files are not queried one by one, because a folder may contain
-    millions.
+    millions of files.
     """
     folders, files, broken, stores = [], [], [], data_folder()
     try:
@@ -94,7 +95,7 @@ def scan(path: Path | str) -> Folder:
 
 
 def fold(name: str) -> str:
-    """Return a name in lower case, without spaces, hyphens and underscores.
+    """Return a name in lower case, without spaces, hyphens or underscores.
 
     >>> fold("Real_World")
     'realworld'
@@ -114,8 +115,9 @@ def join(*parts: str) -> str:
 def only_folder(root: Path, what: str, fits: Callable[[Folder], bool], levels: int = 2) -> str | None:
     """Return the path, relative to the root, of the only folder for which `fits` is true, or None if there is none.
 
-    The search begins at the root and ends `levels` levels below it, or at the first level with such a folder. Raise
-    UserError if that level has several such folders; the message describes their content as `what`.
+    The search proceeds level by level from the root, down to `levels` levels below it, and ends at the first level with
+    such a folder. Raise UserError if that level has several such folders. `what` describes their contents in the error
+    message.
     """
     level = [""]
     for _ in range(levels + 1):
@@ -129,7 +131,7 @@ def only_folder(root: Path, what: str, fits: Callable[[Folder], bool], levels: i
 
 
 def summarise_list(names: Iterable[str], most: int = 5) -> str:
-    """Return the first `most` names in backquotes, and the number of the other names, if there are any.
+    """Return the first `most` names in backticks, and the number of remaining names, if any.
 
     >>> summarise_list(["a", "b", "c"], most=2)
     '`a`, `b` and 1 more'
@@ -142,7 +144,7 @@ def summarise_list(names: Iterable[str], most: int = 5) -> str:
 def unexpected(root: Path, layout: str, looked_for: str) -> UserError:
     """Return the error for a root folder that does not have the layout `layout`.
 
-    The message lists the expected files, `looked_for`, and the existing files and folders.
+    The message lists the files and folders that the root contains. `looked_for` describes the expected ones.
     """
     folder = list_folder(root)
     kinds = (("folders", folder.folders), ("files", folder.files))

@@ -1,4 +1,4 @@
-"""The layouts of DomainNet, NICO++, Office-Home and ImageCLEF-DA, most of which have a list of images per domain."""
+"""The layouts of DomainNet, NICO++, Office-Home and ImageCLEF-DA, most of which have lists of each domain's images."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,9 +20,9 @@ from fedsweep.preparation.layouts.disk_listing import fold, join, list_folder, u
 
 
 def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None = None) -> dict[str, str]:
-    """Find the lists of training and test images, and return a dict from each domain to the path of its lists.
+    """Return the common path of the training and test lists of each domain, keyed by domain.
 
-    The path omits the endings `_train.txt` and `_test.txt`. The lists are searched for in the folders `places`, and the
+    The common path omits the endings `_train.txt` and `_test.txt`. The folders `places` are searched in order, and the
     first folder with lists is used. If `only` is given, other domains are ignored.
     """
     for place in places:
@@ -41,9 +41,10 @@ def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None =
 
 
 def _names_from_folders(lines: Sequence[Line], most: int) -> tuple[str, ...]:
-    """Return the class name of each label, that is, the name of the folder with its images, or "" for an unused label.
+    """Return the class names in the order of their labels, with "" for unused labels.
 
-    Raise UserError if a label is not below `most`, or if labels and folders do not match one to one.
+    A class has the name of the folder with its images. Raise UserError if a label is not below `most`, or if labels and
+    folders do not match one to one.
     """
     by_label: dict[int, tuple[str, str]] = {}
     by_name: dict[str, tuple[int, str]] = {}
@@ -64,10 +65,11 @@ def _names_from_folders(lines: Sequence[Line], most: int) -> tuple[str, ...]:
 def _read_lists(
     root: Path, lists: Mapping[str, str], bases: Sequence[str], most: int, num_classes: int | None
 ) -> tuple[tuple[str, ...], tuple[Item, ...]]:
-    """Return the class names and the images of the lists, without the domains that have no folder.
+    """Return the class names and the images of the lists.
 
-    Listed paths are relative to the first of the folders `bases` that contains the first listed image. Labels must be
-    below `most`. Images with labels from `num_classes` on need not exist.
+    If some domains have a folder, the domains without one are skipped. Listed paths are relative to the first of the
+    folders `bases` that contains the first listed image. Labels must be below `most`. Images with a label of
+    `num_classes` or more need not exist.
     """
     unpacked = {domain for domain in lists if any((root / base / domain).is_dir() for base in bases)}
     lines = [
@@ -94,7 +96,10 @@ _DOMAINNET_DOMAINS = frozenset({"clipart", "infograph", "painting", "quickdraw",
 
 
 class DomainNet(Layout):
-    """The layout of DomainNet: two lists of images per domain. By default, only the first 100 classes are read."""
+    """The layout of DomainNet: a training list and a test list per domain.
+
+    By default, only the first 100 classes are read.
+    """
 
     name = "domainnet"
     looks_like = "<domain>/<class>/*.jpg, splits/<domain>_{train,test}.txt"
@@ -116,7 +121,10 @@ _NICO_FOLDERS = (*_NICO_BASES, "public_dg_0416/train", "track_1/public_dg_0416/t
 
 
 class Nico(Layout):
-    """The layout of NICO++: two lists of images per domain, or folders per domain and class if there are no lists."""
+    """The layout of NICO++: a training list and a test list per domain.
+
+    If there are no lists, a folder per domain and class is read.
+    """
 
     name = "nico"
     looks_like = "NICO_DG/<domain>/<class>/*.jpg, NICO_DG_official/<domain>_{train,test}.txt or no lists"

@@ -30,18 +30,18 @@ class Classes(Layout):
 
 
 def domain_of(root: Path) -> str:
-    """Return the name of the root folder, or of the link to it.
+    """Return the name of the root folder; if the root is a link, return the name of the link.
 
-    Layouts use this name for the only domain of a data set without domains.
+    Layouts without domains use this name for their only domain.
     """
     return os.path.basename(os.path.abspath(root))
 
 
 def below_splits(outer: Folder) -> Literal["classes", "domains"] | None:
-    """Return whether the folders of splits in `outer`, such as `train` and `test`, contain classes or domains.
+    """Return whether the split folders in `outer`, such as `train` and `test`, contain classes or domains.
 
-    Return None if they contain neither, or if any folder in `outer` is not named after a split, contains images, or is
-    empty.
+    Return None if they contain neither. Also return None if any folder in `outer` is not named after a split, contains
+    images, or has no subfolders.
     """
     if not outer.folders or any(name.lower() not in SPLITS for name in outer.folders):
         return None
@@ -55,7 +55,7 @@ def below_splits(outer: Folder) -> Literal["classes", "domains"] | None:
 
 
 class Domains(Layout):
-    """The layout with a folder per domain and class, and optionally per split, above or below the domains."""
+    """The layout `<domain>/<class>/<image>`, optionally with split folders above or below the domain folders."""
 
     name = "domains"
     looks_like = "[{train,val,test}/]<domain>/[{train,val,test}/]<class>/*"

@@ -1,4 +1,4 @@
-"""The layout of Parquet files with a column of encoded images, a common format on the Hugging Face Hub."""
+"""The layout of Parquet files with a column of encoded images, which is common on the Hugging Face Hub."""
 
 import json
 import re
@@ -34,9 +34,9 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
 
 def _read_rows(path: Path, rows: Iterable[int]) -> Iterator[bytes]:
-    """Yield the encoded image in each of the rows.
+    """Yield the encoded image in each row of `rows`.
 
-    Ascending row numbers are fastest, because a row group is read again if a number is lower than the one before.
+    Ascending row numbers are fastest, because a step back to a lower number reads the row group again.
     """
     file = open_parquet(path)
     starts = [0, *accumulate(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))]
@@ -60,7 +60,7 @@ def _read_rows(path: Path, rows: Iterable[int]) -> Iterator[bytes]:
 
 
 def _encoded(images: pa.Array) -> pa.Array:
-    """Return a column of encoded images as bytes; files from Hugging Face wrap the bytes in structs."""
+    """Return a column of encoded images as bytes, extracted from the structs of Hugging Face's files if necessary."""
     return pc.struct_field(images, "bytes") if pa.types.is_struct(images.type) else images
 
 
@@ -93,7 +93,7 @@ class Parquet(Layout):
         return row_of(path)  # row 10 comes after row 9, so that a file is read once
 
     def files(self, items: Iterable[Item]) -> Sequence[str]:
-        """Return the Parquet files that contain the items."""
+        """Return the names of the Parquet files that contain the images `items`."""
         return [*dict.fromkeys(row_of(item.path)[0] for item in items)]
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
@@ -107,7 +107,7 @@ class Parquet(Layout):
 
 
 def row_of(path: str) -> tuple[str, int]:
-    """Return the file and the row number in the path of an image.
+    """Return the file name and the row number in the path of an image.
 
     >>> row_of("art_painting.parquet:17")
     ('art_painting.parquet', 17)
@@ -178,9 +178,9 @@ class _Table:
 
 
 def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
-    """Raise UserError if an image is null.
+    """Raise UserError if an image in a Parquet file is null.
 
-    Images are read only where the file's statistics do not rule out nulls.
+    To save time, images are not read if the file's statistics rule out nulls.
     """
     before = 0
     for group in range(file.num_row_groups):
@@ -197,7 +197,7 @@ def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
 
 
 def _places(root: Path, stems: Sequence[str]) -> tuple[dict[str, tuple[str, Split | None]], bool]:
-    """Return a dict from each file's stem (its name without the suffix) to its domain and split.
+    """Return the domain and the split of each file, keyed by the file's stem (its name without the suffix).
 
     Also return whether all files are named after splits, such as `train`.
     """

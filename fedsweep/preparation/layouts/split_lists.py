@@ -32,7 +32,7 @@ from fedsweep.preparation.layouts.disk_listing import (
 
 
 def _read_splits(root: Path, pattern: str, domain: str) -> list[Line]:
-    """Return the lines of the training list and of the test list, or raise UserError if an image is listed twice.
+    """Return the lines of the training and test lists, or raise UserError if an image is listed twice.
 
     `pattern` is the path of a list, relative to the root, with `{}` in place of `train` or `test`.
     """
@@ -70,7 +70,7 @@ _PACS_DOMAINS = frozenset({"art_painting", "cartoon", "photo", "sketch"})
 
 
 class Pacs(Layout):
-    """The layout of PACS: a folder per domain and class, and lists that define the split, if there are any."""
+    """The layout of PACS: a folder per domain and class, and optional lists that define the split."""
 
     name = "pacs"
     looks_like = "[kfold/]<domain>/<class>/*, <domain>_{train,crossval,test}_kfold.txt or no lists"
@@ -90,7 +90,9 @@ class Pacs(Layout):
         return replace(found, items=tuple(items))
 
     def _train(self, root: Path, base: str, place: str, domains: Sequence[str]) -> set[str]:
-        """Return the paths of the training images, from the lists `<domain>_train_kfold.txt` in the folder `place`.
+        """Return the paths of the training images.
+
+        The training images of a domain are listed in `<domain>_train_kfold.txt` in the folder `place`.
 
         Raises:
             UserError: A training list is missing, a listed image does not exist, or training and validation lists
@@ -123,7 +125,10 @@ _UCF_FILES = {"classInd.txt", "trainlist01.txt", "testlist01.txt"}
 
 
 class Ucf101(Layout):
-    """The layout of UCF101: the frames of videos, and lists of videos. Only each video's middle frame is read."""
+    """The layout of UCF101: video frames, and lists of training and test videos.
+
+    Only the middle frame of each video is read.
+    """
 
     name = "ucf101"
     looks_like = "UCF-101-midframes/<Class_Name>/v_*.jpg or <ClassName>/v_*/<frame>.jpg, ucfTrainTestlist/*01.txt"
@@ -154,7 +159,7 @@ class Ucf101(Layout):
 
 
 def _middle_frame(folder: Folder, video: str, where: str) -> str:
-    """Return the path, within the folder, of the middle frame of a video, or of its only frame.
+    """Return the path, within `folder`, of the middle frame of a video, or of its only frame.
 
     Raise UserError if the video has no frames.
     """
@@ -192,5 +197,5 @@ def _plain(name: str) -> str:
 
 
 def _by_number(name: str) -> tuple[list[int], str]:
-    """Return a sort key for names of frames, by which frame 10 comes after frame 9 even without leading zeros."""
+    """Return a sort key that orders frame names by number, so that frame 10 comes after frame 9."""
     return [int(digits) for digits in re.findall(r"\d+", name)], name
