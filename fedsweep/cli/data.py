@@ -252,7 +252,7 @@ def _panels(configs: Iterable[RunConfig]) -> tuple[list[Panel], tuple[str, ...]]
 
 
 def _partition_table(panel: Panel, class_names: tuple[str, ...]) -> Table:
-    """Return a table with one row per client, as described in `partition`."""
+    """Return a table of the clients' images, classes and label distances."""
     from fedsweep.preparation.figures import class_counts, distances, skew
 
     clients, classes = panel.clients, len(class_names)

@@ -19,9 +19,7 @@ Overrides = Annotated[
     list[str] | None,
     Argument(metavar="[NAME=VALUE]...", help="hyperparameters to change, by dotted name, e.g. `federation.rounds=5`"),
 ]
-_STORE = (
-    "results folder, which also contains MLflow's database, or URI of a remote results folder, e.g. `s3://BUCKET/RUNS`"
-)
+_STORE = "results folder (also holds MLflow's database), or URI of a remote results folder, e.g. `s3://BUCKET/RUNS`"
 StoreOption = Annotated[str, Option("--store", envvar="FEDSWEEP_STORE", metavar="FOLDER|URI", help=_STORE)]
 _COLUMNS = (
     "columns of the table in addition to the objective: `worst_domain`, `megabytes_up`, `rounds_to=0.7` or any metric"

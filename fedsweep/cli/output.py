@@ -176,7 +176,7 @@ def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
 
 
 def show_undelivered(console: Console, recorder: Recorder, page_command: str) -> None:
-    """If runs are incomplete in MLflow, print a warning with the reason and the command that completes them."""
+    """Warn if runs are incomplete in MLflow. The warning contains the reason and the command that completes them."""
     if missing := recorder.unsynced:
         why = recorder.outage or "MLflow rejected them."
         runs = "run is" if len(missing) == 1 else "runs are"

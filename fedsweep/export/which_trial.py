@@ -39,7 +39,7 @@ def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
     is returned. Trials that have not finished are accepted only if `unfinished` is true.
 
     Raises:
-        UserError: No trial matches.
+        UserError: No trial matches, or `text` is ambiguous.
     """
     name, colon, arm = text.partition(":")
     bare, _, which = name.partition("@")

@@ -170,7 +170,7 @@ def _image_card(config: RunConfig, model: LayeredModel) -> ImageCard:
 
 
 def _logits(federation: Federation, checkpoint: Checkpoint, images: ImageSet, client: str | None) -> Tensor:
-    """Return the model's logits (n, classes) with the global adapter or, if `client` is given, with the client's."""
+    """Return the logits (n, classes) of the global model or, if `client` is given, of that client's own model."""
     method, state = federation.method, checkpoint.state
     federation.model.load_adapter(adapter_of(method, state, client))
     owner = next((one for one in federation.clients if one.id == client), None)

@@ -199,7 +199,7 @@ def asked_columns(manifest: SweepManifest) -> list[Column]:
 
 
 def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float]:
-    """Return a sort key that ranks arms by mean, followed by arms without a mean, by last round and objective."""
+    """Return a sort key: arms with a mean come first, best mean first, then the others by last round and objective."""
     sign = -1 if manifest.mode == "max" else 1
     if one.mean is not None:
         return False, 0, sign * one.mean

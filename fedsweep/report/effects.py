@@ -102,7 +102,7 @@ class _Grid:
 def decompose(
     names: Sequence[str], arms: Sequence[ArmStatistics], baseline: Mapping[str, Json] | None
 ) -> Factorial | str:
-    """Split the variation of the objective in a full grid among the factors, or return why this is impossible.
+    """Split the variation of the objective in a full grid among the factors; return the reason if this is impossible.
 
     All arms share the seeds (repeated measures), so each effect is tested against its own interaction with the seeds.
     The degrees of freedom are corrected by the method of Greenhouse and Geisser (1959), since the differences between

@@ -141,8 +141,8 @@ def _about_best(
 def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, dotted: Sequence[str]) -> str:
     """Return the label of a comparison of `arm` with `other`, such as `rank 4 against 8`.
 
-    The label begins with the hyperparameters that `baseline` does not set, as in `lr 0.1, rank 4 against 8`, because
-    both arms have the same values of them.
+    Hyperparameters that `baseline` does not set have the same value in both arms. They come first, as in
+    `lr 0.1, rank 4 against 8`.
     """
     differing = [name for name in dotted if (name in arm, arm.get(name)) != (name in other, other.get(name))]
     shared = [name for name in dotted if name in arm and name in other and name not in baseline]

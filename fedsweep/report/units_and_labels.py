@@ -34,7 +34,7 @@ class Units:
 
     @classmethod
     def fit(cls, percent: bool, values: Iterable[float | None]) -> "Units":
-        """Return percent for accuracies, or the units that show the median of `values` with four significant digits.
+        """Return percent if `percent` is true, or else units with four significant digits for the median of `values`.
 
         The median is used because it is robust to diverged runs.
 
@@ -103,8 +103,8 @@ def arm_words(arm: Mapping[str, Json], dotted: Sequence[str]) -> str:
 def settings(one: ArmStatistics, dotted: Sequence[str]) -> dict[str, str]:
     """Return the cells that identify an arm, as a dict from column to text.
 
-    Each hyperparameter has its own column. The column `arm` contains the arm's name or the components that it removes,
-    if the search space names arms or removes components.
+    Each hyperparameter has its own column. If the search space names arms or removes components, the column `arm`
+    contains the arm's name or the removed components.
     """
     values = one.arm.values
     cells = {

@@ -31,7 +31,7 @@ WORDS = {"best": "best member", "others": "other members", "replaced": "replaced
 
 
 def draw(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> Drawing | None:
-    """Draw the objective and each hyperparameter by round, one panel each; return None if no round was completed."""
+    """Draw the objective and each hyperparameter by round; return None if no round was completed."""
     from matplotlib.lines import Line2D
 
     members = played(manifest, trials)
