@@ -1,4 +1,4 @@
-"""The command line. Packages that load slowly are imported inside functions, so that `--help` is fast."""
+"""The command line of fedsweep. Slow packages are imported inside functions to keep `--help` fast."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Hyperparameter tuning and ablations for federated fine-tuning of foundation models.\n\n"
-    "Start with `fedsweep tune ablations/lora_rank`, which runs twelve federated trainings and prints a table of "
+    "Start with `fedsweep tune ablations/lora_rank`, which trains twelve federated models and prints a table of "
     "results. Then `fedsweep ui` shows all recorded metrics in MLflow.",
 )
 for verb in (verbs.run, tune, report, compare, verbs.ui):

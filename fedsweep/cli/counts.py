@@ -1,4 +1,4 @@
-"""Tables of the parameters of models and the bytes that clients send, counted without training."""
+"""Tables of parameter counts and upload sizes, computed without training."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -16,7 +16,7 @@ NARROWEST = 80  # minimum width of a table; in a narrower terminal, its lines wr
 
 
 def show_counts(plan: Plan) -> None:
-    """Print the parameter counts of each arm's model and clients, next to a paper's values if there are any."""
+    """Print each arm's parameter counts and upload sizes, and the values from the reference paper if there is one."""
     measure, console = plan.space.measure, result_console()
     classes = measure.classes if isinstance(measure, Parameters) else 0
     arms = plan.arms
@@ -31,9 +31,9 @@ def show_counts(plan: Plan) -> None:
 
 
 def models(arms: Sequence[Arm], counted: Sequence[Counted], reference: Reference | None, width: int) -> Iterator[Table]:
-    """Yield tables of parameter counts with a column for each arm, each at most `width` characters wide.
+    """Yield tables of parameter counts with one column per arm, each table at most `width` characters wide.
 
-    The values that the paper `reference` prints are shown below the counts.
+    If `reference` is given, the values from that paper are shown below the counts.
     """
     found: list[Mapping[str, float]] = [{**one.parameters, **one.shares} for one in counted]
     asked = reference.metrics() if reference else []
@@ -69,9 +69,9 @@ def row_name(metric: str) -> str:
 
 
 def clients(arms: Sequence[Arm], counted: Sequence[Counted]) -> tuple[Table, Table]:
-    """Return a table of the clients' parameter counts, and a table of the bytes and seconds of their uploads.
+    """Return a table of the clients' parameter counts, and a table of the sizes and durations of their uploads.
 
-    Both tables have a row for each arm, client depth and training stage.
+    Both tables have one row for each combination of arm, client depth and training stage.
     """
     bricks = any(client.bricks for one in counted for client in one.clients)
     heads = ["parameters\nheld", *(["BRICKs\nof these", "%\nmore"] if bricks else []), "trained", "% of the\nbackbone"]
@@ -96,7 +96,7 @@ def _of_clients(heads: Sequence[str]) -> Table:
 
 
 def _rounded(value: float | None) -> str:
-    """Return a count as papers print counts, e.g. 86.4M or 43.0K."""
+    """Format a count in the style of papers, e.g. 86.4M or 43.0K."""
     if value is None:
         return ""
     if value >= 1e6:

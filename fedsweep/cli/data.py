@@ -1,4 +1,4 @@
-"""`fedsweep data`: prepare, list and show data sets, draw partitions, and generate synthetic images."""
+"""The `fedsweep data` commands, which prepare and show data sets, plot partitions and generate synthetic images."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def prepare(
     name: Annotated[str, Argument(metavar="NAME", help="name for the prepared data set, e.g. `pacs`")],
     root: Annotated[Path, Option(metavar="DIR", help="folder with the images")],
     layout: Annotated[
-        str | None, Option(help="layout of the folder, as named by `fedsweep data list`; detected by default")
+        str | None, Option(help="one of the folder layouts that `fedsweep data list` prints; detected by default")
     ] = None,
     size: Annotated[int, Option(help="height and width of the decoded images in pixels")] = 224,
     backbone: Annotated[
-        str | None, Option(metavar="TIMM_NAME", help="timm model; resize and crop images as in its evaluation")
+        str | None, Option(metavar="TIMM_NAME", help="resize and crop images as in the evaluation of this timm model")
     ] = None,
     test_fraction: Annotated[
         float, Option(help="share of each class held out for testing, if the data set has no split of its own")
@@ -55,9 +55,10 @@ def prepare(
     """Decode the images of a data set once, so that all trials can share them in memory.
 
     The short side of each image is resized to `--size` pixels (bicubic) and the centre is cropped. With `--backbone`,
-    images are resized and cropped as in timm's evaluation of that model. As in torchvision, palette, grey and CMYK
-    images become RGB, the alpha channel is dropped and EXIF orientation is ignored. If the data set has its own split
-    into training and test images, that split is used. After an interruption, run the same command again to continue.
+    images are resized and cropped as in timm's evaluation of that model. Palette, grey and CMYK images are converted
+    to RGB, the alpha channel is dropped and EXIF orientation is ignored, as in torchvision. If the data set has its
+    own split into training and test images, that split is used. To continue after an interruption, run the same
+    command again.
 
     Example: `fedsweep data prepare pacs --root pacs-64 --size 64`
     """
@@ -143,7 +144,7 @@ def list_stores() -> None:
 def show(
     name: Annotated[str, Argument(metavar="NAME", help="prepared data set, e.g. `pacs`")],
     size: Annotated[
-        int | None, Option(help="image size in pixels, if the data set is prepared at several sizes")
+        int | None, Option(help="image size in pixels; required if the data set is prepared at several sizes")
     ] = None,
     out: OutOption = None,
     every: Annotated[bool, Option("--all", help="list every class, even if there are more than 40")] = False,
@@ -151,9 +152,9 @@ def show(
         bool, Option("--verify", help="read all pixels and check that their digest is unchanged")
     ] = False,
 ) -> None:
-    """Print the number of images per domain and class of a prepared data set, and draw sample images.
+    """Print the number of images in each domain and class of a prepared data set, and draw sample images.
 
-    The sample images are drawn on one contact sheet, which makes a wrong crop or a wrong label easy to see. The contact
+    The sample images are drawn on a contact sheet, where wrong crops and wrong labels are easy to see. The contact
     sheet is written next to the data set, or to the file given by `--out`.
 
     Example: `fedsweep data show pacs --size 64 --verify`
@@ -195,12 +196,12 @@ def partition(
     overrides: Overrides = None,
     out: OutOption = None,
 ) -> None:
-    """Print the number of images and classes of each client, and draw the images by client and class.
+    """Print the number of images and classes of each client, and plot the number of images by client and class.
 
-    The column `distance` is the total-variation distance between the label distribution of a client and that of its
-    domain. The skew of a partition is the mean of these distances. The skew is 0 if all clients of a domain have the
-    same distribution of labels. For a search space, the picture has one panel for each different partition that its
-    arms have with the first seed.
+    The column `distance` is the total-variation distance between a client's label distribution and that of its
+    domain. The skew of a partition is the mean of these distances, and is 0 if all clients of a domain have the same
+    label distribution. For a search space, the partitions are drawn with the first seed, and each distinct partition
+    has its own panel in the plot.
 
     Example: `fedsweep data partition fedra_digits partition=feature_label_skew partition.alpha=0.1`
     """
@@ -227,7 +228,7 @@ DECIDES = ("data", "partition", "seed")  # the parts of an experiment that deter
 
 
 def _panels(configs: Iterable[RunConfig]) -> tuple[list[Panel], tuple[str, ...]]:
-    """Return one panel for each different partition of the experiments, and the names of the classes."""
+    """Return one panel for each distinct partition among `configs`, and the names of the classes."""
     from fedsweep.federation.build_and_run import split
     from fedsweep.preparation.figures import Panel
 
@@ -251,7 +252,7 @@ def _panels(configs: Iterable[RunConfig]) -> tuple[list[Panel], tuple[str, ...]]
 
 
 def _partition_table(panel: Panel, class_names: tuple[str, ...]) -> Table:
-    """Return a table with each client's number of images and classes, most frequent class and label distance."""
+    """Return a table of the clients' images, classes and label distances."""
     from fedsweep.preparation.figures import class_counts, distances, skew
 
     clients, classes = panel.clients, len(class_names)
@@ -277,9 +278,9 @@ def generate(
 ) -> None:
     """Generate the synthetic images of an experiment with its text-to-image model, and prepare them as a data set.
 
-    The images depend only on the model, the prompt and `synthetic.seed`, so all runs and methods share them. After an
-    interruption, run the same command again to continue. With a larger `synthetic.share`, only the additional images
-    are generated.
+    The images depend only on the model, the prompt and `synthetic.seed`, so all runs and methods share them. To
+    continue after an interruption, run the same command again. If you increase `synthetic.share`, only the additional
+    images are generated.
 
     Example: `fedsweep data generate fedag_office_home --device cuda`
     """

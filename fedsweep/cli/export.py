@@ -28,15 +28,15 @@ def export(
         str,
         Argument(
             metavar="TRIAL",
-            help="trial to export: its key or the start of its key, an arm of a sweep as `SPACE[@SWEEP][:ARM]`, or an "
-            "experiment that you ran with `fedsweep run`",
+            help="trial to export: a trial's key or the start of its key, an arm of a sweep as `SPACE[@SWEEP][:ARM]`, "
+            "or an experiment that you ran with `fedsweep run`",
         ),
     ],
     to: Annotated[Path, Option("--to", metavar="DIR", help="folder to write; it must be new or empty")],
     client: Annotated[
         str | None,
         Option(
-            help="id of the client whose own model is exported, if the method trains such models; by default, the "
+            help="id of a client whose own model to export, if the method trains one model per client; by default, the "
             "global model is exported"
         ),
     ] = None,
@@ -53,7 +53,7 @@ def export(
     """Export a trained model to a folder that timm, or transformers with PEFT, can load without fedsweep.
 
     If TRIAL matches several trials, the trial with the best objective is exported. As a check, the exported model is
-    loaded again. The export fails if the loaded model's predictions differ from those of the run's model.
+    loaded again, and the export fails if its predictions differ from those of the original model.
 
     Example: `fedsweep export ablations/lora_rank:lora.rank=4 --to rank4`
     """
@@ -88,7 +88,10 @@ def export(
 
 
 def version_of(card: ExportCard) -> tuple[str, dict[str, str]]:
-    """Return the name of a model version's artifact folder, which contains round and client, and the version's tags."""
+    """Return the name of a model version's artifact folder, and the tags of the model version.
+
+    The name contains the round and, for a client's own model, the client.
+    """
     whose = f"-{card.origin.client}" if card.origin.client else ""
     tags = {"method": card.method, "seed": str(card.seed), "round": str(card.round), "trial": card.origin.key}
     return f"export-{card.round}{whose}", {f"fedsweep.{name}": value for name, value in tags.items()}
@@ -105,9 +108,9 @@ def predict(
 ) -> None:
     """Classify the images of a folder with an exported model.
 
-    The images are decoded, resized and cropped like the images that the model was trained on. If images cannot be read,
-    their names are printed, all other images are classified, and the exit code is 1. If every image is in a folder
-    named after its class, the accuracy is printed too.
+    The images are decoded, resized and cropped in the same way as the images of the run. If some images cannot be read,
+    their names are printed, the other images are classified, and the exit code is 1. If every image is in a folder
+    named after its class, the accuracy is also printed.
 
     Example: `fedsweep predict rank4 photos --format csv --output photos.csv`
     """
@@ -149,7 +152,7 @@ def predict(
 
 
 def table_rows(found: Predictions) -> list[list[str]]:
-    """Return a header row and, for each image, a row with its path and the name and probability of each class."""
+    """Return a header row, and one row per image with its path and the name and probability of each predicted class."""
     most = max((len(guesses) for guesses in found.images.values()), default=1)
     numbers = ["", *(f" {place}" for place in range(2, most + 1))]
     header = ["path", *(f"{name}{number}" for number in numbers for name in ("class", "probability"))]
@@ -176,7 +179,7 @@ def as_text(found: Predictions) -> str:
 
 
 def as_json(found: Predictions) -> str:
-    """Return the predictions, the unreadable images and the accuracy as one JSON object in text form."""
+    """Return the predictions, the unreadable images and the accuracy as JSON text."""
     images = [
         {"path": name, "predictions": [{"class": one.name, "probability": one.probability} for one in guesses]}
         for name, guesses in found.images.items()

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and their checks."""
+"""Arguments and options that several commands share, and functions that check their values."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ Overrides = Annotated[
     list[str] | None,
     Argument(metavar="[NAME=VALUE]...", help="hyperparameters to change, by dotted name, e.g. `federation.rounds=5`"),
 ]
-_STORE = (
-    "results folder, which also contains MLflow's database, or URI of a remote results folder, e.g. `s3://BUCKET/RUNS`"
-)
+_STORE = "results folder (also holds MLflow's database), or URI of a remote results folder, e.g. `s3://BUCKET/RUNS`"
 StoreOption = Annotated[str, Option("--store", envvar="FEDSWEEP_STORE", metavar="FOLDER|URI", help=_STORE)]
 _COLUMNS = (
     "columns of the table in addition to the objective: `worst_domain`, `megabytes_up`, `rounds_to=0.7` or any metric"
@@ -54,7 +52,7 @@ def check_format(given: str, known: tuple[str, ...]) -> None:
 
 
 def checked_device(device: str) -> Device:
-    """Return the device, or raise UserError if it is unknown or unavailable.
+    """Return `device`, or raise UserError if it is unknown or unavailable.
 
     torch is imported only for `cuda`, because the import is slow.
     """
@@ -79,9 +77,9 @@ def worker_count(workers: int | None) -> int:
 
 
 def read_experiment(name: str, changes: Mapping[str, Json]) -> RunConfig:
-    """Return an experiment with `changes` applied.
+    """Return the configuration of an experiment with `changes` applied.
 
-    An unknown name raises UserError before torch is imported, which is slow.
+    An unknown name raises UserError at once, before the slow import of torch.
     """
     path, where = find("experiments", name), f"experiment {name}"
     from fedsweep.federation.run_config import RunConfig

@@ -32,12 +32,12 @@ PIPED_WIDTH = 120  # width without a terminal, enough for all columns of the res
 
 
 def progress_console() -> Console:
-    """Return a console on stderr, for progress, so that stdout can be piped."""
+    """Return a console that writes progress to stderr, so that stdout can be piped."""
     return _console(sys.stderr)
 
 
 def result_console() -> Console:
-    """Return a console on stdout, for results."""
+    """Return a console that writes results to stdout."""
     return _console(sys.stdout)
 
 
@@ -54,7 +54,7 @@ def relative(path: Path) -> str:
 def page_command(store: str, server: str | None = None) -> str:
     """Return the `fedsweep ui` command that shows a results folder or the runs on an MLflow server.
 
-    Options that are not needed, because the default or an environment variable has the same value, are left out.
+    An option is left out if its default or its environment variable already has the right value.
     """
     words, named = ["fedsweep", "ui"], os.environ.get("FEDSWEEP_MLFLOW")
     if Path(store) != Path(os.environ.get("FEDSWEEP_STORE", DEFAULT_STORE)):
@@ -74,10 +74,10 @@ def duration(seconds: float) -> str:
 
 
 def plan_table(name: str, axes: Mapping[str, Axis], arms: Sequence[Arm] | None, around: Arm | None = None) -> Table:
-    """Return a table of the arms of a grid or, if `arms` is None, of the ranges of a sampled search.
+    """Return a table of the arms of a grid or, if `arms` is None, of the ranges that a search samples from.
 
-    The caption lists the conditions under which an axis is active. If `around` is given, the label of each arm shows
-    only its differences from that arm.
+    The caption lists the hyperparameters that are varied only under a condition. If `around` is given, the label of
+    each arm shows only its differences from the arm `around`.
     """
     conditions = [f"{key} only if {axis.shown_conditions()}" for key, axis in axes.items() if axis.when]
     caption = Text("\n".join(conditions), style="none") if conditions else None
@@ -94,7 +94,7 @@ def plan_table(name: str, axes: Mapping[str, Axis], arms: Sequence[Arm] | None, 
 
 
 def show_recorded(console: Console, config: RunConfig, folder: Path, page_command: str) -> None:
-    """Print the location of a run's results, and a warning if other images replaced an image generator's output."""
+    """Print the location of a run's results, and a warning if the run trained on stand-ins for generated images."""
     picture = " (with `tsne.png`)" if config.evaluation.tsne_classes else ""
     console.print(f"Recorded in {relative(folder)}{picture} and in MLflow; run `{page_command}` to open MLflow.")
     if made := stand_in(config.marks()):
@@ -102,7 +102,10 @@ def show_recorded(console: Console, config: RunConfig, folder: Path, page_comman
 
 
 def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None) -> None:
-    """Print a plan's arms, trials and rounds and, if `estimate` is set, run one round to estimate the total time."""
+    """Print the arms of a plan and its numbers of trials and rounds.
+
+    If `estimate` is true, also run one round and print an estimate of the total time.
+    """
     from fedsweep.sweep.cluster.cluster import HERE
     from fedsweep.sweep.running.time_estimate import estimate as measured
     from fedsweep.sweep.running.time_estimate import side_by_side
@@ -126,7 +129,7 @@ def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None)
 
 
 def show_sweep(result: SweepResult, page_command: str) -> None:
-    """Print the locations of a sweep's results, and any errors. If the sweep's exit status is not 0, exit with it."""
+    """Print the locations of a sweep's results and any errors. Exit with the sweep's status unless it is 0."""
     console, session, tally = result_console(), result.session, result.tally
     name, folder = session.plan.name, relative(result.folder)
     if result.report_error is not None and not disk_is_full(result.report_error):
@@ -161,7 +164,7 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
 
 
 def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
-    """Return whether files could not be uploaded to the remote results folder; if so, print a warning."""
+    """Warn if files could not be uploaded to the remote results folder, and return whether there are such files."""
     if not remote.unsent:
         return False
     reason = next(iter(remote.unsent.values()))
@@ -173,7 +176,7 @@ def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
 
 
 def show_undelivered(console: Console, recorder: Recorder, page_command: str) -> None:
-    """Print a warning if runs are incomplete in MLflow, with the reason and the command that completes the runs."""
+    """Warn if runs are incomplete in MLflow. The warning contains the reason and the command that completes them."""
     if missing := recorder.unsynced:
         why = recorder.outage or "MLflow rejected them."
         runs = "run is" if len(missing) == 1 else "runs are"
@@ -185,7 +188,7 @@ def show_undelivered(console: Console, recorder: Recorder, page_command: str) ->
 
 
 def show_delivery(console: Console, store: Store, destination: Destination) -> None:
-    """Copy everything in the results folder to MLflow, and print the outcome for each sweep and run."""
+    """Copy all results that MLflow lacks from the results folder to MLflow, and print the outcome by sweep and run."""
     from fedsweep.sweep.running.display import delivering
     from fedsweep.tracking import deliver_all
 

@@ -20,14 +20,16 @@ PretrainOverrides = Annotated[
 
 
 def pretrain(
-    experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="pre-training to run, e.g. `tinyimagenet_vit`")],
+    experiment: Annotated[
+        str, Argument(metavar="EXPERIMENT", help="pre-training configuration, e.g. `tinyimagenet_vit`")
+    ],
     overrides: PretrainOverrides = None,
     out: Annotated[
-        Path | None, Option(help="file to write instead of `backbones/EXPERIMENT.safetensors` in the data folder")
+        Path | None, Option(help="weights file; by default, `backbones/EXPERIMENT.safetensors` in the data folder")
     ] = None,
     device: DeviceOption = "cpu",
     threads: Annotated[
-        int | None, Option(min=1, help="number of CPU threads, which slightly affects the weights  [default: 1]")
+        int | None, Option(min=1, help="number of CPU threads; it slightly affects the weights  [default: 1]")
     ] = None,
     resume: Annotated[bool, Option("--resume", help="continue after the last saved epoch")] = False,
 ) -> None:

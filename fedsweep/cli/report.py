@@ -39,7 +39,7 @@ def report(
     columns: ColumnsOption = None,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Print the report of a sweep, and write its files (table, figures and HTML page) again from the recorded results.
+    """Print the report of a sweep, and rewrite its table, figures and HTML page from the recorded results.
 
     Example: `fedsweep report ablations/lora_rank --columns worst_domain,megabytes_up,rounds_to=0.7 --format latex`
     """
@@ -83,7 +83,7 @@ def compare(
     format: Annotated[str, Option("--format", help="format to print: `terminal`, `markdown`, `csv`")] = "terminal",
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Compare two arms, or two sweeps arm by arm, over the seeds that both have finished.
+    """Compare two arms, or two sweeps arm by arm, over the seeds that both sides have finished.
 
     Example: `fedsweep compare ablations/lora_rank:lora.rank=4 ablations/lora_rank:lora.rank=16`
     """
@@ -109,7 +109,7 @@ def compare(
 
 
 def _side(home: Store, given: str) -> tuple[Side, Arm]:
-    """Return the sweep that `given` names as `SPACE[@SWEEP][:ARM]`, and the arm, which is empty without `:ARM`."""
+    """Return the sweep and the arm that `given` names as `SPACE[@SWEEP][:ARM]`. Without `:ARM`, the arm is empty."""
     from fedsweep.report.compare_sweeps import Side
 
     where, colon, arm = given.partition(":")

@@ -27,14 +27,14 @@ from fedsweep.results.history import RoundRecord
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
 
-TITLES: dict[Kind, str] = {"experiments": "Experiments", "search_spaces": "Search spaces", "pretrain": "Pre-trainings"}
+TITLES: dict[Kind, str] = {"experiments": "Experiments", "search_spaces": "Search spaces", "pretrain": "Pre-training"}
 
 
 def run(
     experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="experiment to run, e.g. `fedra_digits`")],
     overrides: Overrides = None,
     as_json: Annotated[
-        bool, Option("--json", help="print one line of JSON with the exact metrics for each round")
+        bool, Option("--json", help="print the exact metrics of each round as one line of JSON")
     ] = False,
     device: DeviceOption = "cpu",
     system_metrics: Annotated[
@@ -82,7 +82,7 @@ def ui(
         str | None,
         Argument(
             metavar="[SEARCH_SPACE]",
-            help="search space whose newest sweep the links show; by default, the newest sweep of any search space",
+            help="search space to link to (its newest sweep); by default, the newest sweep of any search space",
         ),
     ] = None,
     sweep: Annotated[str | None, Option("--sweep", help="id of the sweep; the newest by default")] = None,
@@ -91,9 +91,7 @@ def ui(
         str, Option(help="address to listen on; 0.0.0.0 makes the page reachable from the network")
     ] = "127.0.0.1",
     open_browser: Annotated[bool, Option("--open", help="open the first link in a browser")] = False,
-    deliver: Annotated[
-        bool, Option("--deliver", help="first copy the results that are missing in MLflow from the results folder")
-    ] = False,
+    deliver: Annotated[bool, Option("--deliver", help="first copy to MLflow any results that it lacks")] = False,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
 ) -> None:
@@ -130,7 +128,10 @@ def ui(
 
 
 def _serve(root: Path, host: str, port: int, loopback: bool, opened: str | None) -> NoReturn:
-    """Run MLflow's server until it ends or Ctrl-C is pressed. Open the address `opened` once the server answers."""
+    """Run MLflow's server until it ends or Ctrl-C is pressed.
+
+    If `opened` is given, open that address in a browser once the server answers.
+    """
     from fedsweep.tracking.ui import answers, server_command
 
     if not loopback:
@@ -159,7 +160,7 @@ def _open(address: str) -> None:
 
 
 def list_files() -> None:
-    """List the available experiments, search spaces and pre-trainings.
+    """List the available experiments, search spaces and pre-training configurations.
 
     Example: `fedsweep list`
     """
@@ -200,7 +201,7 @@ class RoundTable:
     """A table of a run's rounds on stdout, with a progress bar and a time estimate on stderr."""
 
     def __init__(self, config: RunConfig, as_json: bool) -> None:
-        """Choose the columns, which include accuracies of the clients' models if the clients have test images."""
+        """Choose the columns. If the clients have test images, the accuracies of their own models are included."""
         self.as_json = as_json
         self.shown: dict[str, str] = {}
         if config.partition.test_share > 0:
@@ -230,7 +231,7 @@ class RoundTable:
             self.progress.stop()
 
     def add(self, record: RoundRecord) -> None:
-        """Print a row for a round, without its duration, so that repeated runs print the same rows."""
+        """Print the row of a round. The duration is left out, so that repeated runs print the same rows."""
         if self.as_json:
             print(json.dumps({"round": record.round, **record.metrics}), flush=True)
         else:

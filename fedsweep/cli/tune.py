@@ -37,7 +37,9 @@ def tune(
     context: Context,
     space: Annotated[str, Argument(metavar="SEARCH_SPACE", help="search space to run, e.g. `ablations/lora_rank`")],
     overrides: Overrides = None,
-    experiment: Annotated[str | None, Option(help="experiment to vary, instead of the search space's own")] = None,
+    experiment: Annotated[
+        str | None, Option(help="experiment to vary, instead of the search space's experiment")
+    ] = None,
     seeds: Annotated[
         str | None, Option(help="seeds to run, instead of the search space's seeds, e.g. `0,1,2,3,4`")
     ] = None,
@@ -80,7 +82,7 @@ def tune(
         bool, Option("--dry-run", help="only print the arms, the number of trials and an estimate of the time")
     ] = False,
     fresh: Annotated[
-        bool, Option("--fresh", help="run all trials again, even trials that an earlier sweep has finished")
+        bool, Option("--fresh", help="run all trials, even those that an earlier sweep has finished")
     ] = False,
     resume: Annotated[bool, Option("--resume", help="resume the newest sweep of this search space")] = False,
     sweep: Annotated[
@@ -129,7 +131,7 @@ def tune(
 
 
 def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes that the given options of `tune` make to the search space, as a dict keyed by dotted names."""
+    """Return the changes that the options of `tune` make to a search space, as a dict from dotted name to value."""
     given = {dotted: options[name] for name, dotted in SPACE_OPTIONS.items() if options.get(name) is not None}
     if "seeds" in given:
         parsed = parse_yaml(f"[{given['seeds']}]", "`--seeds`")

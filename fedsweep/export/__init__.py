@@ -1,12 +1,12 @@
-"""Export of trained models to folders that timm, transformers and PEFT load without fedsweep.
+"""Export of trained models to folders that timm, transformers and PEFT can load without fedsweep.
 
-`predict` classifies images with an exported model. An export contains these files:
+The module `predict` classifies images with an exported model. An export contains these files:
 
     README.md  export.json                             descriptions of the model for people and for programs
-    adapter_config.json  adapter_model.safetensors     the files of PEFT, with LoRA and the head
-    backbone.safetensors                               a timm backbone, unless timm provides the same weights
-    backbone/                                          a CLIP checkpoint, unless Hugging Face's hub provides it
-    model.safetensors                                  all weights, for a method without LoRA; no other file has weights
+    adapter_config.json  adapter_model.safetensors     PEFT's files, with the LoRA weights and the head
+    backbone.safetensors                               the timm backbone, unless timm provides the same weights
+    backbone/                                          the CLIP checkpoint, unless Hugging Face's hub provides it
+    model.safetensors                                  all weights, if the method does not use LoRA
 
-The folder is created only after the exported model has been loaded and has given the same logits as the run.
+The folder is created only after the exported model has been loaded and its logits have matched those of the run.
 """

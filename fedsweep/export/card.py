@@ -102,7 +102,7 @@ def read_card(folder: Path) -> ExportCard:
 
 
 def readme(card: ExportCard) -> str:
-    """Return the README of an export in Markdown, whose Python code runs unchanged in the export's folder."""
+    """Return the README of an export as Markdown. Its Python code runs unchanged in the export's folder."""
     recipe = card.backbone
     arguments = [json.dumps(recipe.model)] if recipe.model else []
     arguments += ["pretrained=True"] if recipe.fetched else []

@@ -1,4 +1,4 @@
-"""Functions that load an export with timm, transformers and PEFT, and classify the pictures in a folder."""
+"""Prediction with an exported model, which is loaded with timm, transformers and PEFT."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from fedsweep.preparation.decode import CorruptImageError, Geometry, decode
 from fedsweep.preparation.layouts.disk_listing import BROKEN, IMAGE_SUFFIXES, join, scan
 
 BATCH = 64
-Progress = Callable[[int, int], None]  # called with the number of finished pictures and of all pictures
+Progress = Callable[[int, int], None]  # called with the number of finished images and of all images
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """An export that is loaded for predictions: the contents of its `export.json`, and its network."""
+    """An export that is loaded for prediction, with the contents of its `export.json` and its network."""
 
     card: ExportCard
     network: Any
@@ -110,7 +110,7 @@ def _checkpoint(card: ExportCard, folder: Path) -> Path:
 
 
 def _listed(card: ExportCard, name: str) -> str:
-    """Return the file name `name`; raise UserError unless `export.json` lists its SHA-256, which `load` verifies."""
+    """Return `name`, or raise UserError if `export.json` does not list the SHA-256 of the file with this name."""
     if name not in card.sha256:
         raise UserError(f"`sha256` in the export's card must list {name}, but it does not.")
     return name
@@ -134,16 +134,20 @@ class Guess:
 
 @dataclass(frozen=True)
 class Predictions:
-    """The most probable classes of each picture, and the error messages of unreadable pictures, keyed by path."""
+    """The predictions for a folder of images.
+
+    `images` maps the path of each image to its most probable classes. `broken` maps the path of each unreadable image
+    to an error message.
+    """
 
     images: dict[str, tuple[Guess, ...]]
     broken: dict[str, str]
     accuracy: float | None
-    """The share of correct predictions if each picture is in a folder named after its class, else None."""
+    """The share of correct predictions if each image is in a folder named after its class, else None."""
 
 
 def pictures(folder: Path) -> list[str]:
-    """Return the sorted paths of all pictures below `folder`; raise UserError if there are none."""
+    """Return the sorted paths of all images in `folder` and its subfolders; raise UserError if there are none."""
     if not folder.is_dir():
         wrong = "is a file" if folder.exists() else "does not exist"
         raise UserError(f"IMAGES must be a folder, but {folder} {wrong}.")
@@ -154,7 +158,10 @@ def pictures(folder: Path) -> list[str]:
 
 
 def _below(root: Path, name: str, above: frozenset[Path]) -> Iterator[str]:
-    """Yield the paths of all pictures below `root / name`. Links are followed, except links to the folders `above`."""
+    """Yield the paths, relative to `root`, of all images in `root / name` and its subfolders.
+
+    Links are followed, except links to a folder in `above`, which would lead in a circle.
+    """
     folder = (root / name).resolve()
     if folder in above:
         return
@@ -167,7 +174,7 @@ def _below(root: Path, name: str, above: frozenset[Path]) -> Iterator[str]:
 def predict(
     model: Loaded, folder: Path, names: Sequence[str], top: int = 1, progress: Progress = lambda done, total: None
 ) -> Predictions:
-    """Classify the pictures `names` in `folder`, and return the `top` most probable classes of each picture."""
+    """Classify the images `names` in `folder`, and return the `top` most probable classes of each image."""
     images: dict[str, tuple[Guess, ...]] = {}
     broken, classes = dict[str, str](), model.card.classes
     for start in range(0, len(names), BATCH):
@@ -188,7 +195,7 @@ def predict(
 
 
 def _read(path: Path, card: ImageCard) -> np.ndarray:
-    """Return a picture as uint8 (3, size, size), resized and cropped like the images that the run trained on."""
+    """Return an image as uint8 (3, size, size), resized and cropped in the same way as the images of the run."""
     if not path.is_file():
         raise CorruptImageError(BROKEN)
     try:

@@ -1,4 +1,4 @@
-"""Selection of the trial that a user names by its key, its search space and arm, or its experiment."""
+"""Selection of the trial that a user names by key, by search space and arm, or by experiment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GRAMMAR = (
 
 @dataclass(frozen=True)
 class Named:
-    """The trial or single run that a user's text selects."""
+    """The trial or single run that the user selected."""
 
     trial: TrialStore
     record: TrialRecord
@@ -33,10 +33,13 @@ class Named:
 
 
 def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
-    """Return the trial that `text` selects, or the best of several; raise UserError if there is none.
+    """Return the trial that `text` names, or the best one if several trials match.
 
-    `text` is a trial's key, an arm as `SPACE[@SWEEP][:ARM]` or an experiment. Trials that have not finished are
-    ignored, unless `unfinished` is true.
+    `text` is a trial's key, an arm as `SPACE[@SWEEP][:ARM]`, or an experiment. For an experiment, the newest single run
+    is returned. Trials that have not finished are accepted only if `unfinished` is true.
+
+    Raises:
+        UserError: No trial matches, or `text` is ambiguous.
     """
     name, colon, arm = text.partition(":")
     bare, _, which = name.partition("@")
@@ -74,9 +77,13 @@ def _run(store: Store, name: str, stamp: str, stamps: Sequence[str], unfinished:
 
 
 def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
-    """Return the trial whose key begins with `prefix`, or None; raise UserError if the prefix is ambiguous.
+    """Return the trial whose key begins with `prefix`, and its sweep; return None if no key begins with `prefix`.
 
-    If several sweeps contain the trial, the newest sweep in which the trial finished is used, or else the newest sweep.
+    If several sweeps contain the trial, the newest sweep in which it finished is used. If it finished in none of them,
+    the newest sweep is used.
+
+    Raises:
+        UserError: Several keys begin with `prefix`.
     """
     found: list[tuple[SweepStore, TrialRecord]] = []
     for sweep in reversed(store.sweeps()):
@@ -93,7 +100,7 @@ def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
 
 
 def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json], unfinished: bool) -> Named:
-    """Return the trial with the best objective among the trials whose arm and seed have the values in `part`."""
+    """Return the trial with the best objective among the trials whose arm and seed match the values in `part`."""
     manifest = sweep.manifest()
     where = f"{manifest.name}@{manifest.id}"
     meant = [one for one in trials if agrees(part, {**one.plan.arm, "seed": one.plan.seed})]
@@ -126,9 +133,9 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json
 
 
 def _of_its_arm(chosen: TrialRecord, trials: Sequence[TrialRecord], metric: str) -> str:
-    """Return a note with the mean of the chosen trial's arm over its finished seeds.
+    """Return a note with the mean over all finished seeds of the chosen trial's arm.
 
-    The value of the best seed alone would be optimistic. With fewer than two finished seeds, the note is empty.
+    The value of the best seed alone would be optimistic. The note is empty if fewer than two seeds have finished.
     """
     ends = [last(one.history, metric) for one in trials if one.plan.arm == chosen.plan.arm and _finished(one)]
     known = [value for value in ends if value is not None and math.isfinite(value)]
@@ -152,7 +159,7 @@ def _standing(record: TrialRecord) -> str:
 
 
 def summarise_list(names: Sequence[str], most: int = 6) -> str:
-    """Return the first `most` names, separated by commas, and the number of all other names.
+    """Return the first `most` names, separated by commas, and the number of remaining names.
 
     >>> summarise_list(["a", "b", "c"], most=2)
     'a, b and 1 more'

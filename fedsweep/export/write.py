@@ -1,4 +1,4 @@
-"""Export of a trial's model in the formats of timm, transformers and PEFT, with a check of the written files."""
+"""Export of a trial's model in the formats of timm, transformers and PEFT. The written files are loaded as a check."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def export(named: Named, target: Path, client: str | None = None) -> ExportCard:
 
     Raises:
         UserError: The folder cannot be used, the method's model cannot be exported, the run's data or weights are
-            missing or changed, or the written model gives different logits from the run.
+            missing or have changed, or the logits of the written model differ from those of the run.
     """
     check_target(target)
     plan = named.record.plan
@@ -89,9 +89,9 @@ def write(
         folder: The folder to write to.
         named: The trial.
         config: The configuration of the trial.
-        model: The model, in which the adapter to be exported is already loaded.
-        layers: The blocks with which the model predicts.
-        last: The metrics of the round after which the model was saved.
+        model: The model, into which the adapter to be exported has already been loaded.
+        layers: The blocks that the model uses for predictions.
+        last: The record of the round after which the model was saved.
         client: The client whose own model is exported, or None for the global model.
     """
     recipe = _write_tensors(folder, config, model, layers)
@@ -130,8 +130,8 @@ def write(
 def _write_tensors(folder: Path, config: RunConfig, model: LayeredModel, layers: Sequence[int]) -> Recipe:
     """Write the tensors, and return the recipe that builds the network from the folder.
 
-    With LoRA, the files contain the adapter, the head, and the backbone unless its library provides the same weights.
-    Without LoRA, one file contains all weights. Tensors have the names that they have in a network without LoRA.
+    With LoRA, the files contain the adapter and the head. They also contain the backbone, unless its library provides
+    the same weights. Without LoRA, one file contains all weights. Tensors are named as in a network without LoRA.
     """
     state = {name: one for name, one in model.state_dict().items() if name.startswith("backbone.")}
     recipe, whole = config.backbone.recipe(len(model.class_names)), not config.method.needs.lora
@@ -160,7 +160,7 @@ def _write_tensors(folder: Path, config: RunConfig, model: LayeredModel, layers:
 
 
 def _image_card(config: RunConfig, model: LayeredModel) -> ImageCard:
-    """Return the image preprocessing: the model's size and normalisation, and the data set's crop and interpolation."""
+    """Return the model's image size and normalisation, and the data set's crop and interpolation."""
     cut: dict[str, Any] = {}
     if isinstance(config.data, PreparedData):
         prepared = read_card(store_folder(config.data.set, config.data.size))
@@ -170,7 +170,7 @@ def _image_card(config: RunConfig, model: LayeredModel) -> ImageCard:
 
 
 def _logits(federation: Federation, checkpoint: Checkpoint, images: ImageSet, client: str | None) -> Tensor:
-    """Load the global adapter, or that of `client`, into the federation's model, and return its logits (n, classes)."""
+    """Return the logits (n, classes) of the global model or, if `client` is given, of that client's own model."""
     method, state = federation.method, checkpoint.state
     federation.model.load_adapter(adapter_of(method, state, client))
     owner = next((one for one in federation.clients if one.id == client), None)
@@ -179,7 +179,7 @@ def _logits(federation: Federation, checkpoint: Checkpoint, images: ImageSet, cl
 
 @contextlib.contextmanager
 def _as_a_whole(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder that is renamed to `target` at the end, or deleted on an error."""
+    """Yield a temporary folder, which is renamed to `target` on success and deleted on an error."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
@@ -208,7 +208,7 @@ def check_target(target: Path) -> None:
 
 
 def check_exportable(config: RunConfig, client: str | None = None) -> None:
-    """Raise UserError if `client` is unknown or has no model of its own, or if an export cannot contain the model."""
+    """Raise UserError if `client` is unknown or has no model of its own, or if the model cannot be exported."""
     method, clients = config.method, list(config.client_domains())
     if client is not None and client not in clients:
         hint = near(client, clients) or f"; the clients are {summarise_list(clients)}."

@@ -1,4 +1,4 @@
-"""Tables, statistics and figures of a sweep, from its recorded files."""
+"""The report of a sweep: tables, statistics and figures, computed from the recorded results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from fedsweep.results import SweepManifest, TrialRecord
 
 @dataclass(frozen=True)
 class Report:
-    """The arms, the table, the figures and the files that `write_report` returns."""
+    """The result of `write_report`: the arms, the table, the figures and the paths of all files."""
 
     arms: Sequence[ArmStatistics]
     """The arms, in the order of the table."""
@@ -32,10 +32,10 @@ class Report:
 
 
 def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder: Path) -> Report:
-    """Write the table in four formats, report.html and the figures into `folder`, and create `folder` if it is missing.
+    """Write the table in four formats, report.html and the figures to `folder`, which is created if it is missing.
 
-    The page report.html quotes the research question from `search_space.yaml` in the parent folder. For a sweep by
-    population-based training, population.csv lists the hyperparameters of each round.
+    The page report.html quotes the research question from `search_space.yaml` in the parent folder. If the sweep uses
+    population-based training, the file population.csv lists the hyperparameters by round.
 
     Raises:
         UserError: No trial has recorded a round.

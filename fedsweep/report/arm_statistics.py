@@ -1,4 +1,4 @@
-"""Trials grouped by arm, with each arm's mean and spread over finished trials and its comparison with the baseline."""
+"""Statistics of each arm: mean and spread over its finished trials, and the comparison with its baseline."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN = "accuracy/mean", "accuracy/out_of_domain_mea
 
 @dataclass(frozen=True)
 class ArmTrials:
-    """An arm (one setting of the varied hyperparameters) and its trials in the order of the plan, one per seed."""
+    """An arm (one setting of the varied hyperparameters) and its trials, one per seed, in the order of the plan."""
 
     values: Mapping[str, Json]
     trials: tuple[TrialRecord, ...]
@@ -29,7 +29,7 @@ class ArmTrials:
     def finished(self, metric: str) -> dict[int, TrialRecord]:
         """Return a dict from seed to finished trial, without trials whose last value of `metric` is not finite.
 
-        Means and tests use only the returned trials.
+        Means and tests use only these trials.
         """
         return {
             trial.plan.seed: trial
@@ -51,7 +51,7 @@ class ArmTrials:
 
 @dataclass(frozen=True)
 class ArmStatistics:
-    """The statistics of one arm over its finished trials; numbers are None if there are too few trials."""
+    """The statistics of one arm over its finished trials. Numbers that need more trials are None."""
 
     arm: ArmTrials
     values: Mapping[int, float]
@@ -101,7 +101,7 @@ class ArmStatistics:
     def metric_on(self, domain: str) -> str:
         """Return the name of the metric for this arm's accuracy on `domain`.
 
-        The name depends on whether `domain` is held out, that is, whether no client has images of it.
+        The accuracy on a held-out domain, of which no client has images, is a separate metric.
         """
         return domain_metric(domain, domain in self.held_out)
 
@@ -109,9 +109,9 @@ class ArmStatistics:
 def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[ArmStatistics]:
     """Return the statistics of every arm, in the order of the report's table.
 
-    Arms with a finished trial come first. They are in the order of `group_by_arm` if the sweep has a baseline, and
-    otherwise sorted by their mean, best first. Arms without a finished trial follow, sorted by their last round, latest
-    first, and then by the objective at that round.
+    Arms with a finished trial come first: in the order of `group_by_arm` if the sweep has a baseline, and otherwise by
+    mean, best first. Arms without a finished trial follow. They are sorted by last round, latest first; among arms with
+    the same last round, those with the better objective at that round come first.
     """
     arms = {one.key: one for one in (_describe(arm, manifest) for arm in group_by_arm(trials))}
     values = [one.arm.values for one in arms.values()]
@@ -125,7 +125,7 @@ def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Ar
 
 
 def _describe(arm: ArmTrials, manifest: SweepManifest) -> ArmStatistics:
-    """Return the statistics of an arm, still without the comparison with its baseline."""
+    """Return the statistics of an arm, except for the comparison with its baseline."""
     values = arm.finals(manifest.metric, manifest.metric)
     trials = arm.finished(manifest.metric).values()
     histories = [trial.history for trial in trials]
@@ -164,7 +164,7 @@ def domain_metric(domain: str, held_out: bool = False) -> str:
 
 
 def same_images(metric: str, arms: Iterable[ArmStatistics]) -> bool:
-    """Return whether all arms compute `metric` on images of the same domains, so that their values are comparable.
+    """Return whether `metric` is comparable between arms, that is, computed on images of the same domains.
 
     The result is always True for the accuracy on a single domain. Arms without a recorded round are ignored.
     """
@@ -173,7 +173,10 @@ def same_images(metric: str, arms: Iterable[ArmStatistics]) -> bool:
 
 
 def printed(manifest: SweepManifest, one: ArmStatistics, metric: str) -> float | None:
-    """Return the value of a metric that the reference paper reports for an arm, or None; accuracies are from 0 to 1."""
+    """Return the value of a metric that the reference paper reports for an arm, or None if it reports none.
+
+    Accuracies range from 0 to 1.
+    """
     return manifest.reference.value(one.arm.values, metric) if manifest.reference else None
 
 
@@ -196,7 +199,7 @@ def asked_columns(manifest: SweepManifest) -> list[Column]:
 
 
 def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float]:
-    """Return a key that sorts arms with a mean first, best mean first, and other arms by last round and objective."""
+    """Return a sort key: arms with a mean come first, best mean first, then the others by last round and objective."""
     sign = -1 if manifest.mode == "max" else 1
     if one.mean is not None:
         return False, 0, sign * one.mean
@@ -205,7 +208,7 @@ def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float
 
 
 def best_places(arms: Sequence[ArmStatistics], mode: str, most: int) -> list[int]:
-    """Return the indices of the baselines and of the arms with the best means, at most `most` in ascending order.
+    """Return the indices of at most `most` arms, in ascending order: the baselines, and the arms with the best means.
 
     The best mean is the highest if `mode` is `max`, and the lowest if it is `min`.
     """
@@ -215,10 +218,10 @@ def best_places(arms: Sequence[ArmStatistics], mode: str, most: int) -> list[int
 
 
 def group_by_arm(trials: Iterable[TrialRecord]) -> list[ArmTrials]:
-    """Group trials by arm.
+    """Group trials by arm, and sort the arms, since the plan may be shuffled.
 
-    Arms are sorted by the values of numeric hyperparameters, because a plan may be shuffled. Values that are not
-    numbers keep the order of the plan.
+    Numeric hyperparameters are sorted in ascending order. The values of other hyperparameters keep the order of the
+    plan.
     """
     grouped: dict[str, list[TrialRecord]] = {}
     for trial in sorted(trials, key=lambda one: one.plan.number):
@@ -236,22 +239,22 @@ def _places(name: str, arms: Sequence[ArmTrials]) -> dict[str, int]:
 
 
 def ended(trial: TrialRecord) -> str:
-    """Return how a trial ended: `finished`, `pruned`, `diverged`, `failed` or `unfinished`."""
+    """Return the outcome of a trial: `finished`, `pruned`, `diverged`, `failed` or `unfinished`."""
     return trial.outcome.outcome if trial.outcome else "unfinished"
 
 
 def recorded(history: Sequence[RoundRecord], metric: str) -> dict[int, float]:
     """Return a dict from round to the value of a metric.
 
-    Rounds in which the metric is missing or not finite are left out, for example round 0 (the untuned model) for
-    `loss/train`.
+    Rounds in which the metric is missing or not finite are left out. For example, `loss/train` is missing in round 0
+    (the untuned model).
     """
     values = {record.round: record.metrics.get(metric, math.nan) for record in history}
     return {number: value for number, value in values.items() if math.isfinite(value)}
 
 
 def final(trial: TrialRecord, metric: str) -> float | None:
-    """Return a metric at the last recorded round of a trial, or None if the metric is missing or not finite."""
+    """Return the value of a metric at a trial's last recorded round, or None if it is missing or not finite."""
     return recorded(trial.history[-1:], metric).get(trial.last_round)
 
 
@@ -265,7 +268,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 def notes(arm: ArmTrials, metric: str, show: Callable[[float], str] | None = None) -> list[str]:
     """Return notes on the trials that are not part of the arm's mean; seeds that ended in the same way share a note.
 
-    An example of a note is `seeds 0, 2 pruned at round 3`. If the function `show` is given, which formats a value of
+    An example of a note is `seeds 0, 2 pruned at round 3`. If a function `show` is given that formats a value of
     `metric`, each note ends with the mean value that its seeds had reached: `seeds 0, 2 pruned at round 3 (48.12)`.
     """
     finished, fates = arm.finished(metric), dict[str, dict[int, TrialRecord]]()

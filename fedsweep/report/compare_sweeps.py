@@ -1,4 +1,4 @@
-"""Comparison of two sweeps arm by arm, or of two arms, paired over the seeds that both finished."""
+"""Comparison of two arms, or of two sweeps arm by arm, paired by the seeds that both sides have finished."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Side:
 
     @classmethod
     def of(cls, name: str, manifest: SweepManifest, trials: Sequence[TrialRecord], arm: Arm) -> Side:
-        """Summarise all arms of a sweep if `arm` is empty, and otherwise the only arm that has the values in `arm`.
+        """Summarise the arm that has the values in `arm` or, if `arm` is empty, all arms of a sweep.
 
         Raises:
-            UserError: No arm or several arms have the values of `arm`.
+            UserError: No arm has the values in `arm`, or several arms have them.
         """
         arms = summarise(manifest, trials)
         if not arm:
@@ -67,7 +67,7 @@ class Pairing:
         """Pair the arms that both sides contain or, if `by_arm` is false, the single arm of each side.
 
         Raises:
-            UserError: The sides have different objectives, the same arms of the same sweep, or no arm in common.
+            UserError: The sides have different objectives or no arm in common, or they are the same.
         """
         one, other = first.manifest, second.manifest
         if (one.metric, one.mode) != (other.metric, other.mode):
@@ -91,7 +91,7 @@ class Pairing:
 
     @property
     def units(self) -> Units:
-        """The units of the objective."""
+        """The format of the objective's values."""
         return Units.of(self.sides[0].manifest.metric, [one for pair in self.pairs for one in pair])
 
     def section(self) -> Section:
@@ -115,7 +115,10 @@ class Pairing:
         return Section.of("Comparison", rows, 1, [*who, "Differences are B minus A.", *explained])
 
     def csv(self) -> str:
-        """Return the comparisons as CSV in full precision, one row per pair, with columns named as in table.csv."""
+        """Return the comparisons as CSV in full precision, one row per pair of arms.
+
+        Columns that table.csv also contains have the same names.
+        """
         rows = []
         for pair, found in zip(self.pairs, self.comparisons, strict=True):
             row: dict[str, object] = {}
@@ -127,7 +130,7 @@ class Pairing:
         return data_frame.of_records(rows).to_csv(index=False)
 
     def findings(self) -> list[str]:
-        """Return sentences on the result of each pair of arms and on the hyperparameters in which A and B differ."""
+        """Return sentences on the result for each pair of arms, and on how the hyperparameters of A and B differ."""
         seeds = tuple(dict.fromkeys(seed for side in self.sides for seed in side.manifest.seeds))
         manifest = self.sides[1].manifest.model_copy(update={"seeds": seeds})
         said = [
@@ -143,9 +146,9 @@ class Pairing:
         return here if here == there else f"{here} / {there}"
 
     def _apart(self) -> str:
-        """Return a sentence on the hyperparameters in which sides A and B differ.
+        """Return a sentence that lists the hyperparameters in which sides A and B differ.
 
-        The sentence compares two trials of the first pair of arms, if possible with the same seed.
+        The hyperparameters are those of two trials from the first pair of arms, with the same seed if possible.
         """
         first, second = (one.arm.trials for one in self.pairs[0])
         by_seed = {trial.plan.seed: trial for trial in second}

@@ -1,4 +1,4 @@
-"""Effects of factors in a full grid (repeated-measures ANOVA over seeds), and of hyperparameters in a search."""
+"""Effects of factors in a full grid (repeated-measures ANOVA), and importances of hyperparameters in a search."""
 
 from __future__ import annotations
 
@@ -102,16 +102,16 @@ class _Grid:
 def decompose(
     names: Sequence[str], arms: Sequence[ArmStatistics], baseline: Mapping[str, Json] | None
 ) -> Factorial | str:
-    """Split the variation of the objective in a full grid between factors, or return the reason if this is impossible.
+    """Split the variation of the objective in a full grid among the factors; return the reason if this is impossible.
 
-    Each effect is tested against its own interaction with the seeds, because all arms share the seeds (repeated
-    measures). The degrees of freedom are corrected by the method of Greenhouse and Geisser (1959), since the
-    differences between arms may have unequal variances. Holm's correction covers all tested effects.
+    All arms share the seeds (repeated measures), so each effect is tested against its own interaction with the seeds.
+    The degrees of freedom are corrected by the method of Greenhouse and Geisser (1959), since the differences between
+    arms may have unequal variances. Holm's correction covers all tested effects.
 
     Args:
         names: The dotted names of the varied hyperparameters.
         arms: The arms of the grid, which must cover all combinations of at least two factors.
-        baseline: The values with which marginal means are compared, if there is a baseline.
+        baseline: The values of the baseline, or None. Marginal means are compared with those of the baseline's levels.
     """
     grid = _grid(names, arms)
     if isinstance(grid, str):
@@ -230,7 +230,7 @@ class Effects:
 
     @classmethod
     def of(cls, manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Effects:
-        """Compute the effects of the factors of a grid, or the importances in a search, from the finished trials."""
+        """Compute the effects of a grid's factors, or the importances of a search's hyperparameters."""
         if manifest.search != GRID:
             drawn = importances(manifest, [trial for one in arms for trial in one.arm.trials])
             if isinstance(drawn, str):

@@ -1,4 +1,4 @@
-"""Tests of arms against their baseline, paired by seed and corrected for the number of arms by Holm's method."""
+"""Tests of arms against their baseline, paired by seed, with Holm's correction for the number of tests."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -87,14 +87,14 @@ class Comparison:
 
     @property
     def exact_can_tell(self) -> bool:
-        """True if there are enough pairs for the exact p-value to be at most 0.05 after Holm's correction."""
+        """True if there are enough pairs for the exact test to detect a difference after Holm's correction."""
         return least_exact(len(self.seeds)) <= self.level
 
 
 def paired_tests(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]) -> list[Comparison]:
-    """Compare each arm with its baseline, and correct the p-values for the number of comparisons by Holm's method.
+    """Compare each arm with its baseline, and apply Holm's correction to the p-values.
 
-    Each pair contains two dicts from seed to objective, the first one for an arm and the second one for its baseline.
+    Each pair consists of two dicts from seed to objective: first the arm's, then its baseline's.
     """
     found = [_paired(arm, baseline) for arm, baseline in pairs]
     p = [one.p for one in found if one.p is not None]
@@ -135,7 +135,7 @@ def least_exact(n: int) -> float:
 
 
 def pairs_for_exact(level: float) -> int:
-    """Return the smallest number of pairs with which the p-value of an exact test can be at most `level`.
+    """Return the smallest number of pairs for which the p-value of an exact test can be at most `level`.
 
     >>> pairs_for_exact(0.05), pairs_for_exact(0.05 / 3)
     (6, 7)
@@ -158,10 +158,10 @@ def sign_flip(differences: Sequence[float]) -> float:
 
 
 def hedges_g(differences: Sequence[float]) -> float:
-    """Return the effect size of n paired differences: Hedges' g.
+    """Return Hedges' g, the effect size of n paired differences.
 
-    Hedges' g is the mean of the differences divided by their standard deviation (divisor n - 1), times a correction for
-    small n, 1 - 3 / (4 (n - 1) - 1). For n = 2, this factor would be negative, so no correction is applied.
+    Hedges' g is the mean of the differences divided by their standard deviation (divisor n - 1), times a correction
+    factor for small n, 1 - 3 / (4 (n - 1) - 1). For n = 2, this factor would be 0, so no correction is applied.
 
     Source: L. Hedges (1981), Distribution theory for Glass's estimator of effect size.
     """

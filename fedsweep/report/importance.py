@@ -1,4 +1,4 @@
-"""The importance of the hyperparameters in a search, by Optuna's fANOVA over the finished trials."""
+"""The importance of each hyperparameter in a search, computed from the finished trials by Optuna's fANOVA."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Share:
 
 
 def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Share] | str:
-    """Return the share of each hyperparameter by fANOVA, largest share first, or the reason if this is impossible.
+    """Return the fANOVA share of each hyperparameter, largest first, or the reason why it cannot be computed.
 
     The shares refer to the ranges that the finished trials cover. A range is logarithmic if the search samples the
     hyperparameter on a logarithmic scale. Hyperparameters that are missing in some trials are left out.

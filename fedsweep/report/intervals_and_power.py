@@ -28,13 +28,13 @@ def t_interval(values: Sequence[float]) -> Interval | None:
 
 
 def bootstrap_interval(values: Sequence[float]) -> Interval | None:
-    """Return the 95% interval of the mean by a studentized bootstrap; equal values give equal intervals.
+    """Return the studentized bootstrap's 95% interval of the mean. The same values always give the same interval.
 
-    The bootstrap draws 9,999 resamples. Return None if there are fewer than five values, or if the values of too many
-    resamples are all equal.
+    The bootstrap draws 9,999 resamples. Return None if there are fewer than five values, or if too many resamples
+    consist of equal values.
 
-    Percentile and BCa intervals would be too short for few values: with six values, they contain the true mean in 85%
-    of samples. The studentized interval contains the true mean in 94 to 95% of samples (`benchmarks/honesty.py`).
+    For few values, percentile and BCa intervals would be too short. With six values, they contain the true mean in 85%
+    of samples, whereas the studentized interval contains it in 94 to 95% (`benchmarks/honesty.py`).
 
     Source: B. Efron (1981), Nonparametric standard errors and confidence intervals; P. Hall (1988).
     """
@@ -64,7 +64,7 @@ def power(effect: float, n: int, level: float) -> float:
     """Return the power of a two-sided paired t-test, that is, the probability that the test detects a true difference.
 
     Args:
-        effect: The true difference, in standard deviations of the paired differences.
+        effect: The true difference, in units of the standard deviation of the paired differences.
         n: The number of pairs.
         level: The level of the test.
 
@@ -82,7 +82,7 @@ def power(effect: float, n: int, level: float) -> float:
 def detectable_effect(n: int, level: float) -> float:
     """Return the smallest true difference that a paired t-test of `n` pairs at `level` detects with a power of 0.8.
 
-    The difference is in standard deviations of the paired differences.
+    The difference is in units of the standard deviation of the paired differences.
     """
     high = 1.0
     while power(high, n, level) < POWER:
@@ -94,8 +94,8 @@ def detectable_effect(n: int, level: float) -> float:
 def seeds_needed(effect: float, level: float) -> int | None:
     """Return the number of seeds with which a paired t-test at `level` detects `effect` with a power of 0.8.
 
-    `effect` is the true difference, in standard deviations of the paired differences. Return None if more than 10,000
-    seeds are needed.
+    `effect` is the true difference, in units of the standard deviation of the paired differences. Return None if more
+    than 10,000 seeds are needed.
     """
     found = bisect_left(range(MOST_SEEDS + 1), POWER, lo=2, key=lambda n: power(effect, n, level))
     return found if found <= MOST_SEEDS else None

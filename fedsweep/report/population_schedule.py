@@ -1,4 +1,4 @@
-"""The hyperparameters by round in population-based training, as CSV and as sentences."""
+"""The schedules of population-based training: the hyperparameters by round, as CSV and as sentences."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ POPULATION = "pbt"  # the scheduler whose trials continue other trials
 
 @dataclass(frozen=True)
 class Lineage:
-    """A trial of a population and its ancestors, oldest first. Each trial continues the state of the trial before."""
+    """A trial of a population and its ancestors, oldest first. Each trial continues the one before it."""
 
     trials: tuple[TrialRecord, ...]
 
@@ -33,9 +33,10 @@ class Lineage:
         return self.trials[-1]
 
     def segments(self) -> list[tuple[int, int, TrialRecord]]:
-        """Return the segments of the lineage: for each trial, its first and last trained round and the trial itself.
+        """Return the first round, the last round and the trial of each segment of the lineage.
 
-        Trials that trained no round of the lineage are left out.
+        A segment is the range of rounds that one trial trained. Trials that trained no round of the lineage are left
+        out.
         """
         firsts = [one.plan.start.round + 1 if one.plan.start else 1 for one in self.trials]
         lasts = [*(first - 1 for first in firsts[1:]), self.end.last_round]
@@ -55,7 +56,7 @@ class Lineage:
 
 
 def best(manifest: SweepManifest, found: Sequence[Lineage]) -> Lineage | None:
-    """Return the finished lineage with the best last value of the objective, or None if no lineage has finished."""
+    """Return the finished lineage with the best final objective, or None if no lineage has finished."""
     sign = 1 if manifest.mode == "max" else -1
     ends = [(final(one.end, manifest.metric), one) for one in found if ended(one.end) == "finished"]
     known = [(sign * value, -one.end.plan.number, one) for value, one in ends if value is not None]
@@ -76,7 +77,7 @@ def played(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Linea
 
 
 def schedule_sentences(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[str]:
-    """Return sentences on the replacement of trials in a population and on the hyperparameters of the best member.
+    """Return sentences about the replaced trials of a population and about the hyperparameters of its best member.
 
     The list is empty if the sweep does not use population-based training.
     """
@@ -94,10 +95,10 @@ def schedule_sentences(manifest: SweepManifest, trials: Sequence[TrialRecord]) -
 
 
 def schedules(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> str | None:
-    """Return the hyperparameters of a population by round as CSV, or None if no population has completed a round.
+    """Return the hyperparameters of a population by round as CSV, or None if no member has completed a round.
 
-    Each member of the population has one row per round, with the trial that trained the round, its hyperparameters,
-    and the objective after the round.
+    Each member of the population has one row per round, with the trial that trained the round, the hyperparameters of
+    this trial, and the objective after the round.
     """
     rows: list[dict[str, Json]] = []
     for lineage in played(manifest, trials):

@@ -89,10 +89,9 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
 
 
 def _baseline(baseline: Arm | None, arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> str | None:
-    """Return a phrase with the baseline's values, or None if no arm is a baseline.
+    """Return a phrase that describes the baseline, or None if no arm is a baseline.
 
-    If there are several baseline arms, the phrase also names the hyperparameters in which an arm and its baseline have
-    the same value.
+    If there are several baseline arms, the phrase also names the hyperparameters that an arm and its baseline share.
     """
     baselines = [one for one in arms if one.is_baseline]
     if baseline is None or not baselines:
@@ -142,7 +141,8 @@ def _about_best(
 def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, dotted: Sequence[str]) -> str:
     """Return the label of a comparison of `arm` with `other`, such as `rank 4 against 8`.
 
-    Shared values of hyperparameters that `baseline` does not set come first, as in `lr 0.1, rank 4 against 8`.
+    Hyperparameters that `baseline` does not set have the same value in both arms. They come first, as in
+    `lr 0.1, rank 4 against 8`.
     """
     differing = [name for name in dotted if (name in arm, arm.get(name)) != (name in other, other.get(name))]
     shared = [name for name in dotted if name in arm and name in other and name not in baseline]
@@ -153,7 +153,7 @@ def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, 
 
 
 def about_comparison(manifest: SweepManifest, found: Comparison, units: Units) -> str:
-    """Return the result of a comparison in sentences, to be written after a label such as `rank 4 against 8:`."""
+    """Return sentences that state the result of a comparison and follow a label such as `rank 4 against 8:`."""
     doubts = []  # raised by the tests that do not assume normality
     if found.bootstrap is not None and found.bootstrap[0] <= 0 <= found.bootstrap[1]:
         doubts.append(f"the bootstrap interval {units.interval(found.bootstrap)} contains zero")

@@ -1,4 +1,4 @@
-"""The ablation table: one set of cells for the terminal, Markdown, LaTeX and the HTML page."""
+"""The ablation table, whose cells are the same in the terminal, Markdown, LaTeX and the HTML page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ PROSE = {"arm", "worst domain", "efficient", "note"}
 
 @dataclass(frozen=True)
 class AblationTable:
-    """The arms of a sweep as a table; `arms` has the order of the rows and is not empty."""
+    """A table with one row per arm of a sweep. `arms` is not empty and has the order of the rows."""
 
     manifest: SweepManifest
     arms: Sequence[ArmStatistics]
@@ -54,9 +54,10 @@ class AblationTable:
 
     @property
     def means(self) -> dict[str, str]:
-        """The metrics of the columns `in domain` and `out of domain`, keyed by heading, without the objective.
+        """A dict from heading to metric for the columns `in domain` and `out of domain`.
 
-        The dict is empty if no arm holds out a domain, that is, if clients have images of every domain.
+        A metric that is the objective is left out, because the column `mean` already shows it. The dict is empty if no
+        arm holds out a domain.
         """
         columns = {IN_DOMAIN: MEAN_ACCURACY, OUT_OF_DOMAIN: MEAN_OUT_OF_DOMAIN}
         held_out = any(one.held_out for one in self.arms)
@@ -102,10 +103,10 @@ class AblationTable:
         return row | {"MB sent": self._cell(one, COLUMNS["megabytes"])}
 
     def _cell(self, one: ArmStatistics, column: Column) -> str:
-        """Return the text of a cell, which is a mean over seeds.
+        """Return the text of a cell: the mean over seeds or, in a target column, a number of seeds.
 
-        If a seed missed the target of a column such as `rounds_to=0.7`, return the number of seeds that reached the
-        target instead.
+        If some seeds missed the target of a column such as `rounds_to=0.7`, there is no mean, so the cell shows the
+        number of seeds that reached the target.
         """
         value = one.columns[column.name]
         if value is None and column.name.startswith(TARGET) and one.n:
@@ -151,7 +152,7 @@ class AblationTable:
         return [*caption(self.manifest, self.arms, self.cells()[0]), *filter(None, [self.effects.missing])]
 
     def markdown(self) -> str:
-        """Return title, table, findings, legend and sections as Markdown."""
+        """Return the title, table, findings, legend and sections as Markdown."""
         rows = self.cells()
         words = [name in PROSE or name in self.names for name in rows[0]]
         table = markdown_table([*rows[0]], [[*row.values()] for row in rows], words)

@@ -1,4 +1,4 @@
-"""Text tables for Markdown and terminals, and the tables of comparisons and domains below the ablation table."""
+"""Text tables for Markdown and terminals, including the tables of comparisons and of accuracies by domain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GAP = 2  # spaces between columns on a terminal
 
 
 def _on_one_line(value: object) -> object:
-    """Join the lines of a text by spaces; return other values unchanged."""
+    """Join the lines of a text with spaces; return other values unchanged."""
     return " ".join(line for line in value.split("\n") if line) if isinstance(value, str) else value
 
 
@@ -90,7 +90,7 @@ def fitting(columns: Sequence[TextColumn], width: int, order: Sequence[str]) -> 
 
 
 def terminal_table(columns: Sequence[TextColumn], title: str | None = None, bold: Iterable[bool] = ()) -> Table:
-    """Return a table for a `rich` console that never cuts a number; `bold` has one flag per row, or is empty."""
+    """Return a `rich` table that never cuts off numbers. `bold` has one flag per row, or is empty."""
     grid = Table(
         box=SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )
@@ -220,9 +220,9 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
 
 
 def cells(found: Comparison, units: Units) -> dict[str, str]:
-    """Return a dict from column to text for one comparison.
+    """Return the cells of a comparison, as a dict from column to text.
 
-    The exact p-value is left out if there are too few pairs for it to be at most 0.05.
+    The exact p-value is left out if there are too few pairs for it to be at most 0.05 after Holm's correction.
     """
     needed = NOTHING if found.seeds_needed is None else str(found.seeds_needed)
     if found.seeds_needed is None and found.effect is not None and found.verdict == "no detectable difference":

@@ -1,4 +1,4 @@
-"""Number formats, and the labels of arms and metrics, for all tables and figures."""
+"""Number formats and labels of arms and metrics, for all tables and figures."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,9 +34,9 @@ class Units:
 
     @classmethod
     def fit(cls, percent: bool, values: Iterable[float | None]) -> "Units":
-        """Return units that show the median of `values` with four significant digits, or percent for accuracies.
+        """Return percent if `percent` is true, or else units with four significant digits for the median of `values`.
 
-        The median is robust to diverged runs.
+        The median is used because it is robust to diverged runs.
 
             >>> [
             ...     Units.fit(False, values).decimals
@@ -49,16 +49,16 @@ class Units:
 
     @classmethod
     def of(cls, metric: str, arms: Sequence[ArmStatistics]) -> "Units":
-        """Return the units in which the objective `metric` of `arms` is shown."""
+        """Return the units of the objective `metric`, chosen to suit its values in `arms`."""
         ends = (one.mean if one.mean is not None else one.arm.reached(metric)[1] for one in arms)
         return cls.fit(is_accuracy(metric), ends)
 
     def value(self, value: float | None, sign: str = "") -> str:
-        """Format a value, without its unit."""
+        """Format a value without its unit."""
         return NOTHING if value is None else f"{100 * value if self.percent else value:{sign}z.{self.decimals}f}"
 
     def difference(self, value: float | None) -> str:
-        """Format a difference, with its sign."""
+        """Format a difference with its sign."""
         return self.value(value, sign="+")
 
     def interval(self, interval: tuple[float, float] | None) -> str:
@@ -77,7 +77,7 @@ def shown_p(p: float | None) -> str:
 
 
 def title(metric: str) -> str:
-    """Return the title of a metric for the axis of a figure, with the unit.
+    """Return the title of a metric, including its unit, for the axis of a figure.
 
     >>> title("accuracy/domain/sketch"), title("accuracy/out_of_domain/sketch")
     ('Accuracy on sketch (%)', 'Accuracy on sketch, out of domain (%)')
@@ -103,8 +103,8 @@ def arm_words(arm: Mapping[str, Json], dotted: Sequence[str]) -> str:
 def settings(one: ArmStatistics, dotted: Sequence[str]) -> dict[str, str]:
     """Return the cells that identify an arm, as a dict from column to text.
 
-    Each hyperparameter has a column. The column `arm` contains names that the search space gives to arms, and the
-    components that an ablation removes.
+    Each hyperparameter has its own column. If the search space names arms or removes components, the column `arm`
+    contains the arm's name or the removed components.
     """
     values = one.arm.values
     cells = {

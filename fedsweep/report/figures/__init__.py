@@ -1,4 +1,4 @@
-"""The figures of a report, as PNG and as SVG."""
+"""The figures of a report, saved as PNG and SVG."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Figures of the accuracy on each domain at the last round: dots with the ranges of seeds, and a heat map."""
+"""Figures of the accuracy on each domain at the last round: a dot plot with ranges over seeds, and a heat map."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
@@ -32,7 +32,7 @@ BAR = 0.12, 1.3, 2.0  # the colour bar in inches: width, least height, greatest 
 
 
 def _by_seed(one: ArmStatistics, manifest: SweepManifest) -> dict[str, dict[int, float]]:
-    """Return a dict from domain to a dict from seed to accuracy in percent.
+    """Return the accuracies of an arm in percent, keyed by domain and then by seed.
 
     Domains for which no finished trial has a value are left out.
     """
@@ -125,7 +125,7 @@ def draw_grid(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing
 
 
 def _gains(one: ArmStatistics, other: ArmStatistics | None, manifest: SweepManifest) -> dict[str, float]:
-    """Return a dict from domain to the difference between two arms, `one` minus `other`, in percentage points.
+    """Return the accuracy of `one` minus that of `other` in percentage points, keyed by domain.
 
     Each difference is a mean over the seeds that both arms finished.
     """
@@ -148,8 +148,8 @@ def _draw_cells(
 ) -> "QuadMesh":
     """Draw the accuracies in percent as text on coloured cells.
 
-    The colours show `gains`, each arm's dict from domain to difference from the baseline in percentage points. If
-    `gains` is None, the colours show the accuracies.
+    The colours show `gains`, each arm's differences from the baseline in percentage points, keyed by domain. If `gains`
+    is None, the colours show the accuracies.
     """
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -188,7 +188,7 @@ def _draw_bar(figure: "Picture", mesh: "QuadMesh", left: float, label: str) -> N
 
 
 def _readable(ground: Iterable[float]) -> str:
-    """Return the text colour, black or white, with the higher WCAG 2 contrast on the background colour `ground`."""
+    """Return black or white, whichever has the higher WCAG 2 contrast with the background colour `ground`."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in ground]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "black"

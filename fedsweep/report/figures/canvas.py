@@ -1,4 +1,4 @@
-"""Colours, labels, axes and file formats that all figures share; the Matplotlib style is `look.mplstyle`."""
+"""Colours, labels, axes and file output for all figures. The Matplotlib style is in `look.mplstyle`."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ Spread = tuple[float, float, float]
 
 
 class Drawing(NamedTuple):
-    """A Matplotlib figure, with its heading and its explanation on the HTML page of the report."""
+    """A Matplotlib figure, with the heading and the explanation that the HTML report shows with it."""
 
     figure: "pictures.Figure"
     title: str
@@ -79,7 +79,7 @@ def legend_below(axes: "Axes", handles: list[Any]) -> None:
 
 
 def save(drawing: Drawing, folder: Path, name: str) -> Figure:
-    """Write a drawing to `<name>.png` and `<name>.svg` in `folder`; the same data give the same bytes."""
+    """Save a drawing as `<name>.png` and `<name>.svg` in `folder`. Equal drawings give bit-identical files."""
     import matplotlib
 
     figure, title, reading = drawing
@@ -117,7 +117,7 @@ def logarithmic_if_wide(axis: "XAxis | YAxis", values: Sequence[float]) -> None:
 
 
 def colours(arms: Sequence[ArmStatistics], mode: str) -> list[str]:
-    """Return one colour per arm, which all figures of the report use.
+    """Return the colour of each arm, which is the same in all figures of a report.
 
     If there are more arms than colours, only the baselines and the arms with the best means are coloured, and all other
     arms are grey. The best mean is the highest if `mode` is `max`, and the lowest if it is `min`.
@@ -146,7 +146,7 @@ def dressed(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[tupl
 def folded(words: str, lines: int, letters: int, after: str = "") -> str:
     """Wrap `words`, followed by the suffix `after`, to at most `lines` lines of `letters` characters.
 
-    The middle of longer text is replaced by an ellipsis, since the labels of arms differ at their ends.
+    If the text is too long, an ellipsis replaces the middle of `words`, since labels of arms differ at their ends.
 
     >>> folded("one  two three", 2, 8)
     'one two\\nthree'
@@ -162,7 +162,7 @@ def folded(words: str, lines: int, letters: int, after: str = "") -> str:
 
 
 def scale_of(metric: str) -> int:
-    """Return the factor that converts a metric's values for figures: 100 for accuracies (percent), otherwise 1."""
+    """Return the factor by which figures multiply a metric's values: 100 for accuracies (percent), otherwise 1."""
     return 100 if is_accuracy(metric) else 1
 
 
@@ -192,9 +192,9 @@ def over_seeds(arm: ArmTrials, objective: str, metric: str) -> dict[int, Spread]
 
 
 def draw_over_seeds(axes: "Axes", one: ArmStatistics, points: Mapping[int, Spread], colour: str) -> None:
-    """Draw the mean of an arm as a line, and the range over several seeds as a band.
+    """Draw an arm's mean over seeds as a line and, if there are several seeds, their range as a band.
 
-    An arm whose `colour` is grey gets only a thin line.
+    If `colour` is grey, only a thin line is drawn.
 
     Args:
         axes: The axes to draw on.

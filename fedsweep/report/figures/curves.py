@@ -1,4 +1,4 @@
-"""The figure of the objective by round, with a line per arm and a line per trial that did not finish."""
+"""The figure of the objective by round, with one line for each arm and one for each trial that did not finish."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,8 +30,8 @@ LINE = 0.058  # height of one line of a label, as a share of the axes
 def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
     """Draw the objective by round; return None if no value of the objective is recorded.
 
-    Each arm has a line for the mean of its finished trials and a band for their range. Each other trial has its own
-    line.
+    For each arm, a line shows the mean of its finished trials and a band shows their range. Each trial that did not
+    finish has its own line.
     """
     metric, bounded = manifest.metric, is_accuracy(manifest.metric)
     figure, axes = canvas.plain(6.4, 4.0)
@@ -124,7 +124,7 @@ def _legend(axes: "Axes", kinds: set[str]) -> None:
 
 
 def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> float | None:
-    """Label each line at its end, to the right of the axes, without overlap.
+    """Label the end of each line to the right of the axes, so that labels do not overlap.
 
     Returns:
         The height of the lowest label as a share of the axes' height, or None if there are no labels.
@@ -147,10 +147,10 @@ def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> 
 
 
 def _label_lost(axes: "Axes", lost: Sequence[tuple[str, str, str]], lowest: float | None) -> None:
-    """Label arms without a finished trial to the right of the axes, next to a short sample of each line style.
+    """Label arms without a finished trial to the right of the axes, each next to a short sample of its line style.
 
-    Labels of finished arms are connected to the ends of their lines. If a line ends early, such a connection would look
-    like further rounds.
+    Unlike the labels of `_label_ends`, these labels are not connected to their lines: if a line ends early, the
+    connection would look like further rounds.
     """
     gap = _gap([label for label, *_ in lost])
     first = 1.0 if lowest is None else lowest - gap - LINE
@@ -166,15 +166,15 @@ def _gap(named: Sequence[str]) -> float:
 
 
 def apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Return ascending heights, moved as little as possible (least squares) so that they are at least `gap` apart."""
+    """Move the ascending `heights` as little as possible (least squares) so that they are at least `gap` apart."""
     steps = gap * np.arange(len(heights))
     return [float(height) for height in isotonic_regression(np.asarray(heights) - steps).x + steps]
 
 
 def limits(whole: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
-    """Return limits of an axis for values of finished trials (`whole`) and of other trials (`others`).
+    """Return the limits of an axis that shows values of finished trials (`whole`) and of other trials (`others`).
 
-    The axis shows all values in `whole`. Values in `others` extend the axis in each direction, but at most by the
+    The axis shows all values in `whole`. Values in `others` extend the axis in each direction, but by no more than the
     difference between the largest and the smallest value in `whole`.
 
     >>> limits([0.0, 2.0], [3.0, 1e6])

@@ -1,4 +1,4 @@
-"""The bar chart of the shares of the variation that factors or hyperparameters explain."""
+"""The bar chart of the share of the variation that each factor or hyperparameter explains."""
 
 from fedsweep.report.effects import Effects
 from fedsweep.report.figures.canvas import COLOURS, Drawing, folded

@@ -1,4 +1,4 @@
-"""Figures of the objective against a second objective, or against the megabytes sent: one point per arm."""
+"""Figures of the objective against a second objective or against the megabytes sent, with one point per arm."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,8 +69,8 @@ def draw_bytes(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawin
 def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> list[Point]:
     """Return a point for each arm, with the metric of `against` as its cost.
 
-    An arm is left out if a finished seed has no cost, because the means of cost and objective would cover different
-    seeds.
+    An arm is left out if a finished seed has no cost, because its means of cost and objective would then cover
+    different seeds.
     """
     up, across = canvas.scale_of(manifest.metric), canvas.scale_of(against.metric)
     found = []
@@ -114,9 +114,9 @@ def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Again
 
 
 def _ends_and_between(kept: Sequence[Point], baseline: Sequence[Point]) -> list[Point]:
-    """Select the points to label in a figure that has too many points to label all of them.
+    """Select the points to label if there are too many points to label all of them.
 
-    The selected points are some of the efficient arms `kept`, evenly spaced and including both ends, and the baselines.
+    These are the baselines and some of the efficient arms `kept`: both ends, and evenly spaced arms between them.
     """
     steps = min(LABELLED, len(kept)) - 1
     places = {round(step * (len(kept) - 1) / max(1, steps)) for step in range(steps + 1)}
@@ -124,7 +124,7 @@ def _ends_and_between(kept: Sequence[Point], baseline: Sequence[Point]) -> list[
 
 
 def _name(axes: "Axes", named: Sequence[Point]) -> None:
-    """Write a number next to each point in `named`, and list the labels of these points to the right of the axes."""
+    """Label the points in `named` by number, and list the numbers with their arms to the right of the axes."""
     for number, one in enumerate(named, 1):
         axes.annotate(
             str(number), (one.x[1], one.y[1]), (-5, 4), textcoords="offset points", ha="right", color=INK, fontsize=9

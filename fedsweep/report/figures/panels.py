@@ -1,4 +1,4 @@
-"""Figures with several panels: drift and structural bias by metric, active blocks and t-SNE by arm."""
+"""Figures with one panel per metric (drift and structural bias) or one panel per arm (active blocks and t-SNE)."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -33,8 +33,8 @@ BRICK_READING = " A BRICK is a small module that the method FedBRICK puts in the
 def draw_drift(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
     """Draw client drift and structural bias by round, with one panel per metric.
 
-    Structural bias is the effect of the blocks that a client lacks on the client's gradients. Only arms with a finished
-    trial are drawn.
+    Structural bias is the effect of a client's missing blocks on its gradients. Only arms with a finished trial are
+    drawn.
 
     Returns:
         The drawing, or None if none of the metrics in `DRIFT_PANELS` is recorded.
@@ -83,7 +83,7 @@ ACTIVE_READING = (
 def draw_active_blocks(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
     """Draw the number of active blocks (blocks that a client trains) by client and round.
 
-    The numbers are means over the finished seeds of an arm. Return None if no numbers of active blocks are recorded.
+    The numbers are means over the finished seeds of an arm. Return None if the metric is not recorded.
     """
     named = zip(labels(manifest, arms, letters=46), arms, strict=True)
     grids = [(label, grid) for label, one in named if not (grid := active_blocks(one, manifest.metric)).empty]
@@ -129,9 +129,10 @@ TSNE_READING = (
 
 
 def draw_tsne(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
-    """Draw the t-SNE of the features of test images, for each arm's first finished seed with a recorded t-SNE.
+    """Draw the t-SNE of the features of test images, with one panel per arm.
 
-    The figure shows the baselines and the arms with the best means, at most six arms in the order of the table.
+    Each panel shows the arm's first finished seed that has a recorded t-SNE. Only the baselines and the arms with the
+    best means are shown, at most six arms in total.
 
     Returns:
         The drawing, or None if no t-SNE is recorded.

@@ -31,7 +31,7 @@ WORDS = {"best": "best member", "others": "other members", "replaced": "replaced
 
 
 def draw(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> Drawing | None:
-    """Draw panels of the objective and each hyperparameter by round; return None if no population completed a round."""
+    """Draw the objective and each hyperparameter by round; return None if no round was completed."""
     from matplotlib.lines import Line2D
 
     members = played(manifest, trials)
@@ -59,9 +59,9 @@ def draw(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> Drawing | No
 
 
 def _draw_objective(axes: "Axes", metric: str, lines: Sequence[tuple[str, Lineage]]) -> None:
-    """Draw the objective by round of every member of the population and every replaced trial.
+    """Draw the objective by round for every member of the population and every replaced trial.
 
-    The line of a replaced trial leaves out the rounds that the trial copied from another trial.
+    The line of a replaced trial omits the rounds that the trial copied from another trial.
     """
     for look, one in lines:
         values = recorded(one.end.history, metric)
@@ -74,7 +74,7 @@ def _draw_objective(axes: "Axes", metric: str, lines: Sequence[tuple[str, Lineag
 def _draw_values(axes: "Axes", name: str, lines: Sequence[tuple[str, Lineage]]) -> None:
     """Draw the hyperparameter `name` by round as steps, for every member of the population and every replaced trial.
 
-    The value with which round r was trained spans r - 1 to r.
+    The value that was used to train round r is drawn from r - 1 to r.
     """
     drawn = []
     for look, one in lines:

@@ -1,1 +1,1 @@
-"""The formats of a report: data frame, LaTeX, HTML page and terminal text."""
+"""The output formats of a report: data frame, LaTeX, HTML page and terminal text."""

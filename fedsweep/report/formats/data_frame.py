@@ -27,7 +27,7 @@ DROPPED = ("mean_over_domains", "worst_domain", "out_of_domain", "worst_client",
 def data_frame(table: AblationTable) -> pd.DataFrame:
     """Return the table as a data frame with one row per arm.
 
-    Accuracies are from 0 to 1. Intervals and differences have the unit of the objective.
+    Accuracies range from 0 to 1. Intervals and differences have the unit of the objective.
     """
     return of_records([_record(table, one) for one in table.arms])
 
@@ -39,7 +39,7 @@ def of_records(records: Sequence[Mapping[str, object]]) -> pd.DataFrame:
 
 
 def csv(table: AblationTable) -> str:
-    """Return `data_frame(table)` as CSV, with enough digits to read the numbers back bit-identically."""
+    """Return `data_frame(table)` as CSV, with enough digits to recover the numbers exactly."""
     return data_frame(table).to_csv(index=False)
 
 

@@ -1,4 +1,4 @@
-"""The ablation table as LaTeX with booktabs, for a paper."""
+"""The ablation table in LaTeX with booktabs, for use in a paper."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ ASIDE = ("Other columns", "Explanations:", "Trials:")
 
 
 def latex(table: AblationTable) -> str:
-    """Return a `table` environment, after a comment that lists the required packages.
+    """Return a LaTeX `table` environment, preceded by a comment that lists the required packages.
 
-    Significant differences (p at most 0.05 after Holm's correction) have an asterisk, the baseline is in italics, and
-    values of a reference paper are grey. No mean is bold, since the arm with the largest mean need not be the best.
+    Significant differences (p at most 0.05 after Holm's correction) are marked with an asterisk, the baseline is in
+    italics, and values from a reference paper are grey. No mean is bold, since the arm with the best mean is not
+    necessarily the best arm.
     """
     # A column of notes would be too wide for a printed page, so the caption contains the notes.
     rows = [{name: cell for name, cell in row.items() if name != "note"} for row in table.cells()]

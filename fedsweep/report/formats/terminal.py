@@ -23,7 +23,7 @@ HEADINGS = {IN_DOMAIN: "in\ndomain", OUT_OF_DOMAIN: "out of\ndomain"}
 
 @dataclass(frozen=True)
 class TerminalTable:
-    """Table, findings and legend for a terminal. Numbers are never cut; the legend lists columns that do not fit."""
+    """The table, findings and legend for a terminal. Columns that do not fit are hidden; numbers are never cut off."""
 
     table: AblationTable
 
@@ -64,7 +64,7 @@ class TerminalTable:
         ]
 
     def _order(self, asked: Sequence[str]) -> tuple[str, ...]:
-        """Return the columns that may be dropped, in the order of dropping.
+        """Return the columns that may be dropped, in the order in which they are dropped.
 
         The columns in `asked`, which the search space requests, are dropped last.
         """
@@ -73,7 +73,7 @@ class TerminalTable:
         return (*(name for name in order if name not in kept), *reversed(asked))
 
     def _apart(self, columns: Sequence[TextColumn], names: Sequence[str], width: int) -> Iterable[Text | Table]:
-        """Yield additional tables for the columns `names`, which the main table lacks because they did not fit.
+        """Yield additional tables with the columns `names`, which did not fit into the main table.
 
         Each table identifies the arms and has as many of the columns as fit into `width` terminal cells.
         """

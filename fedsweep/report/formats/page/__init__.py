@@ -25,10 +25,10 @@ PIXELS_PER_POINT = 4 / 3
 
 
 def inline(path: Path, prefix: str) -> str:
-    """Return the content of an SVG file as an HTML element `<svg>`, with escaped text.
+    """Return the contents of an SVG file as an HTML `<svg>` element, with escaped text.
 
-    All ids and references get the prefix, since Matplotlib uses the same ids in every file. Without the prefix, a
-    drawing would use shapes of another drawing on the page. The id of the drawing's title is `<prefix>-title`.
+    All ids and references get the prefix, because Matplotlib uses the same ids in every file, and a drawing would
+    otherwise use shapes of another drawing on the page. The id of the drawing's title is `<prefix>-title`.
     """
     root = ElementTree.fromstring(path.read_bytes())  # noqa: S314 - written by this program
     for parent in list(root.iter()):
@@ -63,7 +63,7 @@ DIGITS = 12  # digits shown of a digest
 
 
 class Row(NamedTuple):
-    """An arm, and a dict from column to the text of the arm's cell."""
+    """A row of the table: an arm, and a dict from column to the text of the cell."""
 
     arm: ArmStatistics
     cells: Mapping[str, str]
@@ -72,11 +72,11 @@ class Row(NamedTuple):
 def html(
     table: AblationTable, figures: Sequence[Figure], trials: Sequence[TrialRecord], question: str | None = None
 ) -> str:
-    """Return the HTML page of a report; the same sweep gives the same bytes.
+    """Return the HTML page of a report. Reports of the same sweep are bit-identical.
 
     Args:
-        table: The arms of the sweep.
-        figures: The saved figures, in the order of the page.
+        table: The ablation table of the sweep.
+        figures: The saved figures, in the order in which the page shows them.
         trials: All trials of the sweep.
         question: The research question of the search space, if there is one.
     """
@@ -110,7 +110,7 @@ def html(
 
 
 def _without_empty(rows: Sequence[Row], among: Set[str]) -> list[Row]:
-    """Return the rows without those columns of `among` that are empty in all rows."""
+    """Return the rows without the columns in `among` that are empty in every row."""
     empty = {name for name in among if all(row.cells.get(name, NOTHING) == NOTHING for row in rows)}
     return [Row(arm, {name: cell for name, cell in cells.items() if name not in empty}) for arm, cells in rows]
 
@@ -131,7 +131,7 @@ def _trials(table: AblationTable, trials: Sequence[TrialRecord]) -> list[dict[st
 
 
 def _digests(manifest: SweepManifest) -> dict[str, str]:
-    """Return a sweep's digests, each shortened to 12 digits, and other values such as package versions."""
+    """Return `manifest.digests` with each digest shortened to 12 digits, and the package versions unchanged."""
     hexadecimal = set("0123456789abcdef")
     return {
         name: digest[:DIGITS] if len(digest) > DIGITS and set(digest) <= hexadecimal else digest
@@ -140,7 +140,7 @@ def _digests(manifest: SweepManifest) -> dict[str, str]:
 
 
 def question(search_space: Path) -> str | None:
-    """Return the first paragraph of the comments at the start of a search space's file, or None if there is none."""
+    """Return the first paragraph of the comment at the top of a search space's file, or None if there is no comment."""
     if not search_space.exists():
         return None
     lines = (line.strip() for line in search_space.read_text(encoding="utf-8").splitlines())
