@@ -129,7 +129,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Domain:
-    """A domain (one style of images) with its training and test images."""
+    """One style of images in a data set, with its training and test images."""
 
     name: str
     train: ImageSet
@@ -140,7 +140,7 @@ class Domain:
 class FederatedData:
     """The domains of a data set, and a digest of their contents.
 
-    No client has images of the `held_out` domains, which are used only for evaluation.
+    `held_out` are further domains, of which no client has images.
     """
 
     name: str
@@ -212,7 +212,8 @@ class ServerState:
     """The state of a run between rounds. Methods with more state extend this class.
 
     `layers` are the blocks with which the server's model is evaluated: all blocks, except in the method `all_small`,
-    which uses fewer. `client_memory` and `server_memory` are state of the base optimizer, such as FedDyn's gradients.
+    which uses fewer. `client_memory` and `server_memory` contain the state of the base optimizer, such as
+    FedDyn's gradients.
 
     `gamma_star` is FedRA's Gamma*, the smallest number of clients that held the same active block in any round so far.
     A block is active in a round if at least one client holds it. `gamma_star` is None before the first round.

@@ -110,7 +110,7 @@ class Config(BaseModel):
         """Return the values with `changes` applied, and a dict of the changes that cannot be applied.
 
         A change cannot be applied if its parent is not a mapping, e.g. `seed.first` if `seed` is a number. The dict
-        maps the dotted name of each such change to all values at the time when it failed.
+        maps the dotted name of each such change to the values before it.
         """
         data: dict[str, Any] = self.model_dump(mode="json")
         homeless = {}

@@ -1,4 +1,4 @@
-"""Common exceptions, and helper functions for errors and their messages."""
+"""Common exceptions, and helper functions for error handling."""
 
 import difflib
 import errno
@@ -31,7 +31,7 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return a suggestion of the known names most similar to `name`, to be appended to an error message.
+    """Suggest the known names most similar to `name`, in text that can be appended to an error message.
 
     The result is an empty string if no known name is similar enough. `cutoff` is the smallest similarity of a suggested
     name, from 0 (no common characters) to 1 (equal).

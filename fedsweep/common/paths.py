@@ -99,8 +99,8 @@ def inside(folder: Path, *names: str) -> Path:
 def resolve(name: str) -> Path:
     """Return the path of the file that an experiment refers to as `name`.
 
-    A relative name is first looked up in the folder `home()`. If there is no such file, it is a path in the data
-    folder.
+    A relative name is first looked up in the folder `home()`. If no such file exists there, the path in the data folder
+    is returned.
     """
     path = home() / Path(name).expanduser()
     return path if path.exists() else data_folder() / Path(name).expanduser()

@@ -71,11 +71,11 @@ def logical_gpus() -> LogicalGPUs | None:
 
 
 class SystemMeter:
-    """A meter that measures the CPU, memory and GPU use of this process and this machine.
+    """A meter for the CPU, memory and GPU use of this process and this machine.
 
     CPU use is averaged over the time since the last reading. Metrics whose names begin with `system/process_` describe
-    this process, and all others describe the whole machine. If `pynvml` is installed, GPUs are included and numbered as
-    in the driver.
+    this process, and all others describe the whole machine. If `pynvml` is installed, GPUs are included, with the
+    numbers that the driver assigns.
     """
 
     def __init__(self) -> None:

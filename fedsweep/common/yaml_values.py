@@ -58,7 +58,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Return the values of a YAML text.
+    """Parse a YAML text and return its values.
 
     Args:
         text: The YAML text.

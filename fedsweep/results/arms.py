@@ -1,4 +1,4 @@
-"""The arms of a sweep: functions that parse, compare and label them, and classes for a paper's values for arms.
+"""Functions that parse, compare and label the arms of a sweep, and classes for the values that a paper reports.
 
 This module does not import torch.
 """

@@ -43,9 +43,8 @@ def write_record(path: Path, record: Config) -> None:
 class TrialStore:
     """The folder of one trial, with the trial's plan, checkpoint, outcome and attempts.
 
-    If the results are in a remote store, the driver (the process that runs the sweep) also sends the files that it
-    writes to the store. Methods raise UnreachableError if files cannot be downloaded, or if files that workers need
-    cannot be sent.
+    If the results are in a remote store, the driver (the process that runs the sweep) also sends its files there. Methods
+    raise UnreachableError if files cannot be downloaded, or if files that workers need cannot be sent.
     """
 
     def __init__(self, folder: Path, remote: Remote = NOTHING) -> None:
@@ -69,7 +68,7 @@ class TrialStore:
     def history(self) -> Sequence[RoundRecord]:
         """Return the records of the trial's rounds.
 
-        If the trial has ended, later rounds than the one in its outcome are left out.
+        If the trial has ended, rounds after the round in its outcome are left out.
         """
         outcome = self.outcome()
         return [one for one in self.recorded() if outcome is None or one.round <= outcome.round]
@@ -206,7 +205,7 @@ class Store:
 
     @classmethod
     def at(cls, address: str | Path) -> Store:
-        """Open a results folder, given its path or URI. Raise UserError if a remote store is not accessible."""
+        """Open the results folder at a path or URI. Raise UserError if a remote store is not accessible."""
         if not is_uri(address):
             return cls(Path(address))
         uri = str(address).rstrip("/")
@@ -240,12 +239,12 @@ class Store:
         return SweepStore(folder, self.remote(folder))
 
     def run(self, name: str, stamp: str) -> TrialStore:
-        """Return the folder of a run outside of sweeps, given the name of its experiment and its start time `stamp`."""
+        """Return the folder of a run outside of sweeps. `name` is its experiment, and `stamp` is its start time."""
         folder = inside(self.root / "runs", name, stamp)
         return TrialStore(folder, self.remote(folder, plays=True))
 
     def runs(self) -> list[TrialStore]:
-        """Update the folders of all runs outside of sweeps from the remote store, and return them."""
+        """Return the folders of all runs outside of sweeps. If the store is remote, they are updated first."""
         remote = self.remote(self.root / "runs")
         remote.pull()
         remote.save()
@@ -273,7 +272,7 @@ class Store:
         return sorted(found, key=lambda sweep: sweep.manifest().created)
 
     def find(self, name: str, sweep_id: str | None = None) -> SweepStore:
-        """Update the folder of a sweep from the remote store, and return it.
+        """Return the folder of a sweep. If the store is remote, the folder is updated first.
 
         Args:
             name: The search space.

@@ -65,7 +65,7 @@ class Destination:
 
     @classmethod
     def of(cls, root: Path, address: str | None = None) -> Destination:
-        """Return the destination for a value of `--mlflow`.
+        """Return the destination that a value of `--mlflow` selects.
 
         Args:
             root: The results folder.

@@ -179,7 +179,7 @@ class Registration:
     """A model in MLflow's registry, to which versions from the run of a trial can be added."""
 
     def __init__(self, destination: Destination, model: str, experiment: str, key: str, sweep: str | None) -> None:
-        """Find the run of the trial `key` of the sweep `sweep`, or of a run outside of sweeps if `sweep` is None.
+        """Find the MLflow run of the trial `key`. If `sweep` is None, the trial does not belong to a sweep.
 
         Raises:
             UserError: The model's name is invalid, MLflow cannot be used, or MLflow has no run of this trial.

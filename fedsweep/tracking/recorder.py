@@ -100,7 +100,7 @@ class Recorder:
 
     @property
     def unsynced(self) -> dict[str, str]:
-        """The reason or traceback of each run that is not written yet.
+        """For each run that is not written yet, the reason or a traceback.
 
         The keys of the dict are trial keys, `the parent run` and `the parent run's end`.
         """
@@ -167,8 +167,8 @@ class Recorder:
     def _failed(self, what: str, job: Job, error: Exception) -> None:
         """Record the error of a failed write, and find out whether MLflow is unavailable or rejected the write.
 
-        A rejected write is repeated after the other writes. After `TRIES` attempts, it is postponed until the run's next
-        update or the next call of `deliver`.
+        A rejected write is repeated after the other writes. After `TRIES` attempts, it is postponed until the next
+        update of the run or the next call of `deliver`.
         """
         outage = None
         try:

@@ -24,7 +24,7 @@ LONGEST_TAG = 500  # characters of a tag that summarises trials
 
 
 def description_tags(manifest: SweepManifest) -> dict[str, str]:
-    """Return tags for a sweep's parent run, which users can use to search for sweeps and compare them."""
+    """Return the tags by which users can find and compare the parent runs of sweeps."""
     goals = [one for one in (manifest, manifest.against) if one]
     return {
         "fedsweep.varied": ", ".join(manifest.varied),
@@ -103,7 +103,7 @@ PACKAGES = ("fedsweep", "torch", "timm", "peft", "ray", "optuna", "mlflow", "num
 
 
 def environment() -> dict[str, str]:
-    """Return the versions of packages and Python, and the platform."""
+    """Return the platform and the versions of Python and the main packages."""
     versions = {name: metadata.version(name) for name in PACKAGES}
     return {"python": platform.python_version(), "platform": platform.platform(), **versions}
 

@@ -61,9 +61,9 @@ def provenance_tags(plan: TrialPlan) -> dict[str, str]:
 
 
 def outcome_tags(trial: TrialRecord) -> dict[str, str]:
-    """Return the tags for a trial's outcome and, if known, for its error, its reason for stopping and its last round.
+    """Return tags for a trial's outcome and, if known, its error, the reason why it was stopped and its last round.
 
-    The tag for the outcome is the last one.
+    The outcome is the last tag.
     """
     if trial.outcome is None:
         return {OUTCOME: "running"}

@@ -206,7 +206,7 @@ def server_command(root: Path, port: int, host: str = LOOPBACK) -> tuple[list[st
 
 
 def answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
-    """Wait until a new server accepts connections. Return False if its process ends before it does so."""
+    """Wait until a new server accepts connections. Return False if its process ends first."""
     while server.poll() is None:
         with contextlib.suppress(OSError):
             socket.create_connection((LOOPBACK if host in ANYWHERE else host, port), timeout=1).close()

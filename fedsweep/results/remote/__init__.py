@@ -1,4 +1,4 @@
-"""The remote folders that hold the results in a remote store, and their connection to local folders."""
+"""Classes for a folder in a remote store and its connection to a local folder."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Place:
 
 @dataclass(eq=False)
 class Remote:
-    """The remote folder that a local folder mirrors. If the results are only local, its methods have no effect.
+    """The remote folder that a local folder mirrors. If the results are only local, the methods have no effect.
 
     Methods raise UnreachableError if the store does not answer.
     """

@@ -123,8 +123,8 @@ class Lease:
         """Return the process that holds the lease, and the version of the lease object.
 
         The process is a dict that contains its `host`. It is None if the lease is free, has expired or belongs to this
-        process. To acquire the lease, pass the version to `self.objects.write`. With conditional writes, this method
-        writes nothing if the object has changed in the meantime.
+        process. To acquire the lease, pass the version to `self.objects.write`. If the store supports conditional
+        writes, an object that has changed in the meantime is not overwritten.
         """
         other, found = self._read()
         if other is None or self._is_mine(other) or is_dead(other.get("process", "")):
@@ -140,7 +140,10 @@ class Lease:
         return (holder if isinstance(holder, dict) and {"nonce", "host"} <= holder.keys() else None), found
 
     def _now(self) -> float:
-        """Return the current time in seconds since 1970 by the store's clock, which is read by writing an object."""
+        """Return the current time by the store's clock, in seconds since 1970.
+
+        The clock is read by writing an object. If that fails, the clock of this machine is used.
+        """
         probe = f"{self.path}-{self._mine['nonce']}"
         with contextlib.suppress(OSError):  # without permission to write, use the clock of this machine
             self.objects.write(probe, b"", None)

@@ -121,7 +121,7 @@ def put(filesystem: FileSystem, path: str, content: bytes) -> None:
 
 
 def read(filesystem: FileSystem, path: str) -> bytes:
-    """Return the content of an object, or raise OSError if the object cannot be read."""
+    """Return the contents of an object, or raise OSError if it cannot be read."""
     with filesystem.open_input_file(path) as file:
         content: bytes = file.readall()
     return content
