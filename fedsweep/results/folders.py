@@ -43,8 +43,8 @@ def write_record(path: Path, record: Config) -> None:
 class TrialStore:
     """The folder of one trial, with the trial's plan, checkpoint, outcome and attempts.
 
-    If the results are in a remote store, the driver (the process that runs the sweep) also sends its files there. Methods
-    raise UnreachableError if files cannot be downloaded, or if files that workers need cannot be sent.
+    If the results are in a remote store, the driver (the process that runs the sweep) also sends its files there.
+    Methods raise UnreachableError if files cannot be downloaded, or if files that workers need cannot be sent.
     """
 
     def __init__(self, folder: Path, remote: Remote = NOTHING) -> None:
