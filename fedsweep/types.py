@@ -37,8 +37,8 @@ class PixelStack:
         """Find the images at `rows` (k,) in the parts of the stack.
 
         Returns:
-            A tuple for each part. It contains the part, the positions in `rows` that refer to its images, and the row
-            numbers of these images in the part.
+            A tuple for each part: the part, the positions in `rows` that refer to its images, and the row numbers of
+            these images in the part.
         """
         starts = [0, *accumulate(map(len, self.parts))]
         within = [((start <= rows) & (rows < end)).nonzero().flatten() for start, end in pairwise(starts)]
@@ -49,8 +49,9 @@ class PixelStack:
 class ImageSet:
     """Decoded images and their labels, in host memory or in a memory-mapped file.
 
-    `images` is uint8 (m, 3, height, width), and `labels` is int64 (n,). Example i is `images[rows[i]]` with label
-    `labels[i]`, so subsets can share the pixels. If `rows` is None, the examples are all images in their order.
+    For m images and n examples, `images` is uint8 (m, 3, height, width), and `labels` is int64 (n,). Example i is
+    `images[rows[i]]` with the label `labels[i]`, so subsets can share the pixels. If `rows` is None, example i is
+    `images[i]`.
     """
 
     images: Tensor | PixelStack
@@ -75,8 +76,8 @@ class ImageSet:
         """Find the images of the examples at `index` (k,) in the tensors of this set.
 
         Returns:
-            A tuple for each tensor. It contains the tensor, the positions in `index` that refer to its images, and the
-            row numbers of these images in the tensor.
+            A tuple for each tensor: the tensor, the positions in `index` that refer to its images, and the row numbers
+            of these images in the tensor.
         """
         import torch  # already imported if there are tensors
 
@@ -107,9 +108,8 @@ class ImageSet:
 class Batch:
     """A batch of k examples of an image set, optionally with cached outputs of the frozen lowest blocks.
 
-    `tokens` (k, ...) are the outputs of the first `done` blocks, with which the forward pass continues. If `tokens` is
-    None, the forward pass begins with the pixels. `side_inputs` are further inputs that a method needs, each with one
-    row (...) per example.
+    `tokens` (k, ...) are the outputs of the first `done` blocks, from which the forward pass continues. If `tokens` is
+    None, the forward pass begins with the pixels. `side_inputs` (k, ...) are further inputs that a method needs.
     """
 
     source: ImageSet
@@ -129,7 +129,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Domain:
-    """A domain, that is, one style of images, with its training and test images."""
+    """One style of images in a data set, with its training and test images."""
 
     name: str
     train: ImageSet
@@ -138,7 +138,10 @@ class Domain:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """The domains of a data set, a digest of their content, and the `held_out` domains, whose images no client has."""
+    """The domains of a data set, and a digest of their contents.
+
+    `held_out` are further domains, of which no client has images.
+    """
 
     name: str
     class_names: tuple[str, ...]
@@ -149,7 +152,7 @@ class FederatedData:
 
 @dataclass(frozen=True)
 class Client:
-    """A client: its images and its `capacity`, the number of blocks that fit on it (L_i in FedRA).
+    """A client with its images and its `capacity`, which is the number of blocks that fit on it (L_i in FedRA).
 
     Some methods use `validation` images to control training. `test` images are used only for evaluation. Both are None
     if the partition reserves no such images. `synthetic` images are images of the client's domain that the server
@@ -167,11 +170,11 @@ class Client:
 
 @dataclass(frozen=True)
 class LayerAllocation:
-    """A client's row of FedRA's allocation matrix M: the blocks that it holds and the blocks that it trains, ascending.
+    """The blocks that a client holds and the blocks that it trains, in ascending order (a row of FedRA's matrix M).
 
     The client also holds and trains the tensors outside of blocks, except for tensors whose names begin with one of
-    `excluded_prefixes`. Examples are heads after deeper blocks, and FedBRICK's block replacements (BRICKs) of other
-    domains.
+    `excluded_prefixes`. Examples of such tensors are heads after deeper blocks, and FedBRICK's block replacements
+    (BRICKs) of other domains.
     """
 
     held: tuple[int, ...]
@@ -209,9 +212,11 @@ class ServerState:
     """The state of a run between rounds. Methods with more state extend this class.
 
     `layers` are the blocks with which the server's model is evaluated: all blocks, except in the method `all_small`,
-    which uses fewer. `client_memory` and `server_memory` are state of the base optimizer, such as FedDyn's gradients.
-    `gamma_star` is FedRA's Gamma*: the smallest number of clients that held an active block, that is, a block held by
-    at least one client, in any round so far. It is None before the first round.
+    which uses fewer. `client_memory` and `server_memory` contain the state of the base optimizer, such as
+    FedDyn's gradients.
+
+    `gamma_star` is FedRA's Gamma*, the smallest number of clients that held the same active block in any round so far.
+    A block is active in a round if at least one client holds it. `gamma_star` is None before the first round.
     """
 
     adapter: AdapterState
@@ -223,7 +228,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The state and metrics after `round` rounds (0 is the untuned model). All but `seconds` are reproducible."""
+    """The state and metrics after `round` rounds. Round 0 is the untuned model. Only `seconds` is not reproducible."""
 
     round: int
     state: ServerState

@@ -1,4 +1,4 @@
-"""Modules for configuration, errors, files, paths, process usage, random streams and YAML, used by all others.
+"""Shared modules for configuration, errors, files, paths, process usage, random streams and YAML.
 
 None of these modules imports torch, which is slow to import.
 """

@@ -1,4 +1,4 @@
-"""The base class of all configuration: immutable pydantic records with dotted field names such as `lora.rank`."""
+"""The base class of all configurations, `Config`, whose values have dotted names such as `lora.rank`."""
 
 import json
 import re
@@ -31,9 +31,9 @@ _COUNT = re.compile(r" after validation, not \d+")
 
 
 class Config(BaseModel):
-    """The base class of all configuration. Objects are immutable, and values are validated without type conversion.
+    """The base class of all configurations.
 
-    Unknown names are rejected.
+    Configurations are immutable. Values are validated without type conversion, and unknown names are rejected.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
@@ -45,15 +45,15 @@ class Config(BaseModel):
     def of(cls, data: Mapping[str, Json], where: str) -> Self:
         """Validate values from a YAML file or the command line, and return the configuration.
 
-        A string in place of a nested configuration is its `name`: ``{"method": "all_small"}`` selects the method
-        `all_small`.
+        A string in place of a nested configuration is taken as its `name`: ``{"method": "all_small"}`` selects the
+        method `all_small`.
 
         Args:
             data: Values by name, nested as in a YAML file.
-            where: Origin of the values, such as a file, with which error messages begin.
+            where: Origin of the values, such as a file. Error messages begin with it.
 
         Raises:
-            UserError: A value is missing, unknown or invalid. The message has its dotted name, the rule and the value.
+            UserError: A name is unknown, or a value is missing or invalid. The message states the name and the rule.
         """
         data = _spelt_out(cls, data)
         try:
@@ -71,8 +71,8 @@ class Config(BaseModel):
         then sets its heads.
 
         Args:
-            changes: New values by dotted name.
-            where: Origin of the changes, such as a file, with which error messages begin.
+            changes: New values, keyed by dotted name.
+            where: Origin of the changes, such as a file. Error messages begin with it.
 
         Raises:
             UserError: A name is unknown, or a value is invalid.
@@ -85,10 +85,10 @@ class Config(BaseModel):
         return type(self).of(data, where)
 
     def tentative(self, changes: Mapping[str, Json]) -> dict[str, Json]:
-        """Return all values after `changes`, including defaults, keyed by dotted name.
+        """Return all values with `changes` applied, including defaults, keyed by dotted name.
 
-        Nothing is validated, so the result may contain unknown names and invalid values. Changes inside a plain value,
-        such as `seed.first` if `seed` is a number, are ignored.
+        Nothing is validated, so the result may contain unknown names and invalid values. A change is ignored if its
+        parent is not a mapping, e.g. `seed.first` if `seed` is a number.
         """
         return flat(_spelt_out(type(self), self._changed(changes)[0], defaults=True))
 
@@ -107,10 +107,10 @@ class Config(BaseModel):
         return ()
 
     def _changed(self, changes: Mapping[str, Json]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the data after `changes`, and a dict of the changes that cannot be applied.
+        """Return the values with `changes` applied, and a dict of the changes that cannot be applied.
 
         A change cannot be applied if its parent is not a mapping, e.g. `seed.first` if `seed` is a number. The dict
-        maps the name of each such change to the data to which it could not be applied.
+        maps the dotted name of each such change to the values before it.
         """
         data: dict[str, Any] = self.model_dump(mode="json")
         homeless = {}
@@ -141,9 +141,10 @@ def flat(config: "Config | Mapping[str, Json]", prefix: str = "") -> dict[str, J
 def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
     """Return `data` with every nested configuration written out as a dict.
 
-    A string is replaced by a dict with this `name`, and a missing nested configuration by its default. If `defaults` is
-    true, other missing values are filled in with their defaults, too. Pydantic's "before" validators could do this, but
-    pydantic would not validate their results as JSON.
+    A string is replaced by a dict whose `name` is the string, and a missing nested configuration is replaced by its
+    default. If `defaults` is true, other missing values also get their defaults.
+
+    Pydantic's "before" validators could do the same, but pydantic would not validate their results as JSON.
     """
     if not isinstance(data, dict):
         return data
@@ -161,7 +162,7 @@ def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
 
 @cache
 def _objects(record: type[Config]) -> dict[str, list[type[Config]]]:
-    """Map each field of `record` that contains a nested configuration to the types that the field allows."""
+    """Map each field of `record` that contains a nested configuration to the classes that the field allows."""
     return {field: records for field, info in record.model_fields.items() if (records := _records(info))}
 
 
@@ -222,7 +223,7 @@ def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Confi
 def _dotted(location: tuple[int | str, ...], data: Any) -> str:
     """Return the dotted name of the value at pydantic's `location`.
 
-    The names that pydantic adds to tell apart the types of a union are left out: `method.mu`, not `method.fedra.mu`.
+    Names that pydantic adds to distinguish the types of a union are left out, e.g. `fedra` in `method.fedra.mu`.
     """
     parts: list[str] = []
     node = data

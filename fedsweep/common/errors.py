@@ -1,4 +1,4 @@
-"""The exceptions of fedsweep, and helper functions for error messages."""
+"""Common exceptions, and helper functions for error handling."""
 
 import difflib
 import errno
@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake in the user's input. The command line prints its message and exits with code 2.
+    """An error caused by the user's input. The command line prints its message and exits with code 2.
 
-    The message is one sentence with the location of the mistake, the rule, the value, and similar valid names.
+    The message is one sentence. It states where the mistake is, the rule, the invalid value and similar valid names.
     """
 
 
 def one_line(error: Exception) -> str:
-    """Return the message of another library's exception in one line, without a final period.
+    """Return the message of another library's exception on one line, without a final period.
 
     >>> one_line(ValueError("no such page.\\nGiving up."))
     'no such page. Giving up'
@@ -31,10 +31,10 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the end of an error message that suggests the known names most similar to `name`.
+    """Suggest the known names most similar to `name`, in text that can be appended to an error message.
 
-    The result is an empty string if no known name is similar. `cutoff` is the smallest similarity of a suggestion, from
-    0 (no common characters) to 1 (equal).
+    The result is an empty string if no known name is similar enough. `cutoff` is the smallest similarity of a suggested
+    name, from 0 (no common characters) to 1 (equal).
 
     >>> near("lora.rnk", ["lora.rank", "seed"])
     '; did you mean `lora.rank`?'

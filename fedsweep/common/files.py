@@ -1,4 +1,4 @@
-"""Atomic file writes, and file locks that the operating system releases when the process that holds them ends."""
+"""Atomic file writes, and file locks that the operating system releases when the holding process ends."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The folders of data and caches, and the lookup of experiments and search spaces by name."""
+"""The paths of the data and cache folders, and the lookup of experiments and search spaces by name."""
 
 import contextlib
 import hashlib
@@ -18,7 +18,7 @@ _FOLDERS = {"experiments": "experiments", "search_spaces": "search_spaces", "pre
 
 
 def home() -> Path:
-    """Return the folder to which relative paths refer: FEDSWEEP_HOME if it is set, and otherwise the working directory.
+    """Return the base folder for relative paths: FEDSWEEP_HOME if it is set, and otherwise the working directory.
 
     The process that runs a sweep sets FEDSWEEP_HOME for its workers, whose working directories may differ.
     """
@@ -77,7 +77,7 @@ def activation_bytes() -> int:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment variables that make another process use the same folders and logical GPUs as this one.
+    """Return environment variables that give another process the folders, cache size and logical GPUs of this one.
 
     Logical GPUs are simulated on the CPU.
     """
@@ -99,17 +99,17 @@ def inside(folder: Path, *names: str) -> Path:
 def resolve(name: str) -> Path:
     """Return the path of the file that an experiment refers to as `name`.
 
-    A relative name refers to a file in the folder `home()` if it exists there, and otherwise to a file in the data
-    folder.
+    A relative name is first looked up in the folder `home()`. If no such file exists there, the path in the data folder
+    is returned.
     """
     path = home() / Path(name).expanduser()
     return path if path.exists() else data_folder() / Path(name).expanduser()
 
 
 def available(kind: Kind) -> dict[str, Path]:
-    """Map the name of each YAML file of a kind, such as `ablations/lora_rank`, to its path.
+    """Map the name of each YAML file of one kind, such as `ablations/lora_rank`, to its path.
 
-    Pre-trainings are a kind of their own, although their files are in a subfolder of the experiments.
+    Pre-training configurations are a separate kind, although their files are in a subfolder of the experiments folder.
     """
     package = Path(__file__).parent.parent
     found: dict[str, Path] = {}
@@ -126,7 +126,7 @@ def find(kind: Kind, name: str, where: str = "") -> Path:
     """Return the path of the YAML file with this name, or raise UserError if there is none.
 
     Args:
-        kind: The kind of the file: an experiment, a search space or a pre-training.
+        kind: The kind of the file: an experiment, a search space or a pre-training configuration.
         name: The name, such as `ablations/lora_rank`.
         where: The file that refers to the name, if any. The error message begins with it.
     """

@@ -1,6 +1,6 @@
-"""The CPU, memory and GPU use of this process and this machine, and logical GPUs.
+"""Measurement of CPU, memory and GPU use, and the configuration of logical GPUs.
 
-A logical GPU is a simulated GPU. Ray assigns trials to a logical GPU as to a real one, but they run on the CPU.
+A logical GPU is simulated on the CPU. Ray assigns trials to it as to a real GPU, but the trials run on the CPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def forget_peak() -> None:
 
 
 def resident_peak() -> int:
-    """Return the peak resident memory of this process in bytes, since its start or the last call of `forget_peak`."""
+    """Return the peak resident memory of this process in bytes.
+
+    The peak is taken over the time since the process started or, on Linux, since the last call of `forget_peak`.
+    """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
@@ -51,7 +54,7 @@ class LogicalGPUs:
 
 
 def logical_gpus() -> LogicalGPUs | None:
-    """Return the logical GPUs (simulated on the CPU) that environment variables configure, or None if there are none.
+    """Return the logical GPUs that environment variables configure, or None if there are none.
 
     Raises:
         UserError: FEDSWEEP_LOGICAL_GPUS or FEDSWEEP_LOGICAL_GPU_GB is not valid.
@@ -68,11 +71,11 @@ def logical_gpus() -> LogicalGPUs | None:
 
 
 class SystemMeter:
-    """A meter of the CPU, memory and GPU use of this process and this machine.
+    """A meter for the CPU, memory and GPU use of this process and this machine.
 
-    CPU use is averaged over the time since the last reading. Metrics named `system/process_...` are about this process,
-    and all others about the whole machine. GPUs are included if `pynvml` is installed, and have the numbers that the
-    driver gives them.
+    CPU use is averaged over the time since the last reading. Metrics whose names begin with `system/process_` describe
+    this process, and all others describe the whole machine. If `pynvml` is installed, GPUs are included, with the
+    numbers that the driver assigns.
     """
 
     def __init__(self) -> None:
@@ -87,9 +90,9 @@ class SystemMeter:
         self._process.cpu_percent()
 
     def read(self) -> dict[str, float]:
-        """Return the metrics by their names in MLflow, in percent and in MB (10^6 bytes).
+        """Return the measured values in percent or in MB (10^6 bytes), keyed by their metric names in MLflow.
 
-        The machine's CPU use is in percent of all cores, and this process's CPU use is in percent of one core.
+        The machine's CPU use is a percentage of all cores, and this process's CPU use is a percentage of one core.
         """
         memory = psutil.virtual_memory()
         found = {

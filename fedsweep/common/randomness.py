@@ -1,7 +1,8 @@
 """Random streams derived from a seed, a purpose and a key. All random numbers of a run come from this module.
 
-A key, as in ``stream(seed, "batches", round, client)``, never contains the arm. Arms with the same seed therefore have
-the same split, cohort, batch order and initial adapter (common random numbers).
+A key, such as the round and the client in ``stream(seed, "batches", round, client)``, never contains the arm. Arms with
+the same seed therefore have the same split, cohort, batch order and initial adapter. This technique is known as common
+random numbers.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Functions that parse YAML files, JSON files and command-line overrides, and one that makes class names readable."""
+"""Parsers for YAML files, JSON files and command-line overrides, and a function that makes class names readable."""
 
 import json
 import re
@@ -58,11 +58,11 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Return the values of a YAML text.
+    """Parse a YAML text and return its values.
 
     Args:
         text: The YAML text.
-        where: Origin of the text, such as a file, with which error messages begin.
+        where: Origin of the text, such as a file. Error messages begin with it.
 
     Raises:
         UserError: The text is not valid YAML, repeats a key, or has too many values after its aliases are expanded.
@@ -106,12 +106,12 @@ def _num_values(data: Any, counted: dict[int, int]) -> int:
 
 
 def read_yaml(path: Path) -> dict[str, Json]:
-    """Return the content of a YAML file, or raise UserError if the file is not valid or does not contain a mapping."""
+    """Return the contents of a YAML file, or raise UserError if the file is invalid or does not contain a mapping."""
     return _mapping(parse_yaml(read_text(path), str(path)), path)
 
 
 def read_json(path: Path) -> dict[str, Json]:
-    """Return the content of a JSON file, or raise UserError if the file is not valid or does not contain a mapping."""
+    """Return the contents of a JSON file, or raise UserError if the file is invalid or does not contain a mapping."""
     try:
         return _mapping(json.loads(read_text(path)), path)
     except (ValueError, RecursionError) as error:
@@ -136,7 +136,7 @@ def _mapping(data: Any, path: Path) -> dict[str, Json]:
 
 
 def parse_overrides(words: list[str]) -> dict[str, Json]:
-    """Parse overrides such as ``["federation.rounds=5"]`` into a dict from name to value.
+    """Parse overrides such as ``["federation.rounds=5"]`` into a dict of values, keyed by name.
 
     Values are written in YAML, e.g. `[12, 6]`, `1e-3` and `null`.
 

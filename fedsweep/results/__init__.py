@@ -12,7 +12,7 @@ The files of a trial are written atomically. The key of a trial is a digest of i
     trials/<key>/tsne.csv tsne.png  t-SNE of the features after the last round, if the experiment requests it
     trials/<key>/outcome.json       outcome of the trial (Outcome); absent until the trial has ended
     trials/<key>/gpus.json          attempts to run the trial on a GPU (Attempts)
-<root>/runs/<experiment>/<time>/    a run outside of a sweep, with the files of a trial
+<root>/runs/<experiment>/<time>/    a run outside of a sweep, with the same files as a trial
 
 If `--store` is a URI, these files are objects in a remote store. <root> is then a local folder with copies of the files
 that this machine needs.

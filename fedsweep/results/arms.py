@@ -1,4 +1,4 @@
-"""Functions that parse, compare and label the arms of a sweep, and the values that a paper reports for arms.
+"""Functions that parse, compare and label the arms of a sweep, and classes for the values that a paper reports.
 
 This module does not import torch.
 """
@@ -73,7 +73,7 @@ class Reference(Config):
 
 
 def is_accuracy(metric: str) -> bool:
-    """Return whether a metric is an accuracy, a share from 0 to 1 that is shown in percent.
+    """Return whether a metric is an accuracy, that is, a share from 0 to 1 that is shown in percent.
 
     Differences between accuracies are shown in percentage points.
     """
@@ -81,10 +81,10 @@ def is_accuracy(metric: str) -> bool:
 
 
 def identity(values: Json | Mapping[str, Json]) -> str:
-    """Return the values as JSON text, which can be the key of a dict.
+    """Return the values as JSON text that can be used as a dict key.
 
-    The values themselves cannot be keys, because Python does not distinguish the keys `1`, `1.0` and `True`, and does
-    not accept lists as keys.
+    The values themselves cannot be used as keys, because Python treats the keys `1`, `1.0` and `True` as equal and does
+    not accept lists.
     """
     return json.dumps(values, sort_keys=True)
 
@@ -98,7 +98,7 @@ def parse_arm(text: str) -> Arm:
     """Parse an arm such as `lora.rank=4,seed=0`, whose values are written in YAML.
 
     Raises:
-        UserError: The text is not a list of NAME=VALUE, a value is not valid YAML, or a name occurs twice.
+        UserError: The text is not a list of NAME=VALUE entries, a value is not valid YAML, or a name occurs twice.
 
     >>> parse_arm("federation.depths=[12, 6],arm='a, b'")
     {'federation.depths': [12, 6], 'arm': 'a, b'}
@@ -136,10 +136,10 @@ def at_commas(text: str) -> list[str]:
 
 
 def counterparts(arms: Collection[Mapping[str, Json]], baseline: Mapping[str, Json]) -> dict[str, Arm]:
-    """Map the `identity` of each arm to its counterpart, the arm to which it is compared.
+    """Map the `identity` of each arm to its counterpart, the arm with which it is compared.
 
-    The counterpart of an arm has the values in `baseline`, and otherwise the same values as the arm. An arm can be its
-    own counterpart. Arms whose counterpart is not in `arms` are left out.
+    The counterpart has the values in `baseline`, and otherwise the same values as the arm. An arm can be its own
+    counterpart. Arms whose counterpart is not in `arms` are left out.
 
     >>> rank_8 = {"lora.rank": 8, "optimizer.lr": 0.1}
     >>> counterparts([{"lora.rank": 4, "optimizer.lr": 0.1}, rank_8], {"lora.rank": 8}) == {
@@ -165,7 +165,7 @@ def counterparts(arms: Collection[Mapping[str, Json]], baseline: Mapping[str, Js
 
 
 def arm_label(arm: Mapping[str, Json]) -> str:
-    """Return an arm as readable text, in which floats have six significant digits.
+    """Return an arm as readable text. Floats have six significant digits.
 
     >>> arm_label({"lora.rank": 4, "optimizer.lr": 0.012345678})
     'lora.rank=4, optimizer.lr=0.0123457'

@@ -1,4 +1,7 @@
-"""Checkpoints: a run's state and history in one safetensors file, without the backbone and without pickle."""
+"""Checkpoints, which store the state and history of a run in the safetensors format.
+
+A checkpoint contains neither the backbone nor pickled objects.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 def load(path: Path, like: ServerState, device: str = "cpu") -> Checkpoint:
     """Read a checkpoint and move its tensors to a device.
 
-    `like` is a server state of the same method. The state in the checkpoint is restored as an object of the same class.
+    `like` is a server state of the same method. The restored state is an object of the same class.
     """
     from safetensors import safe_open
 
@@ -66,7 +69,7 @@ def load_history(path: Path) -> History:
 
 
 def without_tensors(file: BinaryIO) -> bytes:
-    """Return a copy of a checkpoint file without its tensors, as bytes. The copy contains the complete history.
+    """Return a copy of a checkpoint file that contains the complete history but no tensors.
 
     If the file is replaced during the call, the copy is made from either the old or the new version.
     """
@@ -84,9 +87,9 @@ def without_tensors(file: BinaryIO) -> bytes:
 
 
 def _pack(node: Any, path: str, tensors: dict[str, Any]) -> Any:
-    """Convert a part of a server state to JSON values, and copy its tensors to `tensors`.
+    """Convert `node`, which is part of a server state, to JSON values, and copy its tensors to `tensors`.
 
-    The keys of `tensors` are paths in the state. `path` is the path of `node`.
+    `path` is the path of `node` in the state. The keys of `tensors` are such paths.
     """
     if hasattr(node, "numel"):
         path = path if path not in tensors else f"{path}#{len(tensors)}"

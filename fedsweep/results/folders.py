@@ -1,6 +1,6 @@
 """Classes for the results folder, the folder of a sweep and the folder of a trial.
 
-Each folder is local or a mirror of a folder in a remote store.
+Each folder is either only local or the local mirror of a folder in a remote store.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ def write_record(path: Path, record: Config) -> None:
 
 
 class TrialStore:
-    """The folder of one trial, which contains its plan, checkpoint, outcome and attempts.
+    """The folder of one trial, with the trial's plan, checkpoint, outcome and attempts.
 
-    If the results are in a remote store, the files that the driver (the process that runs the sweep) writes are also
-    sent there. Methods raise UnreachableError if files cannot be downloaded, or if files that workers need cannot be
-    sent.
+    If the results are in a remote store, the driver (the process that runs the sweep) also sends its files there.
+    Methods raise UnreachableError if files cannot be downloaded, or if files that workers need cannot be sent.
     """
 
     def __init__(self, folder: Path, remote: Remote = NOTHING) -> None:
@@ -67,12 +66,15 @@ class TrialStore:
         return load_history(self.checkpoint) if self.checkpoint.exists() else []
 
     def history(self) -> Sequence[RoundRecord]:
-        """Return the records of the trial's rounds. Rounds after the round of its outcome are left out."""
+        """Return the records of the trial's rounds.
+
+        If the trial has ended, rounds after the round in its outcome are left out.
+        """
         outcome = self.outcome()
         return [one for one in self.recorded() if outcome is None or one.round <= outcome.round]
 
     def outcome(self) -> Outcome | None:
-        """Return the trial's outcome, or None if it has not ended."""
+        """Return the trial's outcome, or None if the trial has not ended."""
         path = self.folder / "outcome.json"
         return read_record(Outcome, path) if path.exists() else None
 
@@ -108,7 +110,8 @@ class TrialStore:
 
         Args:
             other: The trial's folder in the other sweep.
-            ends: The outcomes that may be copied. If the trial had another outcome, only its rounds are copied.
+            ends: The outcomes that may be copied. If the trial had any other outcome, only its checkpoint and its t-SNE
+                files are copied.
         """
         other.remote.pull(whole=True)
         for name in (*FILES, self.checkpoint.name):
@@ -130,7 +133,7 @@ class TrialStore:
         return read_record(Attempts, path) if path.exists() else Attempts()
 
     def keep_attempts(self, attempts: Attempts) -> None:
-        """Write the attempts to run the trial."""
+        """Write the list of attempts to run the trial."""
         write_record(self.folder / "gpus.json", attempts)
         self.remote.push()
 
@@ -153,11 +156,11 @@ class SweepStore:
         return read_record(SweepManifest, self.folder / "sweep.json")
 
     def show(self, columns: tuple[str, ...], asked: bool) -> None:
-        """Record the columns that reports of the sweep show.
+        """Record which columns the reports of the sweep show.
 
         Args:
             columns: The names of the columns.
-            asked: Whether the user chose the columns. If so, they take precedence over later changes of the YAML file.
+            asked: Whether the user chose the columns. If so, they take precedence over later changes to the YAML file.
         """
         manifest = self.manifest()
         if manifest.columns != columns:
@@ -184,7 +187,7 @@ class SweepStore:
         return [path.parent.name for path in (self.folder / "trials").glob("*/outcome.json")]
 
     def trials(self) -> list[TrialRecord]:
-        """Return the records of all planned trials, sorted by their number in the sweep's plan."""
+        """Return the records of all planned trials, sorted by their numbers in the sweep's plan."""
         trials = [TrialStore(path.parent).read() for path in (self.folder / "trials").glob("*/trial.json")]
         return sorted(trials, key=lambda trial: trial.plan.number)
 
@@ -202,7 +205,7 @@ class Store:
 
     @classmethod
     def at(cls, address: str | Path) -> Store:
-        """Open a results folder, given its path or URI. Raise UserError if a remote store is not accessible."""
+        """Open the results folder at a path or URI. Raise UserError if a remote store is not accessible."""
         if not is_uri(address):
             return cls(Path(address))
         uri = str(address).rstrip("/")
@@ -218,12 +221,12 @@ class Store:
             check_writable(self.uri)
 
     def remote(self, folder: Path, plays: bool = False) -> Remote:
-        """Return the remote folder that corresponds to a local folder of the results.
+        """Return the remote counterpart of a folder in the results folder.
 
         Args:
             folder: The local folder.
             plays: Whether this process trains the run in the folder and therefore needs the tensors in its checkpoint.
-                Otherwise, checkpoints are downloaded without tensors, and are never sent.
+                Otherwise, checkpoints are downloaded without tensors and are never sent.
         """
         if self.uri is None:
             return NOTHING
@@ -236,12 +239,12 @@ class Store:
         return SweepStore(folder, self.remote(folder))
 
     def run(self, name: str, stamp: str) -> TrialStore:
-        """Return the folder of a run outside of sweeps, given the name of its experiment and its start time `stamp`."""
+        """Return the folder of a run outside of sweeps. `name` is its experiment, and `stamp` is its start time."""
         folder = inside(self.root / "runs", name, stamp)
         return TrialStore(folder, self.remote(folder, plays=True))
 
     def runs(self) -> list[TrialStore]:
-        """Return the folders of all runs outside of sweeps, updated from the remote store."""
+        """Return the folders of all runs outside of sweeps. If the store is remote, they are updated first."""
         remote = self.remote(self.root / "runs")
         remote.pull()
         remote.save()
@@ -269,7 +272,7 @@ class Store:
         return sorted(found, key=lambda sweep: sweep.manifest().created)
 
     def find(self, name: str, sweep_id: str | None = None) -> SweepStore:
-        """Return the folder of a sweep, updated from the remote store.
+        """Return the folder of a sweep. If the store is remote, the folder is updated first.
 
         Args:
             name: The search space.
@@ -291,7 +294,10 @@ class Store:
 
     @cached_property
     def _remote_sweeps(self) -> list[Path]:
-        """The local folders of all remote sweeps, with their manifests. The remote store is listed only once."""
+        """The local folders of all remote sweeps.
+
+        On first use, the remote store is listed, and missing manifests are downloaded.
+        """
         place, root = Place(self.where, "sweeps"), self.root / "sweeps"
 
         def manifest(name: str) -> Path:

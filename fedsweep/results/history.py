@@ -11,7 +11,7 @@ ACCUMULATED = ("megabytes/sent", "bytes/up", "bytes/down", "seconds/round")
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """The metrics after `round` rounds, where round 0 is the untuned model.
+    """The metrics after `round` rounds. Round 0 is the untuned model.
 
     All fields except `seconds`, `memory` and `system` are reproducible.
     """
@@ -29,7 +29,7 @@ History = Sequence[RoundRecord]
 
 
 def to_json(history: History) -> str:
-    """Return the history as JSON, from which `from_json` restores bit-identical floats."""
+    """Return the history as JSON. `from_json` restores bit-identical floats from it."""
     rows = [asdict(record) for record in history]
     return json.dumps([{name: value for name, value in row.items() if name not in MEASURED or value} for row in rows])
 
@@ -40,12 +40,12 @@ def from_json(text: str) -> list[RoundRecord]:
 
 
 def total_megabytes(history: History) -> float:
-    """Return the megabytes (10^6 bytes) that were sent in both directions in all rounds."""
+    """Return the number of megabytes (10^6 bytes) that the clients and the server sent in all rounds."""
     return sum(record.metrics.get("bytes/up", 0) + record.metrics.get("bytes/down", 0) for record in history) / 1e6
 
 
 def mean_of_last(history: History, metric: str, rounds: int = 4) -> float:
-    """Return the mean of a metric over the last `rounds` rounds, excluding round 0, the untuned model.
+    """Return the mean of a metric over the last `rounds` rounds. Round 0, the untuned model, is not counted.
 
     The default is four rounds, as in FedRA's code.
     """

@@ -21,9 +21,10 @@ class Against(Config):
 
 
 def pareto_efficient(points: Sequence[tuple[float, float]], modes: tuple[Mode, Mode]) -> list[bool]:
-    """Return, for each of n points, whether it is Pareto-efficient, in O(n log n) time.
+    """Return, for each point, whether it is Pareto-efficient.
 
-    A point is efficient if no other point is at least as good in both values and better in one.
+    A point is efficient if no other point is at least as good in both values and better in one. For n points, the
+    running time is O(n log n).
 
     >>> pareto_efficient([(0.9, 5.0), (0.8, 3.0), (0.7, 4.0), (0.9, 5.0)], ("max", "min"))
     [True, True, False, True]

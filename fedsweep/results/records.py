@@ -87,7 +87,7 @@ class Outcome(Config):
 
 
 class Attempt(Config):
-    """One attempt to run a trial. Measurements are None until the attempt ends, and if its worker was lost."""
+    """One attempt to run a trial. Its measurements are None while it runs, and remain None if its worker is lost."""
 
     gpus: float = Field(ge=0, description="number of GPUs of the attempt, which can be a fraction")
     round: int | None = Field(None, description="the last round that the attempt reported")
@@ -104,10 +104,10 @@ class Attempts(Config):
     attempts: tuple[Attempt, ...] = ()
 
     def marks(self) -> dict[str, str]:
-        """Return the MLflow tags of the attempts.
+        """Return MLflow tags that summarise the attempts.
 
-        The tag `gpus` is the last attempt's share of a GPU. The tag `out_of_memory` is the number of attempts that ran
-        out of GPU memory, if there are any.
+        The tag `gpus` is the last attempt's share of a GPU. If any attempts ran out of GPU memory, the tag
+        `out_of_memory` is their number.
         """
         if not self.attempts:
             return {}
@@ -129,7 +129,7 @@ class TrialRecord:
 
     @property
     def last_round(self) -> int:
-        """The last recorded round, or -1 before the evaluation of the untuned model."""
+        """The last recorded round, or -1 if no round is recorded."""
         return self.history[-1].round if self.history else -1
 
 
@@ -140,7 +140,7 @@ def count_outcomes(trials: Iterable[TrialRecord]) -> dict[OutcomeName, int]:
 
 
 def stand_in(tags: Mapping[str, str]) -> str | None:
-    """Return the description of the stand-ins on which a run trained, or None if there were none.
+    """Return a description of the stand-ins that a run was trained on, or None if there were none.
 
     Stand-ins are images that replace the output of an image generator. `tags` are the run's provenance tags.
 
@@ -151,7 +151,7 @@ def stand_in(tags: Mapping[str, str]) -> str | None:
 
 
 def warning(made: str, where: str = "") -> str:
-    """Return a warning that runs trained on stand-ins, images that replace the output of an image generator.
+    """Return a warning that runs were trained on stand-ins, that is, on images that replace a generator's output.
 
     Args:
         made: Description of the images.

@@ -1,4 +1,7 @@
-"""Columns of result tables besides the objective: the named columns, and any metric that rounds report."""
+"""The columns that result tables can show in addition to the objective.
+
+A column is one of the named columns in `COLUMNS`, the first round that reaches a target, or any metric of a round.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def _most_megabytes(numbers_of_bytes: Iterable[int | None]) -> float | None:
 
 
 def _rounds_to(target: float, metric: str, mode: Mode, trial: TrialRecord) -> float | None:
-    """Return the first round after which the metric is at least as good as the target, or None if there is none."""
+    """Return the first round whose metric is at least as good as the target, or None if there is no such round."""
     sign = 1 if mode == "max" else -1
     known = ((record.round, record.metrics.get(metric, math.nan)) for record in trial.history)
     return next((float(number) for number, found in known if sign * found >= sign * target), None)

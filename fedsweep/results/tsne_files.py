@@ -1,4 +1,4 @@
-"""The points of a t-SNE, and functions that write them to a CSV file and a picture.
+"""The points of a t-SNE plot, and functions that write them to a CSV file and a picture.
 
 This module does not import torch, and imports matplotlib only to draw a picture.
 """
@@ -26,10 +26,10 @@ COLUMNS = ("x", "y", "class", "domain", "silhouette")
 
 @dataclass(frozen=True)
 class Point:
-    """The position of a test image in the t-SNE plane, without a unit, and its silhouette (Rousseeuw, 1987).
+    """A test image in a t-SNE plot, with its position, class, domain and silhouette (Rousseeuw, 1987).
 
-    The silhouette, from -1 to 1, measures how well the features of the image fit its class. It is computed from the
-    features, not from the position.
+    Positions have no unit. The silhouette, from -1 to 1, measures how well the features of the image fit its class. It
+    is computed from the features, not from the position.
     """
 
     x: float
@@ -41,17 +41,20 @@ class Point:
 
 @dataclass(frozen=True)
 class Embedding:
-    """The points of a t-SNE, sorted by class, then domain, then position in the data set."""
+    """The points of a t-SNE plot, sorted by class, then domain, then position in the data set."""
 
     points: tuple[Point, ...]
 
     @property
     def silhouette(self) -> float:
-        """The mean silhouette of all points, from -1 to 1; higher if the features separate the classes better."""
+        """The mean silhouette of all points, from -1 to 1.
+
+        The better the features separate the classes, the higher the mean silhouette.
+        """
         return math.fsum(point.silhouette for point in self.points) / len(self.points)
 
     def csv(self) -> str:
-        """Return a CSV table with one row per point, in which numbers have six significant digits."""
+        """Return a CSV table with one row per point. Numbers have six significant digits."""
         table = io.StringIO()
         rows = [(f"{one.x:.6g}", f"{one.y:.6g}", one.label, one.domain, f"{one.silhouette:.6g}") for one in self.points]
         csv.writer(table, lineterminator="\n").writerows([COLUMNS, *rows])
@@ -75,7 +78,7 @@ FRAME = "#C4C4C4"
 
 @dataclass(frozen=True)
 class Look:
-    """The colours of the classes and the markers of the domains in a picture."""
+    """The colours of the classes and the markers of the domains in t-SNE pictures."""
 
     colours: Mapping[str, str]
     markers: Mapping[str, str]
@@ -84,7 +87,7 @@ class Look:
     def of(cls, embeddings: Iterable[Embedding]) -> Look:
         """Return the colours and markers for the classes and domains of several embeddings.
 
-        Pictures of these embeddings can then use the same colours and markers.
+        Pictures of these embeddings can then share the same colours and markers.
         """
         points = [point for one in embeddings for point in one.points]
         classes = dict.fromkeys(point.label for point in points)
@@ -104,14 +107,14 @@ def palette(count: int) -> Sequence[str]:
 
 
 def files(embedding: Embedding) -> dict[str, bytes]:
-    """Return the content of the files `tsne.csv` and `tsne.png`, keyed by file name."""
+    """Return the contents of the files `tsne.csv` and `tsne.png`, keyed by file name."""
     return {TABLE: embedding.csv().encode(), PICTURE: png(embedding)}
 
 
 def png(embedding: Embedding) -> bytes:
     """Return a PNG picture of the points, with legends.
 
-    The picture does not contain matplotlib's version, so it depends only on the points.
+    The version of matplotlib is left out of the file, because it would make equal pictures differ.
     """
     figure, written = blank(6.2, 5.4, "constrained"), io.BytesIO()
     axes, look = figure.add_subplot(), Look.of([embedding])
@@ -142,7 +145,7 @@ def blank(width: float, height: float, layout: Literal["constrained"] | None = N
 def scatter(axes: Axes, embedding: Embedding, look: Look, size: float) -> None:
     """Draw the points of an embedding. `size` is the area of a marker in (1/72 inch)^2, matplotlib's unit.
 
-    The axes have no ticks, because positions in a t-SNE have no unit.
+    The axes have no ticks, because positions in a t-SNE plot have no unit.
     """
     for domain, marker in look.markers.items():
         dots = [point for point in embedding.points if point.domain == domain]

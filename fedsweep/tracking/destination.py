@@ -24,7 +24,7 @@ def tracking_uri(root: Path) -> str:
 
 
 def check_writable(root: Path) -> None:
-    """Raise UserError unless the results folder and its MLflow database can be written to."""
+    """Raise UserError unless the results folder and its MLflow database are writable."""
     probe = root / f".write-{os.getpid()}"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -65,11 +65,11 @@ class Destination:
 
     @classmethod
     def of(cls, root: Path, address: str | None = None) -> Destination:
-        """Return the destination for a value of `--mlflow`.
+        """Return the destination that a value of `--mlflow` selects.
 
         Args:
             root: The results folder.
-            address: The URL of an MLflow server, or `store` or None for the SQLite database in `root`.
+            address: The URL of an MLflow server. `store` and None select the SQLite database in `root`.
 
         Raises:
             UserError: The address is invalid.
@@ -108,7 +108,7 @@ class Destination:
         return self.uri if self.artifacts is None else None
 
     def client(self) -> MlflowClient:
-        """Return MLflow's client, with short timeouts and without retries."""
+        """Return an MLflow client that has short timeouts and does not retry."""
         for name, value in CLIENT.items():
             os.environ.setdefault(name, value)
         if self.credentials:  # only environment variables reach all parts of MLflow's client, including artifacts

@@ -1,4 +1,4 @@
-"""MLflow experiments and their runs, the registration of models, and the check of an MLflow server."""
+"""Classes for an MLflow experiment and a registered model, and a function that checks an MLflow server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def sweep_tags(sweep_id: str) -> dict[str, str]:
 
 
 def trial_tags(key: str, parent: str | None) -> dict[str, str]:
-    """Return the tags that identify the run of the trial `key`; `parent` is the id of the sweep's run, or None."""
+    """Return the tags that identify the run of the trial `key`.
+
+    `parent` is the id of the sweep's parent run, or None if the run does not belong to a sweep.
+    """
     return {KEY: key, "fedsweep.kind": "trial", **({PARENT: parent} if parent else {})}
 
 
@@ -57,7 +60,7 @@ class Experiment:
 
     @cached_property
     def id(self) -> str:
-        """The id of the experiment, which is created on first use."""
+        """The id of the experiment. If the experiment does not exist, it is created."""
         found = self.client.get_experiment_by_name(self.name)
         if found is None:
             folder = self.destination.artifacts
@@ -100,10 +103,10 @@ class Experiment:
         return found
 
     def keep_one(self, same: Iterable[Run], keep: str | None = None) -> Run | None:
-        """Return one of several runs of the same trial or sweep, and delete the other runs.
+        """Return one of several runs of the same trial or sweep, and delete the others.
 
-        Several runs exist if MLflow created a run but its response was lost. The run with the id `keep` is preferred,
-        and otherwise a run whose parameters have been recorded.
+        There are several runs if MLflow created a run but the response was lost. The run with the id `keep` is kept or,
+        if it does not exist, preferably a run whose parameters have been recorded.
         """
         runs = sorted(same, key=lambda run: (run.info.run_id != keep, DESCRIBED not in run.data.tags))
         for late in runs[1:]:
@@ -118,10 +121,10 @@ class Experiment:
 
 
 def check_server(destination: Destination, experiment: str | None = None) -> None:
-    """Raise UserError unless the server answers and grants access; the local database is not checked.
+    """Raise UserError unless the server answers and grants access. A local database is not checked.
 
-    If the name `experiment` is given, the experiment is created if it is missing, and tagged. This requires write
-    access. In this case, the server must also accept artifacts from other machines.
+    If `experiment` is given, this function also tags the experiment with this name, which requires write access, and
+    creates the experiment if necessary. The server must then also accept artifacts from other machines.
     """
     if not destination.server:
         return
@@ -142,7 +145,7 @@ def check_server(destination: Destination, experiment: str | None = None) -> Non
 
 
 def error_sentence(destination: Destination, error: Exception) -> str:
-    """Return an error message with the reason why a server or a local database cannot be used."""
+    """Return an error message that states why a server or a local database cannot be used."""
     whole = one_line(error)
     if not destination.server:
         return f"MLflow's database {destination.uri.removeprefix('sqlite:///')} cannot be used: {_short(whole)}."
@@ -173,10 +176,10 @@ def _short(text: str) -> str:
 
 
 class Registration:
-    """The registration of a model in MLflow's registry, with versions that belong to the run of a trial."""
+    """A model in MLflow's registry, to which versions from the run of a trial can be added."""
 
     def __init__(self, destination: Destination, model: str, experiment: str, key: str, sweep: str | None) -> None:
-        """Find the run of the trial `key`, below the parent run of the sweep `sweep` unless `sweep` is None.
+        """Find the MLflow run of the trial `key`. If `sweep` is None, the trial does not belong to a sweep.
 
         Raises:
             UserError: The model's name is invalid, MLflow cannot be used, or MLflow has no run of this trial.
@@ -198,7 +201,7 @@ class Registration:
         self.run_id = run_id
 
     def add(self, folder: Path, path: str, tags: Mapping[str, str]) -> str:
-        """Log a folder as artifacts below `path`, register a new version with it, and return the version's number."""
+        """Log `folder` as artifacts under `path`, register them as a new version, and return the version's number."""
         try:
             self.client.log_artifacts(self.run_id, str(folder), path)
             with contextlib.suppress(Exception):  # it already exists, or the next call fails too

@@ -1,4 +1,4 @@
-"""MLflow runs of sweeps and trials; each parameter, round and outcome is written once."""
+"""MLflow runs of sweeps and trials. Each parameter, round and outcome is written once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_PARAMETERS: Mapping[str, Any] = {"id": True, "name": True, "digests": True, "
 
 @dataclass(frozen=True)
 class _Written:
-    """The content of a trial's run that MLflow is known to have."""
+    """The part of a trial's run that is known to be in MLflow."""
 
     run_id: str
     start: int
@@ -41,9 +41,9 @@ class _Written:
 
 
 class Runs:
-    """The runs of one MLflow experiment, below a parent run if they belong to a sweep.
+    """The runs of one MLflow experiment. The runs of a sweep's trials are children of a parent run.
 
-    Methods do not catch MLflow's exceptions; after an exception, the next call reads the run's state from MLflow again.
+    Methods do not catch MLflow's exceptions. After an exception, the next call reads the run's state from MLflow again.
     The class is not thread-safe.
     """
 
@@ -61,8 +61,8 @@ class Runs:
     def open_sweep(self, sweep: SweepManifest, folder: Path) -> None:
         """Find or create the parent run of a sweep, and mark it as running.
 
-        A new parent run gets the sweep's YAML files and the versions of the packages. Trials that are synced later
-        belong to this sweep.
+        The sweep's YAML files and the package versions are logged in a new parent run. All trials that are synced
+        afterwards are assigned to this sweep.
         """
         if sweep != self.sweep:
             self.sweep, self.parent, self._children, self._summary = sweep, None, None, TrialsSummary()
@@ -85,7 +85,7 @@ class Runs:
         save_view(self.client, self.experiment.id, self._manifest, run_id, self._summary.extent)
 
     def close_sweep(self, status: str, metrics: Mapping[str, float], artifacts: Path | None = None) -> None:
-        """Write `metrics`, the report in `artifacts` and a description to the parent run; end the run with `status`."""
+        """Write `metrics`, a description and the report in `artifacts` to the parent run, and end it with `status`."""
         run_id = self._open_parent()
         if artifacts is not None:
             self.client.log_artifacts(run_id, str(artifacts), "report")
@@ -101,7 +101,7 @@ class Runs:
         save_view(self.client, self.experiment.id, self._manifest, run_id, self._summary.extent)
 
     def sync(self, trial: TrialRecord) -> None:
-        """Write the parameters, rounds and outcome of a trial that its MLflow run lacks."""
+        """Add to a trial's MLflow run any parameters, rounds and outcome that it still lacks."""
         self._summary.add(trial)
         key, outcome = trial.plan.key, trial_description.outcome_tags(trial)
         written = self._written.pop(key, None) or self._open(trial.plan)
@@ -127,7 +127,7 @@ class Runs:
         self._written[key] = replace(written, tags={**written.tags, **tags}, step=step)
 
     def interrupt(self, trial: TrialRecord) -> None:
-        """Mark the run of a trial as interrupted; a resumed sweep continues the run."""
+        """Sync a trial, and mark its run as interrupted. A resumed sweep continues the run."""
         self.sync(trial)
         written = self._written.pop(trial.plan.key)
         self.client.set_terminated(written.run_id, "KILLED")
@@ -141,7 +141,7 @@ class Runs:
         return self.sweep
 
     def _open_parent(self) -> str:
-        """Return the id of the parent run; on the first call, find or create the parent run and find its child runs."""
+        """Return the id of the parent run. The first call finds or creates this run and finds its child runs."""
         if self.parent is not None:
             return self.parent
         sweep, tags = self._manifest, sweep_tags(self._manifest.id)
@@ -161,7 +161,7 @@ class Runs:
         return trial_tags(key, None if self.sweep is None else self._open_parent())
 
     def _open(self, plan: TrialPlan) -> _Written:
-        """Find or create the run of a trial, and return its state."""
+        """Find or create the run of a trial, and return the part that is already written."""
         tags = self._tags(plan.key)
         if self._children is not None and plan.key not in self._opened:
             found = self._children.pop(plan.key, None)
@@ -176,7 +176,7 @@ class Runs:
         return _Written(found.info.run_id, found.info.start_time, found.data.tags, step)
 
     def _change(self, run_id: str, trial: TrialRecord) -> None:
-        """Update the status of a trial's run; if the trial has ended, also write its artifacts."""
+        """Update the status of a trial's run. If the trial has ended, also write its artifacts."""
         if trial.outcome is None:
             self.client.update_run(run_id, status="RUNNING")
             return

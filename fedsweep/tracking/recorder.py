@@ -30,14 +30,18 @@ TRIES = 3  # attempts at a write that MLflow rejects, before it is postponed unt
 
 
 class Recorder:
-    """The writer of one run per trial to an MLflow experiment, below a parent run if the trials belong to a sweep.
+    """A recorder that writes one MLflow run per trial. The runs of a sweep's trials are children of a parent run.
 
-    Only `deliver` and `close_sweep` wait for MLflow. No method raises MLflow's errors; `unsynced` lists the runs that
-    are not fully written. An error loses no data, because the results folder contains all records.
+    Only `deliver` and `close_sweep` wait for MLflow. Errors of MLflow are not raised: runs that are not fully written
+    are listed in `unsynced`. No data are lost, because the results folder contains all records.
     """
 
     def __init__(self, store: Store, experiment: str, destination: Destination | None = None) -> None:
-        """Open or create the local database, or raise UserError; a server is not contacted until the first write."""
+        """Open or create the local database. A server is not contacted until the first write.
+
+        Raises:
+            UserError: The local database cannot be opened or created.
+        """
         self.destination = destination or Destination.of(store.root)
         self.runs = Runs(self.destination, experiment)
         self.outage: str | None = None
@@ -64,7 +68,10 @@ class Recorder:
         self.deliver()
 
     def open_sweep(self, manifest: SweepManifest, folder: Path) -> None:
-        """Queue the opening of a sweep's parent run, new or existing; call this before `sync` for its trials."""
+        """Queue the opening of a sweep's parent run, which is created if it does not exist.
+
+        Call this method before calling `sync` for the sweep's trials.
+        """
         if self.destination.server:
             write_atomically(folder / SERVER, f"{self.destination.uri}\n".encode())
         self._put(PARENT, lambda: self.runs.open_sweep(manifest, folder))
@@ -72,7 +79,7 @@ class Recorder:
     def close_sweep(
         self, status: str, metrics: Mapping[str, float], artifacts: Path | None = None, tell: Tell = lambda left: None
     ) -> None:
-        """End the parent run, and wait until all runs are written, as `deliver` does.
+        """End the parent run, and wait like `deliver` until all runs are written.
 
         Args:
             status: MLflow's status of the parent run, such as `FINISHED`.
@@ -84,23 +91,26 @@ class Recorder:
         self.deliver(tell)
 
     def sync(self, trial: TrialRecord) -> None:
-        """Queue an update of a trial's run; return at once."""
+        """Queue an update of a trial's run, and return at once."""
         self._put(trial.plan.key, lambda: self.runs.sync(trial))
 
     def interrupt(self, trial: TrialRecord) -> None:
-        """Queue an update that marks a trial's run as interrupted; a resumed sweep continues the run."""
+        """Queue an update that marks a trial's run as interrupted. A resumed sweep continues the run."""
         self._put(trial.plan.key, lambda: self.runs.interrupt(trial))
 
     @property
     def unsynced(self) -> dict[str, str]:
-        """The runs that are not written yet: a dict from trial key, or `the parent run`, to a reason or traceback."""
+        """For each run that is not written yet, the reason or a traceback.
+
+        The keys of the dict are trial keys, `the parent run` and `the parent run's end`.
+        """
         with self._news:
             return {what: self._errors.get(what, "not written yet") for what in (*self._due, *self._refused)}
 
     def deliver(self, tell: Tell = lambda left: None) -> bool:
-        """Wait until all runs are written, and return whether all of them are written.
+        """Wait for all queued writes, and return whether all runs are written.
 
-        The wait ends early if no write succeeds for `PATIENCE` seconds, or on Ctrl-C. About once a second, `tell` is
+        The wait ends early on Ctrl-C, or if no write succeeds for `PATIENCE` seconds. About once a second, `tell` is
         called with the number of runs that are not written yet.
         """
         with self._news:
@@ -120,7 +130,7 @@ class Recorder:
         return not self.unsynced
 
     def _put(self, what: str, job: Job) -> None:
-        """Queue the write `job` for the run `what`; an older write for the same run is replaced."""
+        """Queue the write `job` for the run `what`, in place of any older write for the same run."""
         with self._news:
             self._refused.pop(what, None)
             self._due[what] = job
@@ -129,7 +139,7 @@ class Recorder:
                 self._thread.start()
 
     def _write(self) -> None:
-        """Perform the queued writes until the queue is empty; the thread runs this function."""
+        """Perform the queued writes until the queue is empty. The thread runs this function."""
         pause = FIRST_PAUSE
         while True:
             with self._news:
@@ -157,7 +167,8 @@ class Recorder:
     def _failed(self, what: str, job: Job, error: Exception) -> None:
         """Record the error of a failed write, and find out whether MLflow is unavailable or rejected the write.
 
-        A rejected write is repeated after the other writes. After `TRIES` attempts it is postponed.
+        A rejected write is repeated after the other writes. After `TRIES` attempts, it is postponed until the next
+        update of the run or the next call of `deliver`.
         """
         outage = None
         try:

@@ -1,4 +1,4 @@
-"""A single run outside a sweep, recorded in the results folder and in MLflow like a trial."""
+"""A function that runs an experiment outside of a sweep and records it in the results folder and in MLflow."""
 
 import contextlib
 import datetime
@@ -24,7 +24,10 @@ def record_run(
     destination: Destination | None = None,
     system_metrics: bool = False,
 ) -> tuple[TrialStore, Recorder]:
-    """Run an experiment, pass each round's record to `show`, and record the results and, if it fails, the traceback."""
+    """Run an experiment, pass each round's record to `show`, and record the results.
+
+    If the run fails, its traceback is recorded.
+    """
     stamp = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     trial = store.run(name, stamp)
     resolved, digests = config.model_dump(mode="json"), content_digests(config)

@@ -24,7 +24,7 @@ LONGEST_TAG = 500  # characters of a tag that summarises trials
 
 
 def description_tags(manifest: SweepManifest) -> dict[str, str]:
-    """Return the tags of a sweep's parent run by which users can search and compare sweeps."""
+    """Return the tags by which users can find and compare the parent runs of sweeps."""
     goals = [one for one in (manifest, manifest.against) if one]
     return {
         "fedsweep.varied": ", ".join(manifest.varied),
@@ -62,7 +62,7 @@ class TrialsSummary:
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """The tags with the provenance of all trials, such as the source of their synthetic images."""
+        """Tags that state the provenance of all trials, such as the source of their synthetic images."""
         return {f"fedsweep.{name}": ", ".join(sorted(values))[:LONGEST_TAG] for name, values in self._marks.items()}
 
 
@@ -72,9 +72,10 @@ REST = "\n\n(The table is too long to be shown in full. The whole table is in th
 
 
 def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) -> str:
-    """Return the Markdown description of a sweep's parent run: the question `asked`, the results table, and commands.
+    """Return the description of a sweep's parent run in Markdown.
 
-    If the folder `report` is None or has no table, the experiment, seeds and rounds replace the table.
+    It contains the question `asked`, the results table in the folder `report`, and commands. If there is no table, it
+    states the experiment and the numbers of seeds and rounds instead.
     """
     if report is not None and (table := report / "table.md").exists():
         body = table.read_text(encoding="utf-8").partition("\n")[2].strip()  # without its title, the run's name
@@ -91,7 +92,7 @@ def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) 
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return a Markdown text, cut to at most `longest` characters if it is longer; a cut text ends with a note."""
+    """Return a Markdown text, shortened to at most `longest` characters. A shortened text ends with a note."""
     if len(text) <= longest:
         return text
     kept = text[: longest - len(REST)]
@@ -102,7 +103,7 @@ PACKAGES = ("fedsweep", "torch", "timm", "peft", "ray", "optuna", "mlflow", "num
 
 
 def environment() -> dict[str, str]:
-    """Return the versions of packages and Python, and the platform."""
+    """Return the platform and the versions of Python and the main packages."""
     versions = {name: metadata.version(name) for name in PACKAGES}
     return {"python": platform.python_version(), "platform": platform.platform(), **versions}
 

@@ -24,16 +24,19 @@ ARM = "arm"  # the tag by which MLflow's page groups runs: the run's name withou
 
 
 def state(tags: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return the outcome and the last round from the tags of a trial's run; the round is None until the trial ends."""
+    """Return the outcome and the last round from the tags of a trial's run.
+
+    The round is None until the trial has ended.
+    """
     outcome = tags.get(OUTCOME, "")
     return outcome, tags.get(ROUND) if outcome in STATUS else None
 
 
 def start_tags(plan: TrialPlan, varied: Iterable[str]) -> dict[str, str]:
-    """Return the tags of a trial's run at its start.
+    """Return the tags that a trial's MLflow run gets when it starts.
 
-    MLflow's page can group runs by tags. Therefore, each hyperparameter of the arm is a tag, and the arm's label is
-    another tag. The names of the tags are shortened, but stay unique among `varied`, the names of all hyperparameters
+    MLflow's page can group runs by tags. The tags therefore include each hyperparameter of the arm and the arm's label.
+    The names of the hyperparameters are shortened, but remain unique among `varied`, the names of all hyperparameters
     that the sweep varies.
     """
     short = short_names(dict.fromkeys([*varied, *plan.arm]))
@@ -50,7 +53,7 @@ def start_tags(plan: TrialPlan, varied: Iterable[str]) -> dict[str, str]:
 
 
 def provenance_tags(plan: TrialPlan) -> dict[str, str]:
-    """Return the tags with a trial's provenance, such as the source of its synthetic images.
+    """Return tags that state a trial's provenance, such as the source of its synthetic images.
 
     Some of these tags are known only after the trial has started.
     """
@@ -58,7 +61,10 @@ def provenance_tags(plan: TrialPlan) -> dict[str, str]:
 
 
 def outcome_tags(trial: TrialRecord) -> dict[str, str]:
-    """Return the tags with a trial's error, reason and last round, as far as they are known, and last the outcome."""
+    """Return tags for a trial's outcome and, if known, its error, the reason why it was stopped and its last round.
+
+    The outcome is the last tag.
+    """
     if trial.outcome is None:
         return {OUTCOME: "running"}
     lines = (trial.outcome.error or "").strip().splitlines()
@@ -68,12 +74,12 @@ def outcome_tags(trial: TrialRecord) -> dict[str, str]:
 
 
 def metrics(trial: TrialRecord, start: int, after: int, ended: bool) -> list[list[Metric]]:
-    """Return the metrics of a trial that its run lacks: one list per round after round `after`.
+    """Return the metrics that a trial's run still lacks, as one list for each round after round `after`.
 
     If the trial has `ended`, one more list contains the metrics of the whole trial, such as the megabytes sent.
 
     Timestamps are computed from `start`, the run's start in milliseconds, and the durations of the rounds. A metric
-    that is written twice therefore has the same timestamp both times, and MLflow stores it once.
+    that is written twice therefore has the same timestamp both times, and MLflow stores it only once.
     """
     from mlflow.entities import Metric
 
@@ -109,10 +115,10 @@ SCHEMA = json.dumps({"mlflow_colspec": COLUMNS})
 def dataset_inputs(plan: TrialPlan) -> list[DatasetInput]:
     """Return the test images, the clients' training images and any synthetic images as MLflow data sets.
 
-    The list is empty if the plan does not describe the images. The digest of the test images, which have the context
-    `eval`, covers all images and labels. The digest of the training images, which have the context `train`, also covers
-    data options, partition and seed. If two trials have the same digest of training images, each client has the same
-    images in both trials.
+    The list is empty if the plan does not describe the images. Test images have the context `eval`, and their digest
+    covers all images and labels. Training images have the context `train`, and their digest also covers the data
+    options, the partition and the seed. If the training images of two trials have the same digest, each client has the
+    same images in both trials.
     """
     data, partition = plan.config.get("data"), plan.config.get("partition")
     content, _, of_synthetic = plan.digests.get("data", "").partition(" ")

@@ -41,16 +41,17 @@ COST = "megabytes/sent"
 
 
 def save_view(client: MlflowClient, experiment_id: str, manifest: SweepManifest, parent: str, extent: Extent) -> bool:
-    """Save a view of a sweep for MLflow's page in a tag of the experiment, and return whether the tag was written.
+    """Save a view of a sweep for MLflow's page, and return whether it was saved.
 
-    MLflow does not document the format of views, and some servers are read-only, so a failure is not an error.
+    The view is saved in a tag of the experiment. No error is raised if this fails, because MLflow does not document the
+    format of views, and some servers are read-only.
 
     Args:
         client: The MLflow client.
         experiment_id: The id of the MLflow experiment.
         manifest: The sweep.
         parent: The id of the sweep's parent run.
-        extent: A dict from metric to its smallest and its largest value.
+        extent: The smallest and the largest value of each metric.
     """
     with contextlib.suppress(Exception):
         client.set_experiment_tag(experiment_id, TAG + manifest.id, encoded(sweep_view(manifest, parent, extent)))
@@ -65,10 +66,11 @@ def encoded(view: Json) -> str:
 
 
 def sweep_view(manifest: SweepManifest, parent: str, extent: Extent) -> dict[str, Any]:
-    """Return a view with charts of the trials below the run `parent`, grouped by arm, with mean and range over seeds.
+    """Return a view with charts of the trials whose parent run is `parent`.
 
-    `extent` is a dict from metric to its smallest and its largest value, which a chart's vertical axis spans. The axis
-    of a metric that `extent` lacks begins at zero.
+    The trials are grouped by arm, and curves show the mean and the range over seeds. `extent` is the smallest and the
+    largest value of each metric, which determine the vertical axis of its curve. The axis of a metric that is not in
+    `extent` begins at zero.
     """
     parameters = [name for name in manifest.varied if name not in IN_WORDS]
     return {
@@ -99,9 +101,9 @@ def sweep_view(manifest: SweepManifest, parent: str, extent: Extent) -> dict[str
 
 
 def _folded(extent: Extent) -> list[str]:
-    """Return the names of the collapsed sections of charts in the view.
+    """Return the names of the chart sections that are collapsed in the view.
 
-    MLflow's page creates a section for each prefix of the names of metrics, such as `accuracy` for `accuracy/mean`.
+    MLflow's page creates a section for each prefix of a metric's name, such as `accuracy` for `accuracy/mean`.
     """
     first = {name.rpartition("/")[0] or "Model metrics" for name in (*extent, *BEYOND)}
     return sorted({"System metrics" if name == "system" else name for name in first})
@@ -187,11 +189,11 @@ def check_free(host: str, port: int) -> bool:
 
 
 def server_command(root: Path, port: int, host: str = LOOPBACK) -> tuple[list[str], dict[str, str]]:
-    """Return the command that starts MLflow's server for a results folder, and environment variables for it.
+    """Return the command that starts MLflow's server for a results folder, and the server's environment variables.
 
     The environment variables switch off job execution and telemetry. MLflow rejects requests to unknown host names and
-    from pages of other sites. By default, MLflow accepts only loopback names. For any other `host`, the command
-    therefore lists the names of this machine as allowed.
+    from the pages of other sites. By default, MLflow accepts only loopback names. For any other `host`, the command
+    therefore lists all names of this machine as allowed.
     """
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking_uri(root)]
     command += ["--default-artifact-root", (root / "artifacts").as_uri(), "--host", host, "--port", str(port)]
@@ -204,7 +206,7 @@ def server_command(root: Path, port: int, host: str = LOOPBACK) -> tuple[list[st
 
 
 def answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
-    """Wait until a new server accepts connections, and return True; return False if its process ends first."""
+    """Wait until a new server accepts connections. Return False if its process ends first."""
     while server.poll() is None:
         with contextlib.suppress(OSError):
             socket.create_connection((LOOPBACK if host in ANYWHERE else host, port), timeout=1).close()
@@ -214,7 +216,7 @@ def answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
 
 
 def page_url(host: str, port: int) -> str:
-    """Return the URL of MLflow's page, with the machine's name if `host` stands for all network interfaces."""
+    """Return the URL of MLflow's page. If `host` means all network interfaces, the URL contains the machine's name."""
     return f"http://{_bracketed(socket.gethostname() if host in ANYWHERE else host)}:{port}"
 
 
@@ -236,11 +238,11 @@ def _bracketed(name: str) -> str:
 def page_links(
     store: Store, url: str, destination: Destination | None = None, sweep: SweepStore | None = None
 ) -> dict[str, str]:
-    """Return a dict from label to URL on MLflow's page, for `sweep` or, if `sweep` is None, for the newest sweep.
+    """Return the URLs of MLflow's pages for `sweep`, or for the newest sweep if `sweep` is None, keyed by label.
 
     The URLs lead to the saved view, the parent run, the table of all runs, the curves, and a comparison of the trials.
-    If the saved view is missing, for example because an older version wrote the sweep, the view is saved first. If that
-    fails, the URLs of the view and of the parent run are left out.
+    A missing view is saved first, for example if an older version of fedsweep ran the sweep. If that fails, the URLs of
+    the view and of the parent run are left out.
     """
     sweeps = [sweep] if sweep is not None else store.sweeps()[-1:]
     if not sweeps:

@@ -1,4 +1,4 @@
-"""The remote folders that local folders mirror if the results are in a remote store."""
+"""Classes for a folder in a remote store and its connection to a local folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Place:
         return Place(self.uri, "/".join((self.path, *names)))
 
     def folders(self, marker: str, known: Callable[[str], bool], above: str = "") -> Iterator[str]:
-        """Yield the paths of the folders below `above` that contain a file with the name `marker`.
+        """Search the folder `above` recursively, and yield the paths of the folders that contain a file named `marker`.
 
         Args:
             marker: The name of the file.
@@ -64,7 +64,7 @@ class Place:
 
 @dataclass(eq=False)
 class Remote:
-    """The remote folder that a local folder mirrors. If the results are only local, all methods do nothing.
+    """The remote folder that a local folder mirrors. If the results are only local, the methods have no effect.
 
     Methods raise UnreachableError if the store does not answer.
     """
@@ -133,7 +133,7 @@ class Remote:
 
     @contextlib.contextmanager
     def exclusively(self, what: str) -> Iterator[None]:
-        """Hold the lease on the remote folder during the context; raise UserError if another process holds it.
+        """Hold the lease on the remote folder during the context, or raise UserError if another process holds it.
 
         `what` is the name of the sweep in the error message.
         """
@@ -149,7 +149,8 @@ class Remote:
     def __reduce__(self) -> tuple[type[Remote], tuple[()]]:
         """Pickle an empty `Remote` in place of this one.
 
-        Ray pickles the search algorithm, which refers to this object, but fedsweep never restores the pickled objects.
+        Ray pickles the search algorithm, which refers to this object, but fedsweep never restores the search algorithm
+        from a pickle.
         """
         return Remote, ()
 

@@ -1,4 +1,7 @@
-"""Conditional writes to object stores with the package `obstore`, because pyarrow does not support them."""
+"""Conditional writes to object stores.
+
+This module uses the package `obstore`, because pyarrow does not support conditional writes.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class ConditionalObjects:
         self.store = store
 
     def read(self, path: str) -> Found:
-        """Return an object's content, time and version, or an empty `Found` if the object does not exist."""
+        """Return an object's content, modification time and version, or an empty `Found` if there is no such object."""
         with _os_errors(), contextlib.suppress(FileNotFoundError):
             found = obstore.get(self.store, _key(path))
             version = {name: found.meta[name] for name in ("e_tag", "version") if found.meta[name]}
@@ -113,7 +116,7 @@ def _conditional_store(uri: str, files: FileSystem, bucket: str) -> ObjectStore:
 def _keys_of_profile() -> dict[str, str]:
     """Return the access keys in ~/.aws/credentials, which `obstore` does not read.
 
-    The dict is empty if the environment variable AWS_ACCESS_KEY_ID is set, because it takes precedence.
+    The dict is empty if AWS_ACCESS_KEY_ID is set, because this environment variable takes precedence.
     """
     if "AWS_ACCESS_KEY_ID" in os.environ:
         return {}

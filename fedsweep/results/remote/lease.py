@@ -1,9 +1,10 @@
 """The lease on a sweep in an object store. It ensures that only one process at a time runs the sweep.
 
 The lease is an object in the store. The process that runs the sweep creates the object, renews it regularly, and
-deletes it at the end. If the store supports conditional writes, a write succeeds only if the object still has the
-version that was read before, so only one of several processes can succeed. The age of a lease is measured by the
-store's clock, because the clocks of machines differ.
+deletes it at the end. If the store supports conditional writes, a write succeeds only if the object has not changed
+since the process read it. Only one of several processes can therefore acquire the lease.
+
+The age of a lease is measured by the store's clock, because the clocks of the machines may differ.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ SETTLES = 1.0  # seconds between writing and reading the lease if the store has 
 
 
 class Found(NamedTuple):
-    """The content, time and version of an object. `version` is None if the object does not exist."""
+    """The content, modification time and version of an object.
+
+    `version` is None if the object does not exist, or if the store does not support conditional writes.
+    """
 
     content: bytes = b""
     seconds: float = 0.0
@@ -54,14 +58,14 @@ class UnconditionalObjects:
         self.files = files
 
     def read(self, path: str) -> Found:
-        """Return an object's content and time, or an empty `Found` if the object does not exist."""
+        """Return an object's content and modification time, or an empty `Found` if there is no such object."""
         with contextlib.suppress(FileNotFoundError):
             content = read(self.files, path)
             return Found(content, (self.files.get_file_info(path).mtime_ns or time.time_ns()) / 1e9)
         return Found()
 
     def write(self, path: str, content: bytes, version: Any) -> None:
-        """Write an object, whatever its current version. `version` is ignored."""
+        """Write an object. The argument `version` is ignored."""
         put(self.files, path, content)
 
     def remove(self, path: str) -> None:
@@ -118,8 +122,9 @@ class Lease:
     def look(self) -> tuple[dict[str, Any] | None, Any]:
         """Return the process that holds the lease, and the version of the lease object.
 
-        The process is a dict with its `host`, or None if no other process than this one holds the lease. To acquire the
-        lease, pass the version to `write`, which writes nothing if the object has changed in the meantime.
+        The process is a dict that contains its `host`. It is None if the lease is free, has expired or belongs to this
+        process. To acquire the lease, pass the version to `self.objects.write`. If the store supports conditional
+        writes, an object that has changed in the meantime is not overwritten.
         """
         other, found = self._read()
         if other is None or self._is_mine(other) or is_dead(other.get("process", "")):
@@ -135,7 +140,10 @@ class Lease:
         return (holder if isinstance(holder, dict) and {"nonce", "host"} <= holder.keys() else None), found
 
     def _now(self) -> float:
-        """Return the time of the store's clock in seconds since 1970: the time of an object that is written now."""
+        """Return the current time by the store's clock, in seconds since 1970.
+
+        The clock is read by writing an object. If that fails, the clock of this machine is used.
+        """
         probe = f"{self.path}-{self._mine['nonce']}"
         with contextlib.suppress(OSError):  # without permission to write, use the clock of this machine
             self.objects.write(probe, b"", None)
@@ -161,7 +169,7 @@ class Lease:
 
 
 def process() -> str:
-    """Return an identifier of this process that no other process on any machine has, now or later.
+    """Return an identifier of this process that is unique over time and across machines.
 
     The identifier is an empty string if the system has no /proc.
     """
@@ -190,7 +198,7 @@ def is_dead(other: str) -> bool:
 
 
 def _started(pid: int) -> str:
-    """Return the start time of a process in clock ticks of the system, or an empty string if it is a zombie.
+    """Return the start time of a process in clock ticks since boot, or an empty string if the process is a zombie.
 
     Raises:
         OSError: There is no such process.

@@ -1,7 +1,7 @@
-"""A local folder as a mirror of remote objects. Files are compared by size and time, not by content.
+"""A local folder that mirrors remote objects. Files are compared by size and time, not by content.
 
-Times need a resolution of only one second: only checkpoints are rewritten within a second, and each new checkpoint is
-larger than the previous one.
+A time resolution of one second is sufficient, because checkpoints are the only files that are rewritten within a
+second, and each new checkpoint is larger than the previous one.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Shorten = Mapping[str, Callable[[Any], bytes]]
 
 
 class Mark(NamedTuple):
-    """The identity of a version of a file or an object: its size in bytes, its time in nanoseconds and its inode.
+    """The properties that identify a version of a file or an object.
 
-    The inode of an object is 0.
+    They are its size in bytes, its modification time in nanoseconds and its inode, which is 0 for an object.
     """
 
     size: int
@@ -43,10 +43,10 @@ class Mark(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The versions of a local file and its remote object when both were last equal.
+    """The versions of a local file and its remote object at the time when the two were last equal.
 
-    `remote` is None if the file was sent and the object has not been listed since. `whole` is False if only a part of
-    the object was downloaded.
+    `remote` is None if the file was sent and the object has not been listed since then. `whole` is False if only
+    part of the object was downloaded.
     """
 
     local: Mark
@@ -55,7 +55,7 @@ class Known(NamedTuple):
 
 
 class Mirror:
-    """A local folder that mirrors the objects below a path of a pyarrow file system.
+    """A local folder that mirrors the objects under a path in a pyarrow file system.
 
     Files and folders whose names begin with a dot are not mirrored.
     """
@@ -70,8 +70,8 @@ class Mirror:
 
         Args:
             prefix: Folder or file to update; empty for all.
-            whole: Whether to download large files completely. Otherwise, the functions in `shorten` choose the parts to
-                keep.
+            whole: Whether to download large files completely. Otherwise, the functions in `shorten` choose the parts
+                to download.
             discard: Whether to overwrite local changes that were not sent. Otherwise, local changes are kept.
 
         Raises:
@@ -90,7 +90,7 @@ class Mirror:
                 self._known.pop(name, None)
 
     def push(self, prefix: str = "") -> None:
-        """Send new and changed files, after deleting the objects of files that no longer exist.
+        """Delete the objects of files that no longer exist, and then send new and changed files.
 
         The files named in `LAST` are sent after all others, in the order of `LAST`.
 
@@ -111,7 +111,7 @@ class Mirror:
             self._known[name] = Known(local[name], None, True)
 
     def names(self, prefix: str = "") -> list[str]:
-        """Return the sorted names of the objects below `prefix`, relative to the base path of the mirror."""
+        """Return the sorted names of the objects under `prefix`, relative to the base path of the mirror."""
         return sorted(self._objects(prefix))
 
     def save(self) -> None:
@@ -184,8 +184,8 @@ def _walked(folder: Path) -> Iterator[Path]:
 def _ours(name: str) -> bool:
     """Return whether a file is mirrored.
 
-    Hidden files are incomplete files or locks, and names with `..` could lead out of the folder, so neither are
-    mirrored.
+    All files are mirrored except Ray's own files, hidden files (locks and incomplete files) and names with `..`, which
+    could lead out of the folder.
     """
     parts = name.split("/")
     return parts[0] != SCRATCH and not any(part == "" or part.startswith(".") for part in parts)

@@ -1,4 +1,7 @@
-"""Functions for object stores that pyarrow can open, given a URI without credentials such as s3://BUCKET/RUNS."""
+"""Access to object stores that pyarrow can open.
+
+A store is given by a URI without credentials, such as s3://BUCKET/RUNS.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ Answer = TypeVar("Answer")
 
 
 class UnreachableError(OSError):
-    """The error raised if all attempts to use an object store failed."""
+    """The error raised if all attempts to access an object store fail."""
 
 
 def is_uri(address: str | Path) -> bool:
@@ -40,10 +43,10 @@ def is_uri(address: str | Path) -> bool:
 
 @cache
 def filesystem(uri: str) -> tuple[FileSystem, str]:
-    """Return pyarrow's file system for a URI, and the path of the URI in that file system.
+    """Return pyarrow's file system for a URI, and the path in that file system to which the URI refers.
 
     Raises:
-        UserError: pyarrow cannot open the URI, or the URI contains credentials or names no bucket.
+        UserError: pyarrow cannot open the URI, or the URI contains credentials or does not name a bucket.
     """
     _check_secrets(uri)
     from pyarrow import ArrowException
@@ -62,7 +65,7 @@ def filesystem(uri: str) -> tuple[FileSystem, str]:
 
 
 def _check_secrets(uri: str) -> None:
-    """Raise UserError if the URI contains credentials, which others could see in logs or the list of processes."""
+    """Raise UserError if the URI contains credentials, because logs and the process list would show them to others."""
     try:
         parts = urlsplit(uri)
         named = any(SECRETS.search(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True))
@@ -89,7 +92,7 @@ def check_there(uri: str) -> None:
 
 
 def check_writable(uri: str) -> None:
-    """Raise UserError unless objects below the URI can be written, read and deleted."""
+    """Raise UserError unless objects under the URI can be written, read and deleted."""
     check_there(uri)
     found, base = filesystem(uri)
     name, content = f"{base}/.write-{secrets.token_hex(4)}", secrets.token_bytes(8)
@@ -118,14 +121,14 @@ def put(filesystem: FileSystem, path: str, content: bytes) -> None:
 
 
 def read(filesystem: FileSystem, path: str) -> bytes:
-    """Return the content of an object, or raise OSError."""
+    """Return the contents of an object, or raise OSError if it cannot be read."""
     with filesystem.open_input_file(path) as file:
         content: bytes = file.readall()
     return content
 
 
 def remove(filesystem: FileSystem, path: str) -> None:
-    """Delete an object if it exists, or raise OSError."""
+    """Delete an object if it exists. Raise OSError if it cannot be deleted."""
     with contextlib.suppress(FileNotFoundError):
         filesystem.delete_file(path)
 
