@@ -56,7 +56,7 @@ def check_address(address: str) -> None:
 def not_followed(address: str) -> str:
     """Return a note that the sweep ignores the environment variable RAY_ADDRESS, or an empty string if none is needed.
 
-    By default, sweeps ignore it, because a forgotten variable must not send work and data to other machines.
+    By default, sweeps ignore this variable, because a forgotten setting must not send work and data to other machines.
     """
     if address != LOCAL or (other := os.environ.get("RAY_ADDRESS")) in (None, "", LOCAL):
         return ""
@@ -115,7 +115,8 @@ def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
 def _captured_stderr() -> Iterator[list[str]]:
     """Capture stderr within the block. The yielded list receives the text at the end of the block.
 
-    If a cluster rejects the process, Ray 2.52 writes the reason only to stderr, and from C++ code.
+    If a cluster rejects the process, Ray 2.52 writes the reason only to stderr, from C++ code that bypasses
+    `sys.stderr`.
     """
     told: list[str] = []
     kept = os.dup(2)

@@ -244,7 +244,7 @@ class Plan(ResolvedSpace):
     def grid(self) -> list[TrialPlan]:
         """Return the trials of a grid, sorted by seed.
 
-        If the sweep is interrupted, all arms have therefore run with about the same number of seeds.
+        Because of this order, an interrupted sweep has run each arm with about the same number of seeds.
         """
         trials: list[TrialPlan] = []
         for seed in self.space.seeds:

@@ -16,7 +16,7 @@ FILE = "warm_start.json"
 
 
 class Known(Config):
-    """A finished trial of an earlier sweep, from which a search learns."""
+    """A trial that finished in an earlier sweep and that a search learns from."""
 
     key: str = Field(description="the trial's key in the earlier sweep")
     arm: Arm
@@ -24,7 +24,7 @@ class Known(Config):
 
 
 class WarmStart(Config):
-    """The contents of `warm_start.json`: the finished trials of an earlier sweep that a search learns from."""
+    """The contents of `warm_start.json`: the trials of an earlier sweep that a search learns from."""
 
     name: str = Field(description="name of the earlier search space")
     id: str = Field(description="id of the earlier sweep")
@@ -49,7 +49,7 @@ class WarmStart(Config):
 
 
 def collect(plan: Plan, store: Store) -> WarmStart | None:
-    """Return the finished trials of the sweep that `search.warm_start` names, or None if it is not set.
+    """Return the finished trials of the sweep that `search.warm_start` names, or None if this setting is empty.
 
     Raises:
         UserError: That sweep has a different objective, or none of its finished trials lies within the axes.

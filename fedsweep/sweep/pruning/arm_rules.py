@@ -61,7 +61,10 @@ class Pruned:
 
 @dataclass(frozen=True)
 class Verdicts(Generic[Arm]):
-    """The decisions that follow from the metrics recorded so far. Each arm is a key of exactly one of the dicts."""
+    """The decisions that follow from the metrics recorded so far.
+
+    Each arm is a key of exactly one of the three dicts.
+    """
 
     promoted: dict[Arm, int] = field(default_factory=dict)
     """The round that each arm will reach, whatever the other arms record. Arms for which others wait come first."""
@@ -152,8 +155,8 @@ def halve(
         histories: The objective values of every arm of the sweep, by seed and round.
         milestones: The rungs, ascending, each below `rounds`.
         rounds: Rounds of a trial that is never stopped.
-        reduction_factor: eta. At rung i = 1, 2, ..., the ceil(n / eta^i) best of n arms are promoted because of their
-            mean.
+        reduction_factor: eta. At rung i = 1, 2, ..., the ceil(n / eta^i) arms with the best means are promoted, where n
+            is the number of arms in the stratum.
         strata: The stratum (group) of each arm. Only arms of the same stratum are compared. If None, all arms are
             compared.
         keep: Arms that are never pruned and do not count among the promoted arms.

@@ -131,7 +131,7 @@ class ArmState(RecordedTrials):
         return self._arms[key] in self.verdicts.pruned
 
     def visible(self, key: str) -> int:
-        """Return the last round of a trial that is visible to the user.
+        """Return the last visible round of a trial.
 
         Rounds after a rung whose decision is still pending are hidden.
         """

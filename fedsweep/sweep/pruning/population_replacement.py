@@ -48,10 +48,10 @@ def successors(
 ) -> dict[int, tuple[int, Values]]:
     """Map each member that is replaced at the start of a generation to its parent and its new values.
 
-    The number of members to replace is the share `quantile` of all members, rounded down. Members with an error are
-    replaced first, even if there are more of them, and then the worst of the other members. Each parent is drawn at
-    random from the same number of best members, and it must be better than the member that it replaces. If there is no
-    such parent, the member is kept.
+    Let k be the share `quantile` of all members, rounded down. All members with an error are replaced. If there are
+    fewer than k of them, the worst other members are replaced, too, up to k members in total. The parent is drawn at
+    random from those of the k best members that are better than the replaced member. If there are none, the member is
+    kept.
 
     Args:
         members: The hyperparameter values of each member.
@@ -163,10 +163,7 @@ class Generations(RecordedTrials):
         self._advance()
 
     def wanted(self) -> list[tuple[str, int]]:
-        """Return the trials that have not reached the last round of the generation.
-
-        Each trial's key is returned with that round.
-        """
+        """Return the trials of the generation that are left to run, each as its key and the generation's last round."""
         return [] if self._over else [(key, self.until) for key in self._members if not self._settled(key)]
 
     def visible(self, key: str) -> int:

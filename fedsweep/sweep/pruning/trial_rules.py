@@ -60,11 +60,11 @@ class Decisions:
 
 
 class Rungs:
-    """Asynchronous successive halving, which stops a trial at a rung if its value is not in the best 1/eta so far.
+    """Asynchronous successive halving, which stops a trial unless its value is among the best 1/eta values so far.
 
-    A rung is a round after which trials are compared, and eta is the reduction factor. Only trials of the same group
-    (`stratum`) are compared. The rule is the same as in Ray's AsyncHyperBandScheduler with one bracket. The original
-    algorithm by Li et al. (2020) promotes good trials instead and stops no trial.
+    Trials are compared at rungs, which are certain rounds, and eta is the reduction factor. Only trials of the same
+    group (`stratum`) are compared. The rule is the same as in Ray's AsyncHyperBandScheduler with one bracket. The
+    original algorithm by Li et al. (2020) promotes good trials instead and stops no trial.
     """
 
     def __init__(self, config: ASHAScheduler, rounds: int, log: Path, remote: Remote = NOTHING) -> None:

@@ -17,7 +17,7 @@ ROWS = 24
 class LiveTable:
     """The live table of a sweep.
 
-    If the output is not a terminal, a line is printed for each trial that ends instead.
+    If the output is not a terminal, the table is replaced by one line for each trial that ends.
     """
 
     def __init__(self, console: Console, metric: str, rounds: int, total: int, done: Sequence[TrialRecord]) -> None:
@@ -77,7 +77,7 @@ class LiveTable:
 def delivering(console: Console) -> Iterator[Callable[[int], None]]:
     """Show a status line while the last rounds are sent to MLflow.
 
-    The caller passes the number of MLflow runs that are left to send to the yielded function, which updates the line.
+    The yielded function updates this line. Its argument is the number of MLflow runs that are left to send.
     """
     with console.status("") as status:
         yield lambda left: status.update(

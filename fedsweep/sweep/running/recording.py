@@ -144,7 +144,7 @@ class Recording(Callback, Stopper):
             self.decide()
 
     def decide(self) -> None:
-        """Record the outcomes that follow from the metrics of all trials so far, and show rounds that are no longer hidden."""
+        """Record the outcomes that follow from the metrics of all trials, and show rounds that are no longer hidden."""
         if self.state is None:
             return
         for key, trial in {key: self.sweep.trial(key) for key in self.state.plans}.items():

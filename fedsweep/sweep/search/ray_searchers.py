@@ -98,7 +98,7 @@ class SampledSearch(PlannedSearch):
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
         """Return the unfinished samples.
 
-        If all of them are running and the results that a new sample needs are available, the new sample is added.
+        A new sample is added if all unfinished samples are running and the results that it needs are available.
         """
         left = {plan.number for plan, _ in super().wanted()}
         number, running = len(self._samples), {plan.number for plan in self._running.values()}

@@ -62,7 +62,7 @@ class Rounds(Config):
 
 
 class Parameters(Config):
-    """No training: parameters and bytes are counted without weights or data, and are printed but not recorded."""
+    """Counts of parameters and bytes, without training. The counts are printed but not recorded."""
 
     name: Literal["parameters"] = "parameters"
     classes: int = Field(100, gt=1, description="number of classes of the model's head")
@@ -209,7 +209,9 @@ class SearchSpace(Config):
             yield f"`{both[0]}` is varied by the search space and cannot also be in `fixed`"
 
     def arms(self, resolve: Resolve, design: Design | None = None) -> list[Arm]:
-        """Return the arms of a grid in the order of the YAML file. If `design` is given, it replaces the file's.
+        """Return the arms of a grid in the order of the YAML file.
+
+        If `design` is given, it is used instead of the design in the file.
 
         Raises:
             ValueError: The design is `one_factor`, and the baseline is not one of the arms.
