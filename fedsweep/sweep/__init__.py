@@ -1,4 +1,7 @@
-"""Sweeps, which are sets of federated runs on Ray Tune. Only this package imports ray and optuna."""
+"""Sweeps, which are sets of federated runs on Ray Tune.
+
+No other package of fedsweep imports ray.
+"""
 
 from fedsweep.sweep.running.tune import TuneOptions, tune
 

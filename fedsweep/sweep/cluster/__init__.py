@@ -1,1 +1,1 @@
-"""The machines of a sweep: joining a Ray cluster, checking its nodes, delivering files and sharing GPUs."""
+"""Modules that join a Ray cluster, check its nodes, send files to them and share GPUs among trials."""

@@ -1,4 +1,4 @@
-"""The machines of a sweep, their cores and GPUs, and the number of trials that run on them in parallel."""
+"""The machines of a sweep: their cores and GPUs, and the number of trials that they run in parallel."""
 
 import math
 import platform
@@ -26,7 +26,7 @@ class Node:
     def slots(self, resources: Resources) -> int:
         """Return the number of trials that the node can run at once.
 
-        If `gpus_per_trial` is `auto`, the cores alone limit this number, and a node without a GPU runs no trials.
+        If `gpus_per_trial` is `auto`, only the cores limit this number, but it is 0 for a node without a GPU.
         """
         slots, share = int(self.cpus / resources.cpus_per_trial), resources.gpus_per_trial
         if share == "auto":
@@ -56,7 +56,10 @@ HERE = Cluster()
 
 
 def available_cpus() -> int:
-    """Return the number of cores that this process may use, within the CPU quota of its container."""
+    """Return the number of CPU cores that this process may use.
+
+    The CPU quota of a container is taken into account.
+    """
     return int(cpu_count())
 
 
@@ -82,8 +85,9 @@ def _nodes(resources: Resources, cluster: Cluster) -> tuple[Node, ...]:
 def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
     """Return the number of trials that run in parallel.
 
-    This is the number of trials that fit on the machines, but at most `cluster.at_once`, the number that the user
-    requested. On a Ray cluster, a requested number is returned even if fewer trials fit, because nodes may be added.
+    By default, this is the number of trials that fit on the machines. If the user requested a number
+    (`cluster.at_once`), a Ray cluster uses that number, because it may add nodes. On this machine, the requested number
+    can only lower the result.
     """
     if cluster.at_once and not cluster.is_local:
         return cluster.at_once
@@ -111,7 +115,7 @@ def gpus_of(resources: Resources, cluster: Cluster = HERE) -> int:
 
 
 def processor(resources: Resources) -> str:
-    """Return the processor and the number of threads of a trial, e.g. `x86_64, 1 thread`.
+    """Return the processor type and the number of threads of a trial, e.g. `x86_64, 1 thread`.
 
     The last digits of a trial's metrics depend on both.
     """

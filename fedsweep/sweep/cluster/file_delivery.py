@@ -31,13 +31,13 @@ class Item:
     """A prepared data set or a weights file, which a node receives completely or not at all."""
 
     place: str
-    """The item's path below the data folder."""
+    """The item's path under the data folder."""
     files: tuple[tuple[str, int], ...]
-    """The path below the data folder and the size in bytes of each file."""
+    """The path (under the data folder) and the size in bytes of each file."""
     source: str
     """The driver's folder to which the paths are relative."""
     sha256: str
-    """The digest of a weights file, or of a data set's content, as in its card."""
+    """The digest of a weights file, or the digest of a data set's contents from its card."""
     is_set: bool
 
     @property
@@ -48,12 +48,12 @@ class Item:
     def is_there(self) -> bool:
         """Return whether the item's path exists on this machine.
 
-        Its content is checked later, when the node compares the digests of its data and weights with the driver's.
+        The contents are checked later: the node compares the digests of its data and weights with those on the driver.
         """
         return is_store(data_folder() / self.place) if self.is_set else resolve(self.place).exists()
 
     def check(self, root: Path) -> None:
-        """Raise UserError unless the copy of the item below the folder `root` has the item's SHA-256 digest."""
+        """Raise UserError unless the copy of the item under the folder `root` has the item's SHA-256 digest."""
         path = root / self.place
         found = stored_digest(path, read_card(path)) if self.is_set else weights_file.digest(path)
         if found != self.sha256:
@@ -85,9 +85,9 @@ def _set(name: str, size: int) -> Item:
 
 
 def _weights(name: str, path: Path) -> Iterator[Item]:
-    """Yield the files at `path`: a weights file and the JSON file that describes it, or the files of a checkpoint.
+    """Yield a weights file and the JSON file that describes it, or the files of a checkpoint folder.
 
-    A checkpoint is a folder, from which only the files that a run reads are yielded. Other paths yield nothing.
+    Of a checkpoint folder, only the files that a run reads are yielded. For any other path, nothing is yielded.
     """
     source = str(path).removesuffix(name)
     if path.is_file() and path.suffix in weights_file.SUFFIXES:
@@ -118,9 +118,9 @@ class Library:
         self._sent, self._counting = 0, Lock()
 
     def piece(self, place: str, offset: int) -> bytes:
-        """Return the bytes of a file from position `offset` on, but at most `PIECE` bytes (32 MiB).
+        """Return at most `PIECE` bytes (32 MiB) of a file, starting at position `offset`.
 
-        `place` is the path of the file below the data folder.
+        `place` is the path of the file under the data folder.
         """
         with self._paths[place].open("rb") as file:
             file.seek(offset)
@@ -135,9 +135,9 @@ class Library:
 
 
 def fetch(items: Iterable[Item], library: Any) -> None:
-    """Download the items that this machine lacks from the actor `library`.
+    """Download from the actor `library` the items that are missing on this machine.
 
-    Only one process of a machine downloads at a time. Other processes wait for it.
+    Only one process per machine downloads at a time. The other processes wait for it.
 
     Raises:
         UserError: An item arrived damaged.

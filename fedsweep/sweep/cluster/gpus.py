@@ -1,7 +1,7 @@
-"""The number of GPUs of a machine, and the measurement of the GPU memory that trials use.
+"""Functions and classes that count a machine's GPUs and measure the GPU memory of trials.
 
-A logical GPU simulates a GPU on a machine without one. Ray schedules trials on it like on a real GPU, but they use the
-CPU and main memory. A trial that exceeds its share of the memory ends with an out-of-memory error.
+A logical GPU simulates a GPU on a machine without one. Ray schedules trials on it as on a real GPU, but the trials use
+the CPU and main memory. A trial that exceeds its share of the memory ends with an out-of-memory error.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class CUDAMeter(Meter):
     def read(self) -> dict[str, int]:
         """Return the peak memory of torch's allocator, including cached blocks, and the GPU's total memory, in bytes.
 
-        The memory in use outside the allocator is measured only if the trial has the GPU to itself. Otherwise, it is 0.
+        Memory in use outside the allocator is measured only if the trial has the GPU to itself. Otherwise, it is
+        reported as 0.
         """
         import torch
 
@@ -73,8 +74,8 @@ class CUDAMeter(Meter):
     def release(self) -> None:
         """Free the unused memory of torch's allocator.
 
-        Call this method after the last reference to the trial's tensors is deleted. The traceback of an error also
-        refers to tensors.
+        Call this method only when nothing refers to the trial's tensors any more. The traceback of an error refers to
+        them, too.
         """
         import torch
 
@@ -85,7 +86,7 @@ class CUDAMeter(Meter):
 class LogicalMeter(Meter):
     """The meter of a trial on a share of a logical GPU, which simulates a GPU on the CPU.
 
-    After each round, the meter compares the peak memory of the worker process with the share.
+    After each round, the meter compares the peak memory of the worker process with this share.
     """
 
     def __init__(self, gpus: float, total: int) -> None:
@@ -96,7 +97,7 @@ class LogicalMeter(Meter):
         forget_peak()
 
     def read(self) -> dict[str, int]:
-        """Return the peak memory of the process and the memory of the logical GPU, in bytes.
+        """Return the peak memory of the process and the total memory of the logical GPU, in bytes.
 
         Raises:
             OutOfMemoryError: The peak memory exceeds the trial's share.
@@ -112,12 +113,18 @@ class LogicalMeter(Meter):
         return {PEAK: peak, BESIDE: 0, TOTAL: self.total}
 
     def release(self) -> None:
-        """Run the garbage collector. The C library decides when the freed memory is returned to the system."""
+        """Run the garbage collector.
+
+        The C library decides when the freed memory is returned to the operating system.
+        """
         gc.collect()
 
 
 def meter(device: Device, gpus: float) -> Meter:
-    """Return the memory meter of a trial. `gpus` is its share of a real or logical (simulated) GPU, or 0 for none."""
+    """Return the memory meter of a trial.
+
+    `gpus` is the trial's share of a real or logical (simulated) GPU, or 0 for none.
+    """
     if gpus > 0 and device == "cuda":
         return CUDAMeter(gpus)
     logical = logical_gpus() if gpus > 0 else None
@@ -127,8 +134,7 @@ def meter(device: Device, gpus: float) -> Meter:
 def ran_out(error: BaseException) -> bool:
     """Return whether an error means that a GPU ran out of memory.
 
-    torch has a special error type for this, but CUDA and its libraries report their own failed allocations as other
-    errors.
+    Besides torch's own error type for this, the error messages of CUDA and its libraries are recognised.
     """
     if not isinstance(error, RuntimeError):  # as torch's own error is; after an ImportError, torch may be missing
         return False

@@ -1,4 +1,4 @@
-"""The requirements that each node of a cluster must meet to run trials of a sweep, and the check of a node."""
+"""The requirements that each node of a cluster must meet to run trials of a sweep, and functions that check them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Needs:
     def of(cls, plan: Plan) -> Needs:
         """Return the requirements that follow from a plan.
 
-        Call `plan.preflight` first. It reports data and weights that are missing on this machine.
+        Call `plan.preflight` first, because it reports data and weights that are missing on this machine.
         """
         contents = {}
         for config in plan.reachable():
@@ -73,7 +73,7 @@ def installed() -> dict[str, str]:
 def enter(environment: Mapping[str, str]) -> None:
     """Set the driver's environment variables in this process.
 
-    A variable keeps its value on the node if that value is an absolute path.
+    A variable that is already set to an absolute path on the node keeps its value.
     """
     own = {name for name in environment if Path(os.environ.get(name, "")).is_absolute()}
     os.environ.update({name: value for name, value in environment.items() if name not in own})
@@ -146,7 +146,7 @@ def _content_problems(config: Mapping[str, Any], digests: Mapping[str, str]) -> 
 class Arrival:
     """The check that each worker makes before its first trial. It also downloads the data that the node lacks.
 
-    Because each worker makes it, nodes that join the cluster during the sweep are checked too.
+    Workers on nodes that join the cluster during the sweep make this check too.
     """
 
     needs: Needs

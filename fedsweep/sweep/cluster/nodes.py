@@ -1,4 +1,4 @@
-"""Checks of the nodes of a cluster before the first trial, and delivery of the data that they lack."""
+"""Functions that check the nodes of a cluster before the first trial, and send them the data that they lack."""
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ _on = partial(NodeAffinitySchedulingStrategy, soft=False)
 
 
 def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, deliver: bool = True) -> Arrival:
-    """Check the nodes of a cluster, and send them the data that they lack if `deliver` is true.
+    """Check the nodes of a cluster and, if `deliver` is true, send them the data that they lack.
 
     Returns:
         The check that each worker makes before its first trial.
@@ -53,7 +53,7 @@ def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, del
 
 @contextmanager
 def _probed(store: Store) -> Iterator[str]:
-    """Yield the address STORE#NAME of a new test file in the store, and delete the file at the end.
+    """Create a test file in the store, yield its address STORE#NAME, and delete it at the end of the block.
 
     Every node must be able to read this file.
     """
@@ -120,7 +120,7 @@ def _answers(tasks: Mapping[Any, Node]) -> Iterator[tuple[Node, Any]]:
 
 
 def _last_line(error: Exception) -> str:
-    """Return the last line of the traceback from the node, which is the message of a Ray error."""
+    """Return the last line of an error from a node, which is the message of the original error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1].rstrip(".") if lines else type(error).__name__
 

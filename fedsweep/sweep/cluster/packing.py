@@ -1,4 +1,7 @@
-"""The number of trials that share a GPU, computed from their measured memory. Imports neither ray nor torch."""
+"""Functions and classes that compute how many trials can share a GPU, based on their measured memory.
+
+This module imports neither ray nor torch.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,12 +38,14 @@ class Offer:
 
 
 def side_by_side(peak: int, total: int, most: int) -> int:
-    """Return how many trials fit on a GPU if 15 % (`MARGIN`) of its memory stays free, from 1 to `most`.
+    """Return the number of trials that can share a GPU if 15 % of its memory stays free.
+
+    The result is at least 1 and at most `most`.
 
     Args:
         peak: Memory of one trial in bytes.
         total: Memory of the GPU in bytes.
-        most: Largest number of trials to return.
+        most: Upper limit of the result.
 
     >>> side_by_side(2_000, 10_000, most=16), side_by_side(2_000, 10_000, most=3), side_by_side(20_000, 10_000, most=3)
     (4, 3, 1)
@@ -49,7 +54,9 @@ def side_by_side(peak: int, total: int, most: int) -> int:
 
 
 def share(trials: int) -> float:
-    """Return the share of a GPU for each of `trials` trials, rounded down to four decimals, Ray's resolution.
+    """Return the share of a GPU that each of `trials` trials gets.
+
+    The share is rounded down to four decimals, because Ray supports no finer shares.
 
     >>> share(1), share(4), share(6)
     (1.0, 0.25, 0.1666)
@@ -84,9 +91,9 @@ def needed(attempts: Sequence[Attempt], most: int, otherwise: float | None = Non
 
 
 def _most_of(attempts: Sequence[Attempt]) -> tuple[int, int]:
-    """Return the largest measured memory of the attempts and the memory of the smallest GPU, in bytes.
+    """Return the GPU memory that a trial needs according to the attempts, and the total memory of the smallest GPU.
 
-    Both numbers are 0 if the memory of no attempt was measured.
+    Both numbers are in bytes. They are 0 if no attempt has measured its memory.
     """
     measured = [one for one in attempts if one.peak is not None and one.total]
     if not measured:
@@ -103,11 +110,11 @@ def _measured(attempts: Sequence[Attempt], most: int) -> str:
 
 
 class Packing:
-    """The share of a GPU for each trial of a sweep, which the user requested or which is computed from measured memory.
+    """The share of a GPU that each trial of a sweep gets, as requested by the user or computed from measured memory.
 
     In a grid, each arm has its own share. To measure it, the first trial of the arm runs one round alone on a GPU. This
-    round is called the probe, and the trial later continues after it. If a trial runs out of memory, the share of its
-    arm grows.
+    round is called a probe. After it, the trial stops and later continues from there. If a trial runs out of memory,
+    the share of its arm grows.
 
     Args:
         asked: The share that the user requested, or `auto` to measure it.
@@ -140,7 +147,7 @@ class Packing:
 
     @property
     def probing(self) -> bool:
-        """True while a probe runs. A probe is one round of a trial, alone on a GPU, to measure its memory."""
+        """True while a probe runs. A probe is one round that a trial runs alone on a GPU to measure its memory."""
         return bool(self._probes)
 
     def fraction(self, plan: TrialPlan) -> float | None:
@@ -150,8 +157,8 @@ class Packing:
     def choose(self, wanted: Sequence[tuple[TrialPlan, int]]) -> Offer | None:
         """Return the next trial to run, or None if no trial can start now.
 
-        A trial whose share is unknown is started first, to measure its memory alone on a GPU. Other trials wait until
-        these measurements have ended.
+        A trial whose share is unknown is started first and runs alone on a GPU, so that its memory can be measured.
+        Other trials wait until all such measurements have ended.
 
         Args:
             wanted: The trials to run, most urgent first, each with the round that it must reach.
@@ -174,7 +181,7 @@ class Packing:
         return Offer(plan, until, gpus)
 
     def ended(self, plan: TrialPlan, result: Mapping[str, Any] | None) -> None:
-        """Record the memory that a trial reported, and print the measurement if it is the first one of the arm.
+        """Record the memory that a trial reported, and print it if it is the first measurement for the trial's arm.
 
         `result` is the last report of the trial, or None if its worker was lost.
         """
@@ -198,11 +205,15 @@ class Packing:
             self._tell(f"{plan.label + ': ' if self._apart else ''}{_measured(known, self._most)}.")
 
     def marks(self, plan: TrialPlan) -> dict[str, str]:
-        """Return the MLflow tags about a trial's share of a GPU."""
+        """Return the MLflow tags that describe a trial's share of a GPU."""
         return self._of(plan).marks()
 
     def summary(self) -> str | None:
-        """Return a sentence with the smallest and the largest measurement, or None for at most 8 (`TOLD`) arms."""
+        """Return a sentence about the arms that use the least and the most memory.
+
+        The result is None if the user requested the share, or if there are so few arms that each measurement was
+        printed.
+        """
         known = [arm for arm in map(_flat, self._attempts.values()) if any(one.peak for one in arm)]
         if self._asked is not None or len(known) <= TOLD:
             return None

@@ -1,4 +1,4 @@
-"""Ray for the duration of a sweep: a new Ray on this machine, or a Ray cluster that the process joins."""
+"""Functions that start Ray on this machine, or connect to a Ray cluster, for the duration of a sweep."""
 
 import contextlib
 import logging
@@ -41,7 +41,7 @@ TOKEN_HINT = "set RAY_AUTH_TOKEN_PATH to the file with the cluster's token (docs
 
 
 def check_address(address: str) -> None:
-    """Raise UserError unless `address` is `local`, `auto`, or HOST:PORT of a Ray cluster's head."""
+    """Raise UserError unless `address` is `local`, `auto`, or HOST:PORT of a Ray cluster's head node."""
     if address.startswith("ray://"):
         raise UserError(
             f"`--address` {address} is an address of Ray Client, which fedsweep does not support; use `ray job submit "
@@ -54,9 +54,9 @@ def check_address(address: str) -> None:
 
 
 def not_followed(address: str) -> str:
-    """Return a note that the sweep ignores the cluster in the environment variable RAY_ADDRESS, or an empty string.
+    """Return a note that the sweep ignores the environment variable RAY_ADDRESS, or an empty string if none is needed.
 
-    A variable that is left over in a shell must not send work and data to other machines.
+    By default, sweeps ignore this variable, because a forgotten setting must not send work and data to other machines.
     """
     if address != LOCAL or (other := os.environ.get("RAY_ADDRESS")) in (None, "", LOCAL):
         return ""
@@ -66,8 +66,9 @@ def not_followed(address: str) -> str:
 def prepare_environment(cluster: Cluster = HERE) -> None:
     """Set the environment variables that Ray reads on import.
 
-    If fedsweep starts Ray, each process creates a new token, without which Ray accepts no work. The token is kept in
-    the environment, which only this user can read. By default, Ray would write it to a file that every user can read.
+    If fedsweep starts Ray and no access token is set, a new token is created, without which Ray accepts no work. The
+    token is kept in the environment, which only this user can read. By default, Ray would write it to a file that every
+    user can read.
     """
     settings = RAY_SETTINGS | (LOCAL_SETTINGS if cluster.is_local else JOINING_SETTINGS)
     for name, value in settings.items():
@@ -84,10 +85,10 @@ def prepare_environment(cluster: Cluster = HERE) -> None:
 
 @contextlib.contextmanager
 def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
-    """Yield the machines of the sweep, and stay connected to the cluster at `address` for the duration of the block.
+    """Connect to the machines of the sweep for the duration of the block, and yield them.
 
     Args:
-        address: `auto` or HOST:PORT of a Ray cluster, or `local` for this machine, without a cluster.
+        address: `local` for this machine, or `auto` or HOST:PORT for a Ray cluster.
         at_once: The number of parallel trials that the user requested, if any.
 
     Raises:
@@ -112,9 +113,10 @@ def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _captured_stderr() -> Iterator[list[str]]:
-    """Yield a list to which the text on stderr is added at the end of the block.
+    """Capture stderr within the block. The yielded list receives the text at the end of the block.
 
-    If a cluster rejects the process, Ray 2.52 writes the reason only to stderr, from C++.
+    If a cluster rejects the process, Ray 2.52 writes the reason only to stderr, from C++ code that bypasses
+    `sys.stderr`.
     """
     told: list[str] = []
     kept = os.dup(2)
@@ -155,7 +157,7 @@ def _why_not(address: str, error: Exception, said: str) -> str:
 
 
 def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
-    """Return the living nodes in `found`, the result of `ray.nodes()`.
+    """Return the nodes that are alive. `found` is the result of `ray.nodes()`.
 
     If several nodes have the same name, the beginning of each node's id is appended to its name.
     """
@@ -174,12 +176,12 @@ def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
 
 @contextlib.contextmanager
 def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
-    """Provide Ray for the trials: the joined cluster, the Ray that this process has already started, or a new one.
+    """Provide Ray for the trials: the joined cluster, the instance that this process has already started, or a new one.
 
-    Only a new Ray is shut down at the end. A notebook may run several sweeps with the Ray that it has started.
+    Only a new instance is shut down at the end, so a notebook can run several sweeps with the instance that it started.
 
     Raises:
-        UserError: Ray does not start on this machine, or the Ray of this process has several nodes.
+        UserError: Ray does not start on this machine, or the instance of this process has several nodes.
     """
     if not cluster.is_local:
         yield

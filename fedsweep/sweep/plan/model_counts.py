@@ -1,4 +1,4 @@
-"""Counts of the parameters and bytes of an experiment's models and clients, computed from tensor shapes."""
+"""Functions and classes that count the parameters and transmitted bytes of a run, using only tensor shapes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BF16, FP32 = 2, 4
 
 @dataclass(frozen=True)
 class ClientCount:
-    """The numbers of values that a client holds, trains and sends, in one stage of the method.
+    """The numbers of values that a client holds, trains and sends in one stage of the method.
 
     Only FedMS has two stages. For all other methods, `stage` is empty.
     """
@@ -58,7 +58,7 @@ class ClientCount:
 
 @dataclass(frozen=True)
 class Counted:
-    """The numbers of parameters of a run's model and of its clients."""
+    """The parameter counts of a run's model and of its clients."""
 
     parameters: Mapping[str, int]
     """Number of parameters by metric name. `parameters/all` excludes BRICKs, gates and the server's own modules."""
@@ -120,7 +120,7 @@ def _outlined(config: RunConfig, classes: int) -> LayeredModel:
 
 
 def _clients(config: RunConfig, model: LayeredModel, sizes: Mapping[str, int], backbone: int) -> Iterator[ClientCount]:
-    """Yield the counts of one client of each depth in each stage of the method, the deepest client first."""
+    """Yield, for each stage of the method, the counts of one client of each depth, starting with the deepest client."""
     domains, capacities = config.client_domains(), config.capacities()
     if config.federation.depths == "dynamic":
         capacities = {f"{depth} blocks": depth for depth in config.depths()}

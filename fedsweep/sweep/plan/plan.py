@@ -60,8 +60,8 @@ def _wrong_names(resolved: ResolvedSpace) -> Iterator[str]:
 def _wrong_arms(resolved: ResolvedSpace) -> Iterator[str]:
     """Yield error messages about `baseline` and `reference`.
 
-    The baseline and each arm of the reference must be an arm of the grid. Each arm must have a baseline to be compared
-    with.
+    The baseline and all arms of the reference must be arms of the grid. Every arm must have a baseline with which it
+    can be compared.
     """
     if resolved.sampled is not None:
         return
@@ -139,7 +139,7 @@ def _wrong_runs(resolved: ResolvedSpace) -> Iterator[str]:
 def _wrong_metrics(resolved: ResolvedSpace) -> Iterator[str]:
     """Yield an error message for each metric in the search space that an arm does not report.
 
-    If the user chose other data than the paper, the metrics of the paper's domains are not checked.
+    If the user changed the experiment or its data, metrics of the reference paper's domains are not checked.
     """
     space, request, paper = resolved.space, resolved.request, resolved.space.reference
     other_data = "experiment" in request.options or any(name.split(".")[0] == "data" for name in request.overrides)
@@ -212,9 +212,10 @@ class Plan(ResolvedSpace):
 
     @property
     def reference(self) -> Reference | None:
-        """The values that the paper reports, or None if the sweep lacks metrics of the paper's domains.
+        """The values from the reference paper, or None.
 
-        Such metrics are missing if the user chose other data.
+        The value is None if the search space names no paper, or if the sweep does not report the metrics of the paper's
+        domains because the user chose other data.
         """
         paper = self.space.reference
         of_domains = {name for name in (paper.metrics() if paper else ()) if name.startswith(OF_DOMAINS)}
@@ -241,7 +242,10 @@ class Plan(ResolvedSpace):
         return self._digests[content]
 
     def grid(self) -> list[TrialPlan]:
-        """Return the trials of a grid, ordered by seed, so that an interrupted sweep is balanced over the arms."""
+        """Return the trials of a grid, sorted by seed.
+
+        Because of this order, an interrupted sweep has run each arm with about the same number of seeds.
+        """
         trials: list[TrialPlan] = []
         for seed in self.space.seeds:
             arms = self.arms
@@ -252,10 +256,10 @@ class Plan(ResolvedSpace):
         return trials
 
     def trial(self, number: int, arm: Arm, seed: int, start: Start | None = None) -> TrialPlan:
-        """Return the plan of the trial with position `number` in the sweep.
+        """Return the plan of the trial at position `number` in the sweep.
 
-        Its key is a digest of the configuration, the code, the data and weights, and of `start`, the trial that it
-        continues. In a sampled search, the key also depends on `number`, because two samples can be equal.
+        The trial's key is a digest of its configuration, code, data and weights. It also covers `start` if the trial
+        continues another trial, and `number` in a sampled search, where two samples can be equal.
         """
         resolved = self.resolve(arm, seed)
         config: dict[str, Any] = resolved.model_dump(mode="json")
@@ -268,9 +272,9 @@ class Plan(ResolvedSpace):
         )
 
     def digests(self) -> dict[str, str]:
-        """Return digests of the sweep's definition, code and data, and the versions of packages.
+        """Return digests of the sweep's definition, code and data, and the package versions.
 
-        A sweep can be resumed only if all of them are unchanged.
+        A sweep can be resumed only if all of these are unchanged.
         """
         space = self.space.model_dump(mode="json", exclude={"resources", "reference", "columns"})
         content = sorted({identity(self.content_digests(one)) for one in self.reachable()})
@@ -287,6 +291,6 @@ def _sha256(values: Json) -> str:
 
 
 def _content(config: RunConfig, *others: str) -> str:
-    """Return a text that is equal for runs with the same images, weights and configuration fields in `others`."""
+    """Return a string that identifies a run's images and weights, and the configuration fields in `others`."""
     fields = config.model_dump_json(include={"data", "backbone", "synthetic", *others})
     return f"{fields} {OwnWeights.of_method(config.method).fingerprint()} {config.trains_on_synthetic}"

@@ -1,4 +1,4 @@
-"""A search space applied to its experiment: the arms, their configurations, and messages about invalid arms."""
+"""The arms of a search space with their configurations, and error messages about invalid arms."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ class WrongArm:
 
 
 def causes(wrong: Sequence[WrongArm], arms: Collection[Arm], most: int = SHOWN) -> list[WrongArm]:
-    """Return the simplest causes of the errors in `wrong`, but at most `most` causes.
+    """Return the simplest causes of the errors in `wrong`, at most `most` of them.
 
     A cause is a set of entries, such as `{"lora.rank": 0}`, that makes every arm with these entries invalid. To find a
     cause, the entries of an invalid arm are dropped one by one. An entry stays dropped if every arm with the remaining
-    entries has the same error message, or contains a cause that was found before. The second case occurs because an
-    arm with two causes has only one error message.
+    entries has the same error message or contains a cause that was found earlier. The latter is needed because an arm
+    with two causes has only one error message.
     """
     everything = {_items(arm): arm for arm in arms}
     left = {_items(one.arm): one.message for one in wrong}
@@ -96,7 +96,7 @@ class ResolvedSpace:
 
     @property
     def num_trials(self) -> int:
-        """Number of trials of the sweep, without the trials that population based training adds during the sweep."""
+        """Number of trials of the sweep, not counting those that population-based training adds during the sweep."""
         return self.sampled or len(self.arms) * len(self.space.seeds)
 
     @cached_property
@@ -148,5 +148,8 @@ class ResolvedSpace:
         return f"{self.request.where}, arm {arm_label(arm)}"
 
     def tentative(self, part: Arm) -> dict[str, Json]:
-        """Return all hyperparameters of a run with the incomplete arm `part`, by dotted name and without validation."""
+        """Return the hyperparameters of a run with the incomplete arm `part`, by dotted name.
+
+        The values are not validated.
+        """
         return self.base.tentative(changes(part, self.left_out, self.space.named))

@@ -5,7 +5,7 @@ from fedsweep.results.records import TAKEN_FROM
 
 
 class Reuse:
-    """The ended trials of other sweeps in a results folder that a new sweep can reuse."""
+    """The trials that a new sweep can reuse: those that have ended in another sweep of the same store."""
 
     def __init__(self, store: Store, sweep: SweepStore) -> None:
         self.sweep, started = sweep, sweep.manifest()
@@ -21,7 +21,7 @@ class Reuse:
                 self._found |= {key: (manifest.id, other.trial(key)) for key in other.ended()}
 
     def give(self, plan: TrialPlan, together: bool = False) -> TrialPlan:
-        """Copy the same trial from another sweep, and return the plan with a tag that names that sweep.
+        """Copy a trial from another sweep that has run it, and return the plan with a tag that names that sweep.
 
         The plan is returned unchanged if no other sweep has run the trial, if the trial failed there, or if this sweep
         already contains the trial.

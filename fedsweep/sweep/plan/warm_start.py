@@ -1,4 +1,7 @@
-"""Warm start of a search: finished trials of an earlier sweep, stored in the folder of the new sweep."""
+"""Warm start of a search from the finished trials of an earlier sweep.
+
+These trials are stored in the folder of the new sweep.
+"""
 
 from pydantic import Field
 
@@ -13,7 +16,7 @@ FILE = "warm_start.json"
 
 
 class Known(Config):
-    """A finished trial of an earlier sweep, from which a search learns."""
+    """A trial that finished in an earlier sweep and that a search learns from."""
 
     key: str = Field(description="the trial's key in the earlier sweep")
     arm: Arm
@@ -21,7 +24,7 @@ class Known(Config):
 
 
 class WarmStart(Config):
-    """The finished trials of an earlier sweep from which a search learns, as stored in `warm_start.json`."""
+    """The contents of `warm_start.json`: the trials of an earlier sweep that a search learns from."""
 
     name: str = Field(description="name of the earlier search space")
     id: str = Field(description="id of the earlier sweep")
@@ -33,7 +36,10 @@ class WarmStart(Config):
     outside: int = Field(description="number of finished trials left out because their arms are outside the axes")
 
     def note(self, rounds: int) -> str:
-        """Return a line for the user about the trials that a new sweep of `rounds` rounds uses or leaves out."""
+        """Return a line for the user with the number of trials that the search learns from, and of those left out.
+
+        `rounds` is the number of rounds of the new sweep.
+        """
         reasons = (self.unfinished, "that did not finish"), (self.outside, "outside the axes of this search space")
         left_out = ", ".join(f"{count} {why}" for count, why in reasons if count)
         also = f"; left out: {left_out}" if left_out else ""
@@ -43,10 +49,10 @@ class WarmStart(Config):
 
 
 def collect(plan: Plan, store: Store) -> WarmStart | None:
-    """Return the finished trials of the sweep that `search.warm_start` names, or None if it names none.
+    """Return the finished trials of the sweep that `search.warm_start` names, or None if this setting is empty.
 
     Raises:
-        UserError: That sweep has a different objective, or no finished trial whose values are within the axes.
+        UserError: That sweep has a different objective, or none of its finished trials lies within the axes.
     """
     search, objective, axes = plan.space.search, plan.space.objective, plan.space.space
     if search.name != "tpe" or search.warm_start is None:
@@ -83,7 +89,7 @@ def collect(plan: Plan, store: Store) -> WarmStart | None:
 
 
 def keep(found: WarmStart | None, sweep: SweepStore) -> None:
-    """Write the warm start to the folder of a new sweep. Nothing is written if `found` is None."""
+    """Write the warm start `found` to the folder of a new sweep. If it is None, nothing is written."""
     if found is not None:
         write_record(sweep.folder / FILE, found)
 

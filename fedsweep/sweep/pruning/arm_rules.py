@@ -1,8 +1,11 @@
-"""Successive halving of whole arms. Decisions depend only on the recorded metrics. Imports neither ray nor torch.
+"""Successive halving of whole arms.
 
-A rung is a round after which arms are compared, to promote some and to prune the others. The order in which trials ran
-does not matter, and neither do metrics that an arm recorded after the rung at which it was pruned. Larger values are
-better.
+A rung is a round after which arms are compared: some are promoted, and the others are pruned. Larger values are better.
+
+Decisions depend only on the recorded metrics, not on the order in which trials ran. Metrics that an arm recorded after
+the rung at which it was pruned have no effect.
+
+This module imports neither ray nor torch.
 """
 
 import math
@@ -58,7 +61,10 @@ class Pruned:
 
 @dataclass(frozen=True)
 class Verdicts(Generic[Arm]):
-    """The decisions that follow from the metrics recorded so far. Each arm is a key of exactly one of the dicts."""
+    """The decisions that follow from the metrics recorded so far.
+
+    Each arm is a key of exactly one of the three dicts.
+    """
 
     promoted: dict[Arm, int] = field(default_factory=dict)
     """The round that each arm will reach, whatever the other arms record. Arms for which others wait come first."""
@@ -71,9 +77,9 @@ class Verdicts(Generic[Arm]):
 
 
 def rungs(grace_rounds: int, reduction_factor: float, rounds: int) -> list[int]:
-    """Return the rungs, the rounds after which arms or trials are compared: g, g * eta, g * eta^2, ... below `rounds`.
+    """Return the rounds of the rungs: g, g * eta, g * eta^2, ..., rounded down, as long as they are below `rounds`.
 
-    g is `grace_rounds`, eta is `reduction_factor`, and the products are rounded down.
+    A rung is a round after which arms or trials are compared. g is `grace_rounds`, and eta is `reduction_factor`.
 
     >>> rungs(1, 3, 20), rungs(30, 3, 20)
     ([1, 3, 9], [])
@@ -86,9 +92,9 @@ def rungs(grace_rounds: int, reduction_factor: float, rounds: int) -> list[int]:
 
 
 def places(arms: int, reduction_factor: float, rung: int) -> int:
-    """Return the number of arms that are promoted at a rung for their mean value: arms / eta^(rung + 1), rounded up.
+    """Return the number of arms with the best means that are promoted: `arms` / eta^(`rung` + 1), rounded up.
 
-    Tied arms may be promoted in addition. The first rung has the number 0, and eta is `reduction_factor`.
+    The first rung has the number 0, and eta is `reduction_factor`. Tied arms may be promoted, too.
 
     >>> [places(24, 3, rung) for rung in range(4)]
     [8, 3, 1, 1]
@@ -100,13 +106,13 @@ def judge(values: Mapping[Arm, Mapping[int, float]], places: int, round: int) ->
     """Return the arms that are pruned at a rung, each with the reason.
 
     The `places` arms with the best means over the seeds are promoted. Another arm is tied with the last promoted arm if
-    it is at least as good with a quarter of the seeds or more (rounded up). The best `places` tied arms are promoted
-    too, and all other arms are pruned. Arms with equal means have the same outcome. With one seed, no arm is tied, so
-    the rule is ordinary successive halving.
+    it is at least as good with a quarter of the seeds (rounded up) or more. The best `places` of the tied arms are
+    promoted, too. All other arms are pruned. Arms with equal means have the same outcome. With one seed, no arm is
+    tied, so the rule is ordinary successive halving.
 
     Args:
-        values: The value of each seed, for each arm that reached the rung.
-        places: Number of arms to promote for their mean.
+        values: The value for each seed of each arm that reached the rung.
+        places: Number of arms to promote because of their mean.
         round: Round of the rung.
 
     Raises:
@@ -146,11 +152,13 @@ def halve(
     An arm with a failed trial is pruned at its next rung.
 
     Args:
-        histories: The objective by round, for every arm of the sweep and each of its seeds.
+        histories: The objective values of every arm of the sweep, by seed and round.
         milestones: The rungs, ascending, each below `rounds`.
         rounds: Rounds of a trial that is never stopped.
-        reduction_factor: eta; of n arms, ceil(n / eta^i) are promoted for their mean at rung i = 1, 2, ...
-        strata: The stratum, or group, of each arm. Only arms of the same stratum are compared; None compares all arms.
+        reduction_factor: eta. At rung i = 1, 2, ..., the ceil(n / eta^i) arms with the best means are promoted, where n
+            is the number of arms in the stratum.
+        strata: The stratum (group) of each arm. Only arms of the same stratum are compared. If None, all arms are
+            compared.
         keep: Arms that are never pruned and do not count among the promoted arms.
         failed: The arm and seed of each trial that will record no more rounds.
     """
@@ -218,7 +226,7 @@ def _values_at(round: int, arm: Arm, trials: Trials, failed: Collection[tuple[Ar
 
 
 def _means(values: Mapping[Arm, Mapping[int, float]]) -> dict[Arm, float]:
-    """Return each arm's mean over its seeds. The sum is exact, so the order of the seeds does not change it."""
+    """Return each arm's mean over its seeds. The sum is exact, so the order of the seeds does not matter."""
     return {arm: math.fsum(of_seeds.values()) / len(of_seeds) for arm, of_seeds in values.items()}
 
 

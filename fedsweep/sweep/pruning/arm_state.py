@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RecordedTrials:
-    """Trials that are compared with each other, with their recorded objective values, last rounds and errors.
+    """The recorded objective values, last rounds and errors of trials that are compared with each other.
 
     The sign of a minimised objective is reversed, so that larger values are better.
     """
@@ -36,7 +36,7 @@ class RecordedTrials:
     def unplanned(self) -> list[TrialPlan]:
         """Return the trials that start from the checkpoint of another trial but have not copied it to disk yet.
 
-        They must copy it before the other trial continues and overwrites its checkpoint.
+        They must copy the checkpoint before the other trial continues and overwrites it.
         """
         return [one for key, one in self.plans.items() if one.start and not self.sweep.trial(key).planned]
 
@@ -120,7 +120,7 @@ class ArmState(RecordedTrials):
         return [key for key in keys if self._last[key] < until and key not in self._errors]
 
     def _end(self, arm: str) -> int | None:
-        """Return the round of the error that pruned an arm and ends all its trials, or None if no error pruned it."""
+        """Return the round at which an error ended all trials of an arm, or None if no error pruned the arm."""
         pruned = self.verdicts.pruned.get(arm)
         if pruned is None or not pruned.failed:
             return None
@@ -131,9 +131,9 @@ class ArmState(RecordedTrials):
         return self._arms[key] in self.verdicts.pruned
 
     def visible(self, key: str) -> int:
-        """Return the last round of a trial that may be shown.
+        """Return the last visible round of a trial.
 
-        Rounds after a rung whose decision is still pending stay hidden.
+        Rounds after a rung whose decision is still pending are hidden.
         """
         arm, verdicts = self._arms[key], self.verdicts
         if (end := self._end(arm)) is not None:

@@ -1,6 +1,7 @@
-"""Population based training (Jaderberg et al., 2017) in synchronous generations.
+"""Population-based training (Jaderberg et al., 2017) in synchronous generations.
 
-A generation depends only on the recorded metrics and the search's seed, and not on the number or speed of workers.
+A generation depends only on the recorded metrics and the seed of the search, not on the number or speed of workers.
+
 This module does not import ray.
 """
 
@@ -27,7 +28,8 @@ TRIES = 8
 def first_generation(axes: Axes, size: int, seed: int) -> list[dict[str, float]]:
     """Draw the hyperparameter values of the `size` members of a population.
 
-    Each value has its own random stream, derived from `seed`, the number of the member and the name of the axis.
+    Each value is drawn from its own random stream, which is derived from `seed`, the number of the member and the name
+    of the axis.
     """
     return [
         {name: _drawn(axis, stream(seed, "population", 0, member, name)) for name, axis in axes.items()}
@@ -46,19 +48,20 @@ def successors(
 ) -> dict[int, tuple[int, Values]]:
     """Map each member that is replaced at the start of a generation to its parent and its new values.
 
-    All members with an error are replaced. The worst of the other members follow, until the share `quantile` of all
-    members (rounded down) is replaced. The parent is drawn from the best members, which are the same share of all
-    members, and must be better than the replaced member. If there is no such parent, the member is kept.
+    Let k be the share `quantile` of all members, rounded down. All members with an error are replaced. If there are
+    fewer than k of them, the worst other members are replaced, too, up to k members in total. The parent is drawn at
+    random from those of the k best members that are better than the replaced member. If there are none, the member is
+    kept.
 
     Args:
         members: The hyperparameter values of each member.
         scores: The score of each member without an error; a larger score is better.
         generation: Number of the new generation. The first generation has the number 0.
         axes: The axis of each hyperparameter.
-        scheduler: The settings of population based training.
-        seed: The search's seed.
-        used: All earlier combinations of values, as JSON text (see `identity`). They are not used again, because a
-            repeated trial adds no information.
+        scheduler: The settings of population-based training.
+        seed: The seed of the search.
+        used: All earlier combinations of values, as JSON text (see `identity`). They are not used again, because
+            repeating a trial adds no information.
     """
     ranked = sorted(scores, key=lambda place: (-scores[place], place))
     broken = sorted(set(members) - set(scores))
@@ -80,7 +83,7 @@ def successors(
 def _explored(
     values: Values, axes: Axes, scheduler: PopulationScheduler, chances: Mapping[str, Generator], taken: Collection[str]
 ) -> dict[str, float]:
-    """Perturb the values of a parent until no earlier trial has the same values, and return them."""
+    """Perturb the values of a parent until no earlier trial has the same values, and return the result."""
     for _ in range(TRIES + 1):
         found = {name: _perturbed(values[name], axis, scheduler, chances[name]) for name, axis in axes.items()}
         if identity(found) not in taken:
@@ -110,7 +113,7 @@ def _within(value: float, axis: Axis) -> float:
 def _range(axis: Axis) -> tuple[float, float]:
     bounds = axis.uniform or axis.loguniform
     if bounds is None:
-        raise ValueError("population based training needs axes with a uniform or loguniform range")
+        raise ValueError("population-based training needs axes with a uniform or loguniform range")
     return bounds
 
 
@@ -160,11 +163,11 @@ class Generations(RecordedTrials):
         self._advance()
 
     def wanted(self) -> list[tuple[str, int]]:
-        """Return the keys of the trials that have not reached the generation's last round, each with this round."""
+        """Return the trials of the generation that are left to run, each as its key and the generation's last round."""
         return [] if self._over else [(key, self.until) for key in self._members if not self._settled(key)]
 
     def visible(self, key: str) -> int:
-        """Return the number of rounds of the sweep, because no round of a trial is hidden."""
+        """Return the number of rounds of the sweep. No round of a trial is hidden."""
         return self.rounds
 
     def outcome(self, key: str) -> Outcome | None:

@@ -1,4 +1,4 @@
-"""Rules that stop single trials, successive halving and the median rule, with a log of their decisions."""
+"""Rules that stop single trials (successive halving and the median rule), and the log of their decisions."""
 
 import json
 import os
@@ -20,7 +20,10 @@ from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler, Object
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision whether to stop a trial after a round, and the trial's value after that round (larger is better)."""
+    """The decision whether to stop a trial after a round, and the trial's value after that round.
+
+    Larger values are better.
+    """
 
     key: str
     round: int
@@ -32,7 +35,7 @@ class Decision:
 class Decisions:
     """The decisions of a sweep, by trial and round, and the log file in which they are recorded.
 
-    If a crash cut off the last line of the log, the line is removed.
+    If a crash has truncated the last line of the log, that line is removed.
     """
 
     def __init__(self, log: Path, remote: Remote = NOTHING) -> None:
@@ -57,11 +60,11 @@ class Decisions:
 
 
 class Rungs:
-    """Asynchronous successive halving, which stops a trial if its value is not among the best 1/eta values so far.
+    """Asynchronous successive halving, which stops a trial unless its value is among the best 1/eta values so far.
 
-    Trials are compared at rungs, which are certain rounds, and only with trials of the same group (`stratum`). The rule
-    is that of Ray's AsyncHyperBandScheduler with one bracket. In the original algorithm by Li et al. (2020), good
-    trials are promoted instead, and no trial is stopped.
+    Trials are compared at rungs, which are certain rounds, and eta is the reduction factor. Only trials of the same
+    group (`stratum`) are compared. The rule is the same as in Ray's AsyncHyperBandScheduler with one bracket. The
+    original algorithm by Li et al. (2020) promotes good trials instead and stops no trial.
     """
 
     def __init__(self, config: ASHAScheduler, rounds: int, log: Path, remote: Remote = NOTHING) -> None:
@@ -85,10 +88,10 @@ class Rungs:
 
 
 class Medians:
-    """The median rule, which stops a trial if its best value so far is below the median of other trials' running means.
+    """The median rule, which stops a trial if its best value is below the median of the other trials' running means.
 
-    A running mean is the mean of a trial's values up to the current round. Trials are only compared with trials of the
-    same group (`stratum`).
+    A running mean is the mean of a trial's values up to the current round. Only trials of the same group (`stratum`)
+    are compared.
     """
 
     def __init__(self, config: MedianScheduler, log: Path, remote: Remote = NOTHING) -> None:

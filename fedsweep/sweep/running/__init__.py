@@ -1,1 +1,1 @@
-"""The execution of a sweep: its folder, Ray Tune, the recording of results, the live table and the report."""
+"""Modules that execute a sweep: they open its folder, run its trials on Ray Tune, and write its results and report."""

@@ -15,7 +15,10 @@ ROWS = 24
 
 
 class LiveTable:
-    """The live table of a sweep. If the output is not a terminal, one line is printed for each trial that ends."""
+    """The live table of a sweep.
+
+    If the output is not a terminal, the table is replaced by one line for each trial that ends.
+    """
 
     def __init__(self, console: Console, metric: str, rounds: int, total: int, done: Sequence[TrialRecord]) -> None:
         self.console, self.metric, self.rounds = console, metric, rounds
@@ -42,7 +45,7 @@ class LiveTable:
         self.progress.update(self.task, total=whole, completed=played, description=self._counted())
 
     def render(self) -> Group:
-        """Return the table of the running and recently ended trials, above the progress bar."""
+        """Return the table of the running and recently ended trials, with the progress bar below it."""
         numbers = (Column(heading, justify="right") for heading in ("seed", "round", self.metric))
         table = Table("trial", *numbers, "status", box=None, pad_edge=False, header_style="bold")
         running = [trial for trial in self.trials.values() if trial.outcome is None]
@@ -74,7 +77,7 @@ class LiveTable:
 def delivering(console: Console) -> Iterator[Callable[[int], None]]:
     """Show a status line while the last rounds are sent to MLflow.
 
-    Yield a function to which the caller passes the number of runs that are left to send, for the status line.
+    The yielded function updates this line. Its argument is the number of MLflow runs that are left to send.
     """
     with console.status("") as status:
         yield lambda left: status.update(

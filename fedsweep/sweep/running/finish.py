@@ -1,4 +1,4 @@
-"""The end of a sweep: its report, the end of its MLflow run, the upload to a remote store, and the exit status."""
+"""The result of a sweep, and the function that writes the report, ends the MLflow run and uploads the results."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,10 @@ from fedsweep.sweep.running.ray_tuner import SessionOutcome
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The result of a session, which lasts from the start or resumption of a sweep to its end or interruption."""
+    """The result of a session.
+
+    A session lasts from the start or resumption of a sweep to its end or interruption.
+    """
 
     session: SessionOutcome
     report: Report | None
@@ -47,7 +50,8 @@ class SweepResult:
     def status(self) -> int:
         """The exit status of the command.
 
-        It is 1 if a trial failed or results could not be written, 130 if trials are left to run, and otherwise 0.
+        It is 130 if trials are left to run, 1 if a trial or the report failed, and otherwise 0. If results could not be
+        stored, it is always 1.
         """
         lacking = self.disk_full or self.session.remote_error or self.session.sweep.remote.unsent
         if self.session.interrupted:
@@ -60,7 +64,7 @@ def finish(
 ) -> SweepResult:
     """Write the report of a sweep, end its MLflow run, and upload the results to the remote store, if there is one.
 
-    The MLflow run is also ended if the report cannot be written. `show` is called with the report before MLflow is
+    The MLflow run is ended even if the report cannot be written. `show` is called with the report before MLflow is
     contacted, because MLflow may be slow to answer.
     """
     folder = session.sweep.folder / "report"

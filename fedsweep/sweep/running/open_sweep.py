@@ -1,4 +1,4 @@
-"""The folder of a new or resumed sweep, its lock, and the cleanup after a session that was killed."""
+"""Functions that open the folder of a new or resumed sweep, lock it, and clean it up after a session was killed."""
 
 import contextlib
 import datetime
@@ -28,7 +28,7 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Prepared:
-    """A checked plan, with the store for its results, the MLflow destination and the machines for its trials."""
+    """A checked plan, the store for its results, its MLflow destination, and the machines for its trials."""
 
     plan: Plan
     store: Store
@@ -42,7 +42,7 @@ def new_sweep(plan: Plan, store: Store, fresh: bool = False) -> SweepStore:
     """Create the folder of a new sweep. If `fresh` is true, the sweep reuses no trials of earlier sweeps.
 
     Raises:
-        UserError: The store is read-only, or the warm start finds no trials of an earlier sweep to use.
+        UserError: The store is read-only, or the earlier sweep has no trials that the warm start can use.
     """
     check_writable(store.root)
     store.check_writable()
@@ -106,7 +106,7 @@ def exclusively(sweep: SweepStore) -> Iterator[None]:
     """Lock the sweep for the duration of the block, and download its new files if the store is remote.
 
     Raises:
-        UserError: Another process runs the sweep.
+        UserError: Another process is running the sweep.
     """
     name = f"sweep {sweep.folder.name}"
     busy = f"{name} is being run by another process; wait until that process ends, or stop it."
@@ -125,8 +125,8 @@ def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool 
     Args:
         sweep: The sweep to resume.
         rounds: Number of rounds of a complete trial.
-        retry: Whether failed trials are reopened, to run again. A sampled search does not reopen them, because later
-            samples depend on the failure.
+        retry: Whether failed trials are reopened so that they run again. A sampled search does not reopen them, because
+            later samples depend on the failure.
         together: Whether the scheduler compares whole arms. If so, complete trials are not marked here, because their
             arms may have been pruned.
     """
@@ -142,7 +142,7 @@ def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool 
 
 
 def mark_finished(sweep: SweepStore, rounds: int) -> None:
-    """Record the outcome `finished` for trials that have all rounds but no outcome, after an interrupted session."""
+    """Record the outcome `finished` for each trial that an interrupted session left with all rounds but no outcome."""
     for trial in sweep.trials():
         if trial.outcome is None and trial.last_round >= rounds:
             sweep.trial(trial.plan.key).end(Outcome(outcome="finished", round=trial.last_round))

@@ -1,4 +1,4 @@
-"""Sessions of Ray Tune, which run the trials of a plan. A resumed sweep is a new Tuner over the unfinished trials.
+"""Sessions of Ray Tune, which run the unfinished trials of a plan.
 
 This module imports Ray, which reads its environment variables on import. Call `prepare_environment` before you import
 this module.
@@ -124,7 +124,7 @@ def _run_trials(
 def _any_left(plan: Plan, recording: Recording, trials: Sequence[TrialRecord]) -> bool:
     """Return whether any trial is left to run.
 
-    For a population, whose number of trials is not known in advance, its current generation decides.
+    A population has no fixed number of trials, so only the trials of its current generation are considered.
     """
     if isinstance(recording.state, Generations):
         return bool(recording.state.wanted())

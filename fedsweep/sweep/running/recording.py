@@ -50,10 +50,10 @@ class WriteGuard:
 
 @dataclass(eq=False)
 class Recording(Callback, Stopper):
-    """The only writer of a sweep's outcomes. It also updates MLflow and the live table.
+    """The Ray callback and stopper that records outcomes and updates MLflow and the live table.
 
-    It is both a callback and a stopper of Ray. Ray calls stoppers before callbacks, so the stopper downloads each
-    reported round from the remote store, and then the callback shows the round.
+    No other object records outcomes. Ray calls stoppers before callbacks, so the stopper downloads each reported round
+    from the remote store before the callback shows it.
     """
 
     sweep: SweepStore
@@ -78,13 +78,16 @@ class Recording(Callback, Stopper):
         self.sync(plan.key)
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Download the reported round. Return False, because this stopper never stops a single trial."""
+        """Download the reported round. Return False, because this method never stops a trial."""
         if (key := result.get("config", {}).get("trial")) is not None:
             self.fetch(key)
         return False
 
     def stop_all(self) -> bool:
-        """Return whether the session must stop, because writing failed or another process is now running the sweep."""
+        """Return whether the session must stop.
+
+        It must stop if a write error has occurred, or if another process is now running the sweep.
+        """
         if self.sweep.remote.is_lost():
             self.writes.remote_error = LOST
         return self.writes.disk_full or bool(self.writes.remote_error)
@@ -92,7 +95,7 @@ class Recording(Callback, Stopper):
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
     ) -> None:
-        """Show a reported round, which is already on disk."""
+        """Show a reported round, which is already on disk, in the live table and in MLflow."""
         self.writes.disk_full |= result.get("kind") == "full"
         self.sync(trial.config["trial"])
 
@@ -141,7 +144,7 @@ class Recording(Callback, Stopper):
             self.decide()
 
     def decide(self) -> None:
-        """Record each outcome that follows from the metrics of all trials so far, and show rounds that were hidden."""
+        """Record the outcomes that follow from the metrics of all trials, and show rounds that are no longer hidden."""
         if self.state is None:
             return
         for key, trial in {key: self.sweep.trial(key) for key in self.state.plans}.items():
@@ -167,19 +170,22 @@ class Recording(Callback, Stopper):
             self.sweep.trial(key).remote.pull()
 
     def sync_all(self) -> None:
-        """Show every trial again. MLflow may lack rounds of an earlier session, or rounds from while it was locked."""
+        """Update all trials in the live table and in MLflow.
+
+        MLflow may lack rounds of an earlier session, or rounds that were recorded while its database was locked.
+        """
         for trial in self.sweep.trials():
             self.sync(trial.plan.key)
 
     def sync(self, key: str) -> None:
-        """Show a trial in the live table and in MLflow."""
+        """Update a trial in the live table and in MLflow."""
         if self.sweep.trial(key).planned:  # a plan is missing if the disk was full
             record = self.shown(key)
             self.display.update(record)
             self.recorder.sync(record)
 
     def shown(self, key: str) -> TrialRecord:
-        """Return the record of a trial, without its hidden rounds and with tags about its share of a GPU."""
+        """Return the record of a trial without its hidden rounds, and with tags that describe its share of a GPU."""
         record = self.sweep.trial(key).read()
         if self.state is not None:
             last = self._shown[key] = self.state.visible(key)

@@ -1,4 +1,4 @@
-"""The number of trials that run in parallel, and the duration of a sweep, estimated from one round."""
+"""Functions that compute the number of parallel trials, and estimate the duration of a sweep from one round."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""The function that runs one trial on a Ray worker, and the worker's scratch copy of a remote trial folder."""
+"""The function that runs one trial on a Ray worker, and the worker's temporary copy of a remote trial folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LOCKED = "a running worker uses this folder."
 def scratch() -> Iterator[Path]:
     """Yield an empty temporary folder, and delete it at the end. Folders of killed workers are deleted first.
 
-    A worker holds a lock on the lock file of its folder, so a folder without a lock belongs to a killed worker.
+    Each worker holds a lock on the lock file of its folder, so an unlocked folder belongs to a killed worker.
     """
     _remove_leftovers()
     with ExitStack() as stack:
@@ -49,7 +49,7 @@ def scratch() -> Iterator[Path]:
 def _locked(stack: ExitStack) -> Path:
     """Create a new lock file, lock it, and return its path.
 
-    Another worker may lock the new file first, to delete folders of killed workers. Then another name is tried.
+    If a worker that deletes leftover folders locks the new file first, another name is tried.
     """
     while True:
         lock = Path(tempfile.gettempdir()) / f"{PREFIX}{uuid.uuid4().hex}.lock"
@@ -82,12 +82,13 @@ def train(
     remote: Place | None = None,
     system_metrics: bool = False,
 ) -> None:
-    """Run a trial from its last recorded round on, and report each round to Ray once it is on disk.
+    """Run or continue a trial, and report each round to Ray once it is on disk.
 
-    Rounds that are already on disk are reported again, so that the scheduler receives all rounds. New rounds are
-    reported with the GPU memory that the trial used. An error of the trial is not raised but reported, under the key
-    `error`. Ray itself sees an error only if the worker was lost or the remote store did not answer; the trial is then
-    started again. Heavy imports happen once per worker, because Ray reuses workers.
+    Rounds that are already on disk are reported again, so that the scheduler receives all rounds. The report of a new
+    round includes the GPU memory that the trial used.
+
+    An error in the trial is not raised, but reported under the key `error`. Ray itself sees an error only if the worker
+    was lost or the remote store did not answer. In these cases, the trial is started again.
 
     Args:
         config: The trial's key (`trial`), the round to reach (`until`) and the trial's share of a GPU (`gpus`).
@@ -128,7 +129,7 @@ def train(
 def _trial_folder(remote: Place | None, key: str, local: TrialStore) -> Iterator[tuple[TrialStore, Callable[[], None]]]:
     """Yield the trial's folder, and a function that uploads its new files.
 
-    If the store is remote, the folder is the worker's own copy. Otherwise, the function does nothing.
+    If the store is remote, the folder is the worker's own copy. If the store is local, the function does nothing.
     """
     if remote is None:
         yield local, lambda: None

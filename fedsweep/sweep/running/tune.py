@@ -94,7 +94,7 @@ def tune(
     """Run a search space on Ray Tune, record it, and write its report.
 
     Args:
-        options: The search space, the changes to it, and its machines.
+        options: The search space, the user's changes to it, the machines and the store.
         console: The console for progress messages; none are printed by default.
         show: Called with the report as soon as it is written, before the last rounds are sent to MLflow.
 
@@ -102,7 +102,8 @@ def tune(
         The trials, the report and the exit status. Every round is in the store, and also in MLflow if MLflow answers.
 
     Raises:
-        UserError: The search space, a machine, the store or MLflow's server has an error. No trial has started.
+        UserError: The search space is invalid, or a machine, the store or the MLflow server cannot be used. No trial
+            has started.
     """
     from fedsweep.sweep.cluster.ray_session import prepare_environment, sigterm_interrupts
 
@@ -126,7 +127,10 @@ def tune(
 
 @contextlib.contextmanager
 def rehearsed(options: TuneOptions, console: Console) -> Iterator[Prepared]:
-    """Make the checks of `tune` for a dry run. Create no folder, start no trials and send no files to nodes."""
+    """Perform the checks of `tune` for a dry run, and yield the checked plan.
+
+    No folder is created, no trial is started, and no file is sent to a node.
+    """
     with _prepared(options, console, rehearsal=True) as ready:
         from fedsweep.sweep.plan.warm_start import collect
         from fedsweep.sweep.running.open_sweep import resumed_sweep
@@ -140,9 +144,9 @@ def rehearsed(options: TuneOptions, console: Console) -> Iterator[Prepared]:
 
 @contextlib.contextmanager
 def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -> Iterator[Prepared]:
-    """Join the cluster, if there is one, check the machines, data, weights and MLflow's server, and yield the plan.
+    """Prepare a sweep: join the cluster, if any, and check the machines, the data, the weights and the MLflow server.
 
-    If `rehearsal` is true, no files are sent to nodes, and MLflow's server is not changed.
+    If `rehearsal` is true, no files are sent to nodes, and the MLflow server is not changed.
     """
     request, destination = options.request, options.destination
     if request.counted:

@@ -28,8 +28,8 @@ DIRECTIONS: dict[Mode, StudyDirection] = {"max": StudyDirection.MAXIMIZE, "min":
 class Proposals:
     """The samples of a search space, as proposed by Optuna.
 
-    A sample depends only on the search space, its number and the results of the samples in `needed`. For a warm start,
-    `known` contains the arms of an earlier sweep, each with its objective values.
+    A sample depends only on the search space, on its own number, and on the results of the samples that `needed`
+    returns. For a warm start, `known` contains the arms of an earlier sweep, each with its objective values.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class Proposals:
     def arm(self, number: int, samples: Sequence[Arm], results: Mapping[int, FrozenTrial]) -> Arm:
         """Return the arm of sample `number`.
 
-        Earlier samples that are not in `needed` count as running, even if they have ended.
+        Earlier samples whose results are not needed (see `needed`) count as running, even if they have ended.
 
         Args:
             number: Number of the sample, from 0.
             samples: The arms of all earlier samples.
-            results: The results of earlier samples by number, including all samples in `needed`.
+            results: The results of earlier samples by number, including all samples that `needed` returns.
         """
         needed = self.needed(number)
         directions = [DIRECTIONS[mode] for mode in self.space.objective.modes]
@@ -76,7 +76,8 @@ class Proposals:
     def result(self, trial: TrialRecord) -> FrozenTrial:
         """Return an ended trial in Optuna's format. A trial without a finite objective counts as failed.
 
-        TPE ranks pruned trials below finished ones, sorted by their last round and value, and ignores failed trials.
+        TPE ranks pruned trials below finished trials, and sorts pruned trials by their last round and value. It ignores
+        failed trials.
         """
         if trial.outcome is None:
             raise ValueError(f"trial {trial.plan.key} has not ended")
@@ -106,7 +107,10 @@ class Proposals:
             return TPESampler(n_startup_trials=1, seed=seed, multivariate=not two, group=not two, constant_liar=True)
 
     def _encoded(self, arm: Arm) -> dict[str, Any]:
-        """Return an arm in the form that Optuna accepts. Choices become text, because they may be lists or objects."""
+        """Return an arm in the form that Optuna accepts.
+
+        Choices are converted to text, because they may be lists or objects.
+        """
         axes = self.space.space
         return {name: value if axes[name].choice is None else identity(value) for name, value in arm.items()}
 

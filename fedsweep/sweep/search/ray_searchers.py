@@ -1,4 +1,4 @@
-"""Searchers for Ray Tune: for a planned grid, a sampled search, successive halving of arms, and a population."""
+"""Ray Tune searchers for planned grids, sampled searches, successive halving of arms, and populations."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -22,8 +22,8 @@ Announce = Callable[[TrialPlan], None]
 class FolderSearcher(Searcher):
     """The base class of the searchers, which choose the next trial from the records in the sweep's folder.
 
-    The driver writes each outcome to the folder before Ray asks for the next trial. The same trial can be suggested
-    several times: to continue it, to give it more of a GPU's memory, or because its worker was lost.
+    The driver writes each outcome to the folder before Ray asks for the next trial. A trial can be suggested several
+    times: to continue it, to give it more GPU memory, or because its worker was lost.
     """
 
     def __init__(self, announce: Announce, packing: Packing) -> None:
@@ -58,7 +58,7 @@ class FolderSearcher(Searcher):
         self.returned(plan)
 
     def save(self, checkpoint_path: str) -> None:
-        """Do nothing, because the sweep's folder contains the whole state."""
+        """Do nothing. The sweep's folder already contains the whole state."""
 
 
 class PlannedSearch(FolderSearcher):
@@ -79,7 +79,7 @@ class PlannedSearch(FolderSearcher):
         return [(plan, self._rounds) for plan in self._left]
 
     def returned(self, plan: TrialPlan) -> None:
-        """Add the trial to the list of trials whose outcome is read before the next trial is chosen."""
+        """Mark the trial, so that its outcome is read before the next trial is chosen."""
         self._returned.append(plan)
 
 
@@ -98,7 +98,7 @@ class SampledSearch(PlannedSearch):
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
         """Return the unfinished samples.
 
-        A new sample is added if all others are running or finished and the results that it needs exist.
+        A new sample is added if all unfinished samples are running and the results that it needs are available.
         """
         left = {plan.number for plan, _ in super().wanted()}
         number, running = len(self._samples), {plan.number for plan in self._running.values()}
@@ -114,9 +114,9 @@ class SampledSearch(PlannedSearch):
 
 
 class JointSearch(FolderSearcher):
-    """The searcher for successive halving of arms and for population based training.
+    """The searcher for successive halving of arms and for population-based training.
 
-    It suggests each trial up to the next rung or the end of the generation, and later again to continue the trial.
+    It suggests each trial up to the next rung or the end of the generation, and suggests it again when it may continue.
     """
 
     def __init__(self, state: ArmState | Generations, announce: Announce, packing: Packing) -> None:

@@ -1,1 +1,1 @@
-"""Search spaces and the YAML files that define them. Nothing here imports ray."""
+"""Search spaces and the YAML files that define them. No module of this package imports ray."""

@@ -96,7 +96,7 @@ class Axis(Config):
         return {one: tuple(value) if isinstance(value, list) else (value,) for one, value in (self.when or {}).items()}
 
     def exact(self, drawn: Json) -> Json:
-        """Return a sampled value without the rounding error of its step.
+        """Remove the floating-point error from a value that was sampled in steps.
 
         >>> Axis(uniform=(0.0, 0.5), step=0.05).exact(0.15000000000000002)
         0.15
@@ -185,7 +185,7 @@ def holds(name: str, values: Iterable[Json], run: Mapping[str, Json]) -> bool:
 
 
 def asking_order(axes: Mapping[str, Axis]) -> list[str]:
-    """Return the keys of the axes, sorted so that each axis comes after those on which its conditions depend.
+    """Return the keys of the axes, sorted so that each axis comes after the axes on which its conditions depend.
 
     Raises:
         ValueError: The conditions are circular.

@@ -1,4 +1,7 @@
-"""Experimental designs: combinations of several factors, and ablation arms. Imports neither ray nor torch."""
+"""Experimental designs: combinations of several factors, and ablation arms.
+
+This module imports neither ray nor torch.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +21,7 @@ Picked = dict[str, int]
 
 @dataclass(frozen=True)
 class Factorial:
-    """Several factors, each with its levels. A factor may be active only for certain levels of other factors."""
+    """Several factors with their levels. A factor may be active only for certain levels of other factors."""
 
     factors: Mapping[str, Sequence[Arm]]
     """The levels of each factor. A level is a part of an arm, such as `{"lora.rank": 4}`."""
@@ -28,7 +31,7 @@ class Factorial:
     """A function that returns whether a factor is active, given the levels of the factors before it in `order`."""
 
     def every(self) -> Iterator[Picked]:
-        """Yield the level of each active factor, for each arm of the full factorial design."""
+        """Yield all arms of the full factorial design, each as the levels of its active factors."""
 
         def below(place: int, picked: Picked, arm: Arm) -> Iterator[Picked]:
             if place == len(self.order):
@@ -52,9 +55,9 @@ class Factorial:
         return [self.arm(picked) for picked in found]
 
     def one_factor(self, baseline: Arm) -> list[Arm]:
-        """Return the baseline, and one arm for each level of each factor that differs from the baseline's level.
+        """Return the baseline, followed by the arms that change the level of one factor.
 
-        Such an arm has the baseline's levels of all other factors, but lacks factors that its level makes inactive.
+        Such an arm has the baseline's levels of all other factors, but lacks factors that the new level makes inactive.
 
         Raises:
             ValueError: The baseline lacks a factor or is not one of the arms.
@@ -84,7 +87,8 @@ class Factorial:
         adds the most missing pairs. If these levels make a factor of the pair inactive, other levels are tried.
 
         Args:
-            deciding: The factors on which the activity of other factors depends. Other levels are tried only for them.
+            deciding: The factors that decide whether other factors are active. Other levels are tried only for these
+                factors.
             most: Largest number of arms to return.
         """
         levels = [(key, number) for key in self.order for number in range(len(self.factors[key]))]
@@ -123,8 +127,8 @@ class Factorial:
 def ablation_arms(components: Sequence[str], subsets: Subsets) -> list[Arm]:
     """Return the arm of the full method, followed by arms that leave out components.
 
-    If `subsets` is `one`, each of these arms leaves out one component. If it is `all`, there is an arm for each set of
-    components.
+    If `subsets` is `one`, each of these arms leaves out one component. If it is `all`, there is an arm for each
+    non-empty set of components.
 
     >>> ablation_arms(["method.cross", "method.quality"], "one")
     [{'without': []}, {'without': ['method.cross']}, {'without': ['method.quality']}]
@@ -136,10 +140,10 @@ def ablation_arms(components: Sequence[str], subsets: Subsets) -> list[Arm]:
 
 
 def left_out_values(ablate: Mapping[str, Json], known: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the value that switches each component of `ablate` off, by dotted name.
+    """Return the value that switches off each component of `ablate`, by dotted name.
 
-    The words `on` and `off` become true and false for hyperparameters that are booleans in `known`, the values of the
-    experiment.
+    `known` contains the values of the experiment. For hyperparameters that are booleans there, the words `on` and `off`
+    become true and false.
 
     >>> left_out_values({"method.cross": "off", "method.gate": "off"}, {"method.cross": True, "method.gate": "softmax"})
     {'method.cross': False, 'method.gate': 'off'}
@@ -155,7 +159,7 @@ def changes(arm: Arm, values: Mapping[str, Json], named: Mapping[str, Arm] | Non
 
     Args:
         arm: The arm, which may be incomplete.
-        values: The value that switches each component off, by dotted name.
+        values: The value that switches off each component, by dotted name.
         named: The changes of each named arm, by the arm's name.
 
     >>> changes({"lora.rank": 4, "without": ["method.cross"]}, {"method.cross": False, "method.quality": False})

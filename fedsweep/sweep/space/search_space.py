@@ -26,7 +26,7 @@ If there are more combinations, the validated arms contain all pairs of values i
 
 
 class Resources(Config):
-    """The CPUs and GPUs of each trial, and whether their usage is recorded."""
+    """The CPUs and GPUs of each trial, and whether the load of the machine is recorded."""
 
     cpus_per_trial: float = Field(
         1, ge=0.1, description="CPU cores of each trial, which also set its number of torch threads"
@@ -46,7 +46,7 @@ class Resources(Config):
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
-        """The device on which a trial computes: `cuda` if the trial uses a real GPU, else `cpu`."""
+        """The device on which a trial runs: `cuda` if the trial uses a real GPU, otherwise `cpu`."""
         return "cuda" if self.on_gpu and logical_gpus() is None else "cpu"
 
     @property
@@ -56,13 +56,13 @@ class Resources(Config):
 
 
 class Rounds(Config):
-    """Training of the arms, with metrics of every round."""
+    """The default: all arms are trained, and the metrics of every round are recorded."""
 
     name: Literal["rounds"] = "rounds"
 
 
 class Parameters(Config):
-    """Counts of parameters and bytes, without training, weights or data. They are printed but not recorded."""
+    """Counts of parameters and bytes, without training. The counts are printed but not recorded."""
 
     name: Literal["parameters"] = "parameters"
     classes: int = Field(100, gt=1, description="number of classes of the model's head")
@@ -209,10 +209,12 @@ class SearchSpace(Config):
             yield f"`{both[0]}` is varied by the search space and cannot also be in `fixed`"
 
     def arms(self, resolve: Resolve, design: Design | None = None) -> list[Arm]:
-        """Return the arms of a grid in the order of the YAML file. If `design` is given, it replaces that of the file.
+        """Return the arms of a grid in the order of the YAML file.
+
+        If `design` is given, it is used instead of the design in the file.
 
         Raises:
-            ValueError: The design is one_factor and the baseline is not one of the arms.
+            ValueError: The design is `one_factor`, and the baseline is not one of the arms.
         """
         factors = {key: [_valued(key, value) for value in axis.grid or ()] for key, axis in self.space.items()}
         if self.named is not None:
@@ -240,8 +242,8 @@ class SearchSpace(Config):
     def probes(self, resolve: Resolve) -> list[Arm]:
         """Return the arms that are validated before a sampled search starts.
 
-        They are all combinations of the values in `Axis.probes`. If there are more than 4096 combinations (`PROBED`),
-        the arms contain every possible pair of values instead.
+        These are all combinations of the values that `Axis.probes` returns. If there are more than 4096 combinations,
+        the arms cover only every possible pair of values.
         """
         asked = [one for axis in self.space.values() for one in axis.conditions.items()]
         wanted = {key: tuple(v for name, values in asked if name == key for v in values) for key in self.space}
@@ -283,7 +285,7 @@ class RequestedSpace:
 
     @property
     def counted(self) -> bool:
-        """True if the parameters of the arms are only counted, and no arm is trained."""
+        """True if no arm is trained and only the parameters of the arms are counted."""
         return self.space.measure.name == "parameters"
 
 

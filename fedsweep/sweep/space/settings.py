@@ -84,7 +84,7 @@ class MedianScheduler(Config):
     """The median stopping rule.
 
     A trial is stopped if its best value so far is worse than the median of the other trials' running means. The running
-    mean of a trial is the mean of its values up to the same round.
+    mean of a trial is the mean of its values up to the current round.
     """
 
     name: Literal["median"] = "median"
@@ -96,10 +96,11 @@ class MedianScheduler(Config):
 
 
 class ArmsScheduler(Config):
-    """Successive halving of whole arms. The arms with the best means over their seeds run on, and others are pruned.
+    """Successive halving of whole arms. The arms with the best means over their seeds continue, and others are pruned.
 
-    Arms are compared at rungs, which are certain communication rounds. Arms that are tied with the best ones, which
-    means at least as good with a quarter of the seeds, run on too. The baseline is never pruned.
+    Arms are compared at rungs, which are certain communication rounds. Arms that are tied with the last promoted arm
+    can continue, too. An arm is tied if it is at least as good with a quarter of the seeds or more. The baseline is
+    never pruned.
     """
 
     name: Literal["arms"] = "arms"
@@ -116,9 +117,9 @@ class ArmsScheduler(Config):
 
 
 class PopulationScheduler(Config):
-    """Population based training (Jaderberg et al., 2017). The samples of `search` are the members of the population.
+    """Population-based training (Jaderberg et al., 2017). The samples of `search` are the members of the population.
 
-    After each generation, the worst members are replaced: a successor continues from the state of one of the best
+    After each generation, the worst members are replaced. Each successor continues from the state of one of the best
     members, with other hyperparameter values. The size of the population does not change.
     """
 
@@ -192,7 +193,7 @@ Search = Annotated[GridSearch | TPESearch | RandomSearch, Field(discriminator="n
 
 
 def population_violations(search: Search, space: Mapping[str, Axis], scheduler: PopulationScheduler) -> Iterator[str]:
-    """Yield the reasons why population based training does not support the search or the axes, if there are any."""
+    """Yield the reasons why population-based training does not support the search or the axes, if there are any."""
     if search.name != "random":
         yield f"`scheduler` pbt needs `search` random, whose samples are the population, but it is {search.name}"
         return
