@@ -52,7 +52,7 @@ def export(
     """Export a trained model to a folder that timm, or transformers with PEFT, can load without fedsweep.
 
     If TRIAL matches several trials, the trial with the best objective is exported. As a check, the exported model is
-    loaded again. The export fails if its predictions differ from those of the run's model.
+    loaded again. The command fails if the predictions of the exported model differ from those of the run's model.
 
     Example: `fedsweep export ablations/lora_rank:lora.rank=4 --to rank4`
     """
