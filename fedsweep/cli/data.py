@@ -198,9 +198,9 @@ def partition(
     """Print the number of images and classes of each client, and draw the images by client and class.
 
     The column `distance` is the total-variation distance between the label distribution of a client and that of its
-    domain. The skew of a partition is the mean of the distances of all clients. The skew is 0 if all clients of a domain
-    have the same distribution of labels. For a search space, the picture has one panel for each different partition
-    among its arms, drawn with the first seed.
+    domain. The skew of a partition is the mean of the distances of all clients. The skew is 0 if all clients of a
+    domain have the same distribution of labels. For a search space, the picture has one panel for each different
+    partition among its arms, drawn with the first seed.
 
     Example: `fedsweep data partition ablations/lora_rank federation.rounds=5`
     """
