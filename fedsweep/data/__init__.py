@@ -1,1 +1,1 @@
-"""Data sets in memory, partitions into clients, synthetic images, and prepared images on disk."""
+"""Data sets, their partition among clients, and the synthetic images of the server."""

@@ -1,4 +1,4 @@
-"""The configuration of an experiment's data set, and its loading."""
+"""The configuration of an experiment's data set, and the loading of its images."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +19,10 @@ SyntheticConfig = Annotated[NoSynthetic | Surrogate | Folder | Diffusers, Field(
 
 
 def load(config: DigitsData | PreparedData) -> FederatedData:
-    """Return a data set; it is loaded once per process, so that the trials of a worker share its images."""
+    """Load the data set that `config` selects.
+
+    A process caches the data sets that it has loaded, so that its trials share the images in memory.
+    """
     version = None
     if isinstance(config, PreparedData):  # a data set that was prepared again is loaded again
         card = store_folder(config.set, config.size) / CARD

@@ -1,7 +1,8 @@
-"""The digits data set: scikit-learn's handwritten digits rendered in six styles, without any download.
+"""The digits data set: scikit-learn's handwritten digits, rendered in six styles.
 
-Each style is a domain. The 1,797 scans (8 x 8 pixels, 17 grey levels) are enlarged to 16 x 16 pixels, coloured and
-styled. All domains contain the same scans with the same train/test split, so that they differ only in style.
+Each style is a domain. The 1,797 scans (8 x 8 pixels, 17 grey levels) are enlarged to 16 x 16 RGB pixels and rendered
+in each style. All domains contain the same scans with the same train/test split, so that they differ only in style. The
+scans are part of scikit-learn, so nothing is downloaded.
 """
 
 import math
@@ -27,7 +28,7 @@ DATA_SEED = 0  # fixed, so that runs of all seeds use the same images
 
 
 class DigitsData(Data):
-    """scikit-learn's handwritten digits in six styles, one domain per style."""
+    """The data set of scikit-learn's handwritten digits in six styles, with one domain per style."""
 
     name: Literal["digits"] = "digits"
     domains: tuple[str, ...] = Field(STYLES, min_length=1, description="styles to use; the clients follow this order")
@@ -51,7 +52,8 @@ class DigitsData(Data):
     def load(self) -> FederatedData:
         """Return the rendered domains, with uint8 images (n, 3, 16, 16).
 
-        A held-out domain is tested on its test split only, because its other scans are training images in other styles.
+        A held-out domain is tested on its test split only, because its other scans are also training images of other
+        domains, in other styles.
         """
         scans, labels = read_scans()
         glyphs = enlarge(scans / 16)
@@ -68,9 +70,10 @@ class DigitsData(Data):
 
 
 def read_scans() -> tuple[Tensor, Tensor]:
-    """Return grey levels 0..16 (1797, 1, 8, 8) and labels (1797,) of scikit-learn's `load_digits`.
+    """Return the images of scikit-learn's `load_digits`, float32 (1797, 1, 8, 8) in 0..16, and int64 labels (1797,).
 
-    They are read from the file in the package, because importing scikit-learn would slow down every worker's start.
+    The file in scikit-learn's package is read directly, because importing scikit-learn would slow down the start of
+    every worker.
     """
     package = cast(ModuleSpec, find_spec("sklearn")).origin or ""
     rows = np.loadtxt(
@@ -80,7 +83,7 @@ def read_scans() -> tuple[Tensor, Tensor]:
 
 
 def enlarge(glyphs: Tensor) -> Tensor:
-    """Resize grey glyphs (n, 1, h, w) in [0, 1] to 14 x 14 pixels and add a margin of one pixel: (n, 1, 16, 16)."""
+    """Enlarge grey glyphs (n, 1, h, w) in [0, 1] to (n, 1, 16, 16), with an empty margin of one pixel on each side."""
     inner = SIZE - 2
     return F.pad(F.interpolate(glyphs, size=(inner, inner), mode="bicubic", antialias=True).clamp(0, 1), (1, 1, 1, 1))
 
@@ -97,7 +100,8 @@ def rotate(images: Tensor, degrees: Tensor, scale: Tensor | None = None, shift: 
         images: The images (n, c, h, w).
         degrees: The angle of each image in degrees (n,).
         scale: The factor by which each image is enlarged (n,); None keeps the size.
-        shift: The shift of each image in half-widths (n, 2); None does not shift.
+        shift: The horizontal and vertical shift of each image (n, 2), where 1 is half the image's size; None does not
+            shift.
     """
     angle = degrees * (math.pi / 180)
     size = torch.ones_like(angle) if scale is None else scale

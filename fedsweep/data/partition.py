@@ -1,6 +1,6 @@
 """Partitions of the training images among clients.
 
-A share of each domain's images can be held out for the server first. These are the server's proxy images.
+Before the images are divided, a share of each domain can be held out for the server as its proxy images.
 """
 
 from abc import ABC, abstractmethod
@@ -18,14 +18,15 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.types import Client, ClientId, FederatedData, ImageSet, PixelStack
 
-POOL = "pool"  # the domain of a client with images of all domains
+POOL = "pool"  # the domain of clients with images of several domains
 
 
 @dataclass(frozen=True)
 class Split:
     """The images of all clients and of the server in a run.
 
-    `proxy` are the server's real images, by domain, which no client has. `synthetic` are its synthetic images.
+    `proxy` maps each domain to the server's real images, which no client has. `synthetic` maps each domain to the
+    server's synthetic images.
     """
 
     clients: tuple[Client, ...]
@@ -46,7 +47,7 @@ class Partition(Config, ABC):
         0.0,
         ge=0,
         lt=1,
-        description="share of each client's images, except those of `test_share`, that is held out for validation",
+        description="share of each client's non-test images that is held out for validation",
     )
     test_share: float = Field(
         0.0, ge=0, lt=1, description="share of each client's images that is held out to test the client's own model"
@@ -54,20 +55,33 @@ class Partition(Config, ABC):
 
     @abstractmethod
     def ids(self, source: str) -> list[ClientId]:
-        """Return the ids of the clients that share the images of `source`, a domain or the pool of all domains."""
+        """Return the ids of the clients that share the images of `source`.
+
+        `source` is a domain, or "pool" for all domains together.
+        """
 
     def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
-        """Divide the images of `source` among its clients, in the order of `ids`; a single client gets all images.
+        """Divide the images of a domain, or of all domains together, among clients.
+
+        The base class gives all images to a single client.
+
+        Args:
+            images: The images to divide.
+            source: The domain of the images, or "pool" for all domains together.
+            seed: The seed of the run.
+
+        Returns:
+            The images of each client, in the order of `ids`.
 
         Raises:
-            UserError: There are too few images.
+            UserError: There are too few images for the number of clients.
         """
         return [images]
 
     def clients_of(self, domains: Sequence[str]) -> dict[ClientId, str]:
-        """Return the domain of every client by id.
+        """Return the domain of each client, keyed by client id.
 
-        The domain of clients with images of all domains is "pool", or the domain itself if there is only one.
+        Clients with images of several domains have the domain "pool".
         """
         if self.pools:
             return dict.fromkeys(self.ids(POOL), domains[0] if len(domains) == 1 else POOL)
@@ -78,14 +92,14 @@ class Partition(Config, ABC):
 
         Args:
             data: The data set.
-            capacities: The number of blocks that each client can hold, by client id.
+            capacities: The number of blocks that each client can hold, keyed by client id.
             seed: The seed of the run.
 
         Returns:
-            The clients, in the order of `clients_of`, and the server's proxy images.
+            The clients, in the order of `clients_of`, and the server's proxy images, that is, its share of each domain.
 
         Raises:
-            UserError: There are too few images.
+            UserError: There are too few images for the configured shares or clients.
         """
         shares = {one.name: _hold_out(one.train, self.proxy_share, seed, "proxy", one.name) for one in data.domains}
         sources = {name: rest for name, (_, rest) in shares.items()}
@@ -107,7 +121,7 @@ class Partition(Config, ABC):
         return False
 
     def joined(self, parts: Split, synthetic: Mapping[str, ImageSet]) -> Split:
-        """Add synthetic images to a split: to the server and, if `takes_synthetic` is true, to the clients."""
+        """Return the split `parts` with synthetic images for the server and, if `takes_synthetic`, for the clients."""
         clients = parts.clients
         if self.takes_synthetic:
             clients = tuple(replace(one, train=pool([one.train, *synthetic.values()])) for one in clients)
@@ -115,7 +129,10 @@ class Partition(Config, ABC):
 
 
 def _hold_out(whole: ImageSet, share: float, seed: int, purpose: str, name: str) -> tuple[ImageSet | None, ImageSet]:
-    """Return a random `share` of the examples (None if `share` is 0) and the rest, both in their original order."""
+    """Divide `whole` at random into the `share` that is held out (None if `share` is 0) and the remaining examples.
+
+    Both parts keep the original order. `purpose` and `name` select the random stream.
+    """
     if share == 0:
         return None, whole
     if len(whole) < 2:
@@ -126,7 +143,7 @@ def _hold_out(whole: ImageSet, share: float, seed: int, purpose: str, name: str)
 
 
 def pool(sets: Sequence[ImageSet]) -> ImageSet:
-    """Return the examples of all `sets` as one set, without copying pixels."""
+    """Join image sets into one set without copying pixels."""
     if len(sets) == 1:
         return sets[0]
     parts, rows, start = list[Tensor](), [], 0
@@ -138,7 +155,7 @@ def pool(sets: Sequence[ImageSet]) -> ImageSet:
 
 
 def numbered(prefix: str, count: int) -> list[ClientId]:
-    """Return ids of equal length, so that they sort by number: `art/0`, or `art/00` if there are more than ten."""
+    """Return `count` ids `<prefix><number>`, padded with zeros so that they sort by number, e.g. `art/07`."""
     digits = len(str(count - 1))
     return [f"{prefix}{number:0{digits}d}" for number in range(count)]
 
@@ -147,14 +164,16 @@ TRIES = 1000
 Alpha = Annotated[
     float,
     Field(
-        gt=0, le=1e6, description="concentration of the Dirichlet distribution; small values: few classes per client"
+        gt=0,
+        le=1e6,
+        description="concentration of the Dirichlet distribution; a small value gives each client few classes",
     ),
 ]
 MinSize = Annotated[
     int,
     Field(
         gt=0,
-        description="smallest number of images per client; the division is drawn again until all clients have them",
+        description="smallest number of images per client; the division is redrawn until every client has enough",
     ),
 ]
 
@@ -162,7 +181,7 @@ MinSize = Annotated[
 def deal_by_dirichlet(
     labels: Tensor, clients: int, alpha: float, min_size: int, rng: np.random.Generator, whose: str
 ) -> list[Tensor]:
-    """Divide examples among clients with a Dirichlet distribution for each class.
+    """Divide examples among clients in random proportions, drawn from a Dirichlet distribution for each class.
 
     The examples of a class are shuffled and divided in the proportions p ~ Dirichlet(alpha, ..., alpha). The division
     of all classes is drawn again until every client has at least `min_size` examples.
@@ -170,13 +189,13 @@ def deal_by_dirichlet(
     Args:
         labels: The class of each example, int64 (n,).
         clients: The number of clients.
-        alpha: The concentration.
+        alpha: The concentration of the Dirichlet distribution; a small value gives each client few classes.
         min_size: The smallest number of examples per client.
         rng: The random generator.
-        whose: A description of the images for error messages.
+        whose: The source of the examples in words, for error messages, e.g. "domain art".
 
     Returns:
-        The positions of each client's examples, in ascending order.
+        For each client, the positions of its examples in `labels`, in ascending order.
 
     Raises:
         UserError: There are too few examples, or no draw gives every client enough of them.
@@ -212,12 +231,15 @@ class FeatureSkew(Partition):
     name: Literal["feature_skew"] = "feature_skew"
 
     def ids(self, source: str) -> list[ClientId]:
-        """Return the name of the domain as the id of its only client."""
+        """Return the name of the domain `source`, which is also the id of its only client."""
         return [source]
 
 
 class FeatureLabelSkew(Partition):
-    """Several clients per domain, which divide its images by Dirichlet(alpha) for each class (FedRA, Section 4.1)."""
+    """Several clients per domain, which share the images of the domain (FedRA, Section 4.1).
+
+    The images of each class are divided in proportions drawn from Dirichlet(alpha).
+    """
 
     name: Literal["feature_label_skew"] = "feature_label_skew"
     clients_per_domain: int = Field(5, gt=0, description="K, the number of clients of each domain")
@@ -225,11 +247,14 @@ class FeatureLabelSkew(Partition):
     min_size: MinSize = 10
 
     def ids(self, source: str) -> list[ClientId]:
-        """Return the ids `<domain>/<number>`."""
+        """Return the ids of the clients of the domain `source`, each of the form `<domain>/<number>`."""
         return numbered(f"{source}/", self.clients_per_domain)
 
     def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
-        """Divide the images of a domain by Dirichlet(alpha), with a separate random stream for each domain."""
+        """Divide the images of each class in proportions drawn from Dirichlet(alpha).
+
+        Each domain has a random stream of its own.
+        """
         rng, whose = stream(seed, "dirichlet", source), f"domain {source}"
         parts = deal_by_dirichlet(images.labels, self.clients_per_domain, self.alpha, self.min_size, rng, whose)
         return [images.select(rows) for rows in parts]
@@ -243,32 +268,37 @@ class Pooled(Partition, ABC):
     clients: int = Field(10, gt=0, description="N, the number of clients")
 
     def ids(self, source: str) -> list[ClientId]:
-        """Return the ids `client-<number>`."""
+        """Return the ids of all clients, each of the form `client-<number>`."""
         return numbered("client-", self.clients)
 
 
 class Iid(Pooled):
-    """Equal random shares of the images of all domains: the control without any skew."""
+    """Equal random shares of the images of all domains, as a control without any skew."""
 
     name: Literal["iid"] = "iid"
 
     def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
-        """Divide the images at random into shares whose sizes differ by at most one image."""
+        """Divide the images at random into one share per client; the sizes of shares differ by at most one image."""
         if len(images) < self.clients:
-            raise UserError(f"`partition.clients` must be at most the {len(images)} images, but it is {self.clients}.")
+            raise UserError(
+                f"`partition.clients` must be at most {len(images)}, the number of images, but it is {self.clients}."
+            )
         order = torch.from_numpy(stream(seed, "iid").permutation(len(images)))
         return [images.select(share.sort().values) for share in order.tensor_split(self.clients)]
 
 
 class LabelSkew(Pooled):
-    """The images of all domains, divided by Dirichlet(alpha) for each class (FedMS, Section 4.2)."""
+    """Clients that share the images of all domains (FedMS, Section 4.2).
+
+    The images of each class are divided in proportions drawn from Dirichlet(alpha).
+    """
 
     name: Literal["label_skew"] = "label_skew"
     alpha: Alpha = 1.0
     min_size: MinSize = 10
 
     def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
-        """Divide the images of all domains by Dirichlet(alpha)."""
+        """Divide the images of each class, from all domains together, in proportions drawn from Dirichlet(alpha)."""
         rng, whose = stream(seed, "dirichlet", source), "the pool of all domains"
         parts = deal_by_dirichlet(images.labels, self.clients, self.alpha, self.min_size, rng, whose)
         return [images.select(rows) for rows in parts]
@@ -286,11 +316,11 @@ class Centralized(Partition):
 
     @property
     def takes_synthetic(self) -> bool:
-        """True if `with_synthetic` is true."""
+        """True if the client also trains on the server's synthetic images, as configured by `with_synthetic`."""
         return self.with_synthetic
 
     def ids(self, source: str) -> list[ClientId]:
-        """Return the id `central`."""
+        """Return the id of the only client, `central`."""
         return ["central"]
 
 

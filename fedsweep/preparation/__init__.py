@@ -1,1 +1,1 @@
-"""Preparation of published data sets as Arrow files of decoded images, figures of the data, and generated images."""
+"""Preparation of data sets as Arrow files, generation of synthetic images, and figures of data sets."""

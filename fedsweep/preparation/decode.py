@@ -1,4 +1,4 @@
-"""Decoding of image files to RGB pixels of a given size, image by image or in chunks by several processes."""
+"""Decoding of image files to RGB pixels of a given size, one image at a time or in chunks by several processes."""
 
 import io
 import math
@@ -30,14 +30,15 @@ FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BIL
 
 
 class CorruptImageError(Exception):
-    """The error for an image that cannot be decoded; its message is the reason in a few words."""
+    """The error for an image that cannot be decoded; the error message is the reason in a few words."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The transform of an image to `size` x `size` pixels: resize its short side to size / crop_pct, then crop.
+    """The resizing and cropping of an image to `size` x `size` pixels.
 
-    The centre is cropped. With `crop_mode` squash, both sides are resized to size / crop_pct, which distorts the image.
+    The short side is resized to size / crop_pct pixels, and then the centre is cropped. With `crop_mode` squash, both
+    sides are resized to size / crop_pct pixels, which distorts the image.
     """
 
     size: int
@@ -47,11 +48,11 @@ class Geometry:
 
     @property
     def image_bytes(self) -> int:
-        """Size of one decoded image, in bytes."""
+        """The size of one decoded image, in bytes."""
         return 3 * self.size**2
 
     def enlarged(self, width: int, height: int) -> tuple[int, int]:
-        """Return the width and height after resizing and before the crop, for an image of `width` x `height` pixels."""
+        """Return the width and height of an image of `width` x `height` pixels after resizing, before the crop."""
         fitted = math.floor(self.size / self.crop_pct)
         if self.crop_mode == "squash":
             return fitted, fitted
@@ -95,10 +96,13 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def geometry_of(backbone: str, size: int) -> Geometry:
-    """Return timm's crop and interpolation for evaluating `backbone` at `size` pixels, or raise UserError.
+    """Return the resizing and cropping with which timm evaluates `backbone`, for images of `size` pixels.
 
-    `backbone` is the name of a timm model, with or without the tag of its weights. Transforms that pad images are not
-    supported.
+    `backbone` is the name of a timm model, with or without the tag of its weights.
+
+    Raises:
+        UserError: timm has no such model or weights, or fedsweep does not support the model's crop or interpolation.
+            For example, crops that pad images are not supported.
     """
     import timm
     from timm.models import get_pretrained_cfg
@@ -126,7 +130,11 @@ def geometry_of(backbone: str, size: int) -> Geometry:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A group of images of one domain, and the slots (positions) of their pixels in the file `pixels`."""
+    """A group of images of one domain that a process decodes as one task.
+
+    The pixels of `items[i]` are written to the file `pixels` as image number `slots[i]`. `key` is the SHA-256 of
+    everything that determines the pixels and their positions.
+    """
 
     key: str
     layout: Layout
@@ -138,7 +146,11 @@ class Chunk:
 
 
 class Corrupt(NamedTuple):
-    """An image that cannot be decoded: its slot in the domain, its path within the root, and the reason."""
+    """An image that cannot be decoded, and the reason.
+
+    `slot` is the planned position of the image in its domain, and `path` is relative to the root folder of the data
+    set.
+    """
 
     slot: int
     path: str
@@ -147,7 +159,11 @@ class Corrupt(NamedTuple):
 
 @dataclass(frozen=True)
 class Done:
-    """The result of decoding a chunk: its corrupt images, and the CRC-32 of the pixels of all others, in order."""
+    """The result of decoding the chunk with the key `key`.
+
+    `corrupt` lists the images that cannot be decoded. `crc` is the CRC-32 of the pixels of all other images, in their
+    order in the chunk.
+    """
 
     key: str
     crc: int
@@ -155,7 +171,7 @@ class Done:
 
 
 def decode_chunk(chunk: Chunk) -> Done:
-    """Read the images of a chunk and write their pixels, or raise UserError if a file cannot be read."""
+    """Decode the images of a chunk into its file of pixels, or raise UserError if an image file cannot be read."""
     crc, corrupt = 0, []
     stream = chunk.layout.read(chunk.root, chunk.items)
     length = chunk.geometry.image_bytes
@@ -186,10 +202,10 @@ def _write_at(file: int, data: bytes, offset: int, path: Path) -> None:
 
 
 def decode_chunks(chunks: Sequence[Chunk], workers: int) -> Generator[Done]:
-    """Yield the result of each chunk when it is finished.
+    """Yield the result of each chunk as soon as the chunk is decoded.
 
-    If `workers` is above 1, worker processes decode the chunks; close the iterator to end them. Raise UserError if a
-    file cannot be read or a worker was killed.
+    If `workers` is above 1, worker processes decode the chunks. Close the iterator to end the workers. Raise UserError
+    if a file cannot be read or a worker was killed.
     """
     if min(workers, len(chunks)) <= 1:
         yield from map(decode_chunk, chunks)
@@ -208,7 +224,7 @@ def decode_chunks(chunks: Sequence[Chunk], workers: int) -> Generator[Done]:
 
 
 def _start_worker() -> None:
-    """Ignore Ctrl-C, which the parent process handles, and end this worker when the parent ends or is killed."""
+    """Make this worker ignore Ctrl-C, which the parent process handles, and end when the parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def follow() -> None:

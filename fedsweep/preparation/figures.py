@@ -1,4 +1,4 @@
-"""Figures of data sets: contact sheets, and the clients' images per class.
+"""Figures of data sets: contact sheets of example images, and the number of images per client and class.
 
 Matplotlib is imported only when a figure is drawn.
 """
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 RULE = "#E6E6E6"
 COLOURS = ("#332288", "#88CCEE", "#117733", "#DDCC77", "#CC6677", "#44AA99", "#AA4499", "#999933", "#882255", "#BBBBBB")
-"""Paul Tol's muted colours, which are distinct for any colour vision. More classes are drawn as a heat map."""
+"""Paul Tol's muted colours, which suit readers with any colour vision. More classes are drawn as a heat map."""
 PAGE = 12.0  # largest total width of the panels in a row, in inches
 MOST_CLASSES = 16  # on a contact sheet
 TILE = 0.72  # size of an image on a contact sheet, in inches
-GAP = 0.06  # between two images, as a share of an image
+GAP = 0.06  # gap between two images, as a share of an image's size
 
 
 def plain(text: str) -> str:
@@ -43,13 +43,13 @@ def plain(text: str) -> str:
 
 
 def shorten(name: str, most: int = 24) -> str:
-    """Return a name with at most `most` characters, escaped for matplotlib."""
+    """Shorten a name to at most `most` characters, and escape it for matplotlib."""
     return plain(name if len(name) <= most else f"{name[: most - 1]}…")
 
 
 @contextmanager
 def _no_glyph_warnings() -> Iterator[None]:
-    """Silence warnings about characters that the font lacks, such as Chinese ones, which are drawn as boxes."""
+    """Silence warnings about characters that the font lacks, such as Chinese ones; they are drawn as boxes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
@@ -58,7 +58,7 @@ def _no_glyph_warnings() -> Iterator[None]:
 def save(figure: "Figure", path: Path) -> None:
     """Write a figure as a PNG file, or raise UserError if the file cannot be written.
 
-    The file does not contain matplotlib's version, so that equal figures give equal files.
+    The file does not contain matplotlib's version, so that equal figures give identical files.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,9 +71,9 @@ def save(figure: "Figure", path: Path) -> None:
 
 
 def contact_sheet(folder: Path, card: StoreCard, path: Path) -> int:
-    """Write a PNG with example images, with rows by domain and columns by class; return the number of columns.
+    """Write a PNG file with example images of each domain (rows) and class (columns), and return the number of columns.
 
-    At most 16 classes are shown, evenly spaced over all classes.
+    If the data set has more than 16 classes, only 16 of them are shown, evenly spaced.
     """
     shown = np.unique(np.linspace(0, len(card.class_names) - 1, MOST_CLASSES).round().astype(int))
     rows = max(1, 4 // len(card.domains))
@@ -92,7 +92,7 @@ def contact_sheet(folder: Path, card: StoreCard, path: Path) -> int:
 
 
 def _spread(first: int, last: int, count: int) -> list[int]:
-    """Return up to `count` evenly spaced indices between `first` and `last`, which is excluded."""
+    """Return at most `count` evenly spaced indices from `first` to `last` - 1."""
     return [first + (last - first) * place // count for place in range(count)][: last - first] if last > first else []
 
 
@@ -130,12 +130,13 @@ def class_counts(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
 
 
 def distances(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
-    """Return the total-variation distance between the class shares of each client and of its domain.
+    """Return, for each client, the total-variation distance between its class shares and those of its domain.
 
-    It is the share of its images that a client would have to replace to get the class shares of its domain.
+    The distance is the share of a client's images that would have to be replaced to give the client the class shares of
+    its domain.
 
     Returns:
-        Distances in [0, 1], shape (clients,).
+        Distances in [0, 1], float64 (clients,).
     """
     counts = class_counts(clients, num_classes)
     domains = np.array([client.domain for client in clients])
@@ -145,17 +146,19 @@ def distances(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
 
 
 def skew(clients: "Sequence[Client]", num_classes: int) -> float:
-    """Return the mean of `distances` over the clients.
+    """Return the mean total-variation distance between the class shares of a client and of its domain.
 
-    It is 0 if all clients of a domain have the same class shares, and near 1 if each client has classes of its own.
+    The skew is 0 if all clients of a domain have the same class shares, and near 1 if each of many clients has classes
+    of its own.
     """
     return float(distances(clients, num_classes).mean())
 
 
 def draw_partitions(panels: Sequence[Panel], class_names: Sequence[str], path: Path) -> None:
-    """Write a PNG with one panel per partition: clients, grouped by domain, on the x-axis and classes on the y-axis.
+    """Write a PNG file with one panel per partition, which shows the number of images per client and class.
 
-    Up to ten classes are drawn as stacked bars of image counts, and more classes as a heat map.
+    The clients are on the x-axis, grouped by domain. Up to ten classes are drawn as stacked bars, and more classes as a
+    heat map with classes on the y-axis.
     """
     bars = len(class_names) <= len(COLOURS)
     most = max(len(panel.clients) for panel in panels)
@@ -204,7 +207,7 @@ def _heat(axes: "Axes", counts: np.ndarray, class_names: Sequence[str], top: int
 
 
 def _label_clients(axes: "Axes", clients: "Sequence[Client]") -> None:
-    """Label the clients with numbers and, below, with domains; if each domain has one client, with domains only."""
+    """Label the x-axis with client numbers above domains, or only with domains if each domain has a single client."""
     domains = [client.domain for client in clients]
     groups = [(name, domains.index(name), domains.count(name)) for name in dict.fromkeys(domains)]
     axes.set_xlim(-0.5, len(clients) - 0.5)
@@ -228,7 +231,11 @@ def _label_clients(axes: "Axes", clients: "Sequence[Client]") -> None:
 
 
 def _explain(figure: "Figure", class_names: Sequence[str], top: int, bars: bool) -> None:
-    """Add the legend of classes, or the colour scale, right of the panels, and the definition of skew below them."""
+    """Add a legend to the right of the panels, and the definition of skew below the panels.
+
+    The legend lists the colours of the classes if `bars` is true. Otherwise, it is a colour scale from 0 to `top`
+    images.
+    """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import PowerNorm
     from matplotlib.patches import Patch

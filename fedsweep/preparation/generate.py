@@ -1,8 +1,8 @@
 """Generation of synthetic images with a text-to-image model (`synthetic: {name: diffusers}`), and their preparation.
 
 Images are written to `generated/SET/<domain>/<class>/<number>.png` in the data folder. An image depends only on its
-domain, class and number and on the recipe, that is, on all options of `synthetic` except `share`. All shares of a
-recipe use the same folder, so that a larger share only adds images.
+domain, class and number and on the recipe, that is, on all options of `synthetic` except `share`. Experiments that
+differ only in `share` use the same folder, so that a larger share only adds images.
 """
 
 import json
@@ -28,7 +28,7 @@ RECIPE = "recipe.json"
 
 @dataclass(frozen=True)
 class Wanted:
-    """An image to be generated, and the path of its file."""
+    """An image that an experiment needs from a text-to-image model, and the path of the image's file."""
 
     domain: str
     class_name: str
@@ -38,7 +38,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Generation:
-    """The images that an experiment needs from a text-to-image model."""
+    """All images that an experiment needs from a text-to-image model."""
 
     config: Diffusers
     data: FederatedData
@@ -52,17 +52,24 @@ class Generation:
 
 
 def plan_generation(config: RunConfig, where: str) -> Generation:
-    """Return the images that an experiment needs; raise UserError if its configuration or data does not allow this."""
+    """Return the images that an experiment needs from a text-to-image model.
+
+    `where` names the experiment in error messages.
+
+    Raises:
+        UserError: `synthetic.name` is not diffusers, `synthetic.share` is too small, or the name of a domain or class
+            cannot be the name of a folder.
+    """
     synthetic = config.synthetic
     if not isinstance(synthetic, Diffusers):
         raise UserError(
-            f"{where}: `synthetic` must be diffusers for `fedsweep data generate`, but it is {synthetic.name}."
+            f"{where}: `synthetic.name` must be diffusers for `fedsweep data generate`, but it is {synthetic.name}."
         )
     data = load(config.data)
     for name in (*(one.name for one in data.domains), *data.class_names):
         if "/" in name or name.startswith(".") or name == "__MACOSX":
             raise UserError(
-                f"the name `{name}` in {data.name} cannot be the name of a folder, which generated images need."
+                f"the domains and classes of {data.name} must have names that a folder can have, but one is `{name}`."
             )
     folder = data_folder() / "generated" / synthetic.set_name(data)
     images = []
@@ -70,8 +77,8 @@ def plan_generation(config: RunConfig, where: str) -> Generation:
         wanted = synthetic.wanted(domain, data.class_names)
         if max(wanted) < 2:  # the preparation divides a class into training and test images
             raise UserError(
-                f"`synthetic.share` {synthetic.share:g} must give at least one class two images, but in the domain "
-                f"{domain.name} it gives {sum(wanted)} for {len(wanted)} classes."
+                f"`synthetic.share` must give at least one class of each domain two images, but {synthetic.share:g} "
+                f"gives the domain {domain.name} only {sum(wanted)} for {len(wanted)} classes."
             )
         for class_name, count in zip(data.class_names, wanted, strict=True):
             place = folder / domain.name / class_name
@@ -81,6 +88,11 @@ def plan_generation(config: RunConfig, where: str) -> Generation:
 
 def generate(generation: Generation, device: str = "cpu", progress: Progress = lambda done, total: None) -> int:
     """Generate the missing images one by one, and return their number.
+
+    Args:
+        generation: All images that the experiment needs.
+        device: The device that runs the text-to-image model, cpu or cuda.
+        progress: A function called with the number of existing images and the number of all images.
 
     Raises:
         UserError: The model is missing or has changed, a prompt is too long, another process is generating the same
@@ -109,9 +121,10 @@ def generate(generation: Generation, device: str = "cpu", progress: Progress = l
 def prepare_generated(
     generation: Generation, workers: int = 1, progress: Progress = lambda done, total: None
 ) -> Prepared:
-    """Prepare the generated images at the image size of the experiment's data; raise UserError like `prepare`.
+    """Prepare the generated images at the image size of the experiment's data, with `workers` processes.
 
-    If images were added since the last preparation, all images are prepared again.
+    All images are prepared again if any were added since the last preparation. Raise UserError in the same cases as
+    `prepare`.
     """
     options = Options(generation.folder.name, size_of(generation.data), Domains.name)
     plan = make_plan(options, generation.folder, Domains())
@@ -122,7 +135,10 @@ def prepare_generated(
 
 
 def _check_recipe(generation: Generation, content: dict[str, str], library: str) -> None:
-    """Record the digests of the model and its embeddings; raise UserError if the folder has images from others."""
+    """Record `content`, the digests of the model and its embeddings, in the folder of the generated images.
+
+    Raise UserError if other digests are recorded there. `library` is the version of diffusers, which is also recorded.
+    """
     path = generation.folder / RECIPE
     if path.is_file():
         if read_json(path).get("content") != content:

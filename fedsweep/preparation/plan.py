@@ -26,8 +26,8 @@ SPLIT_SEED = 0  # constant, so that a data set has the same split in every run, 
 class DomainPlan:
     """The images of a domain, in the order in which their layout lists them and reads them fastest.
 
-    `slots[i]` is the position of `items[i]` in the prepared data set. The first `train` positions are the training
-    images, and within each split, images are sorted by label and then by path.
+    `slots[i]` is the position of `items[i]` in the prepared data set. The first `train` positions are training images,
+    and the others are test images. Within each split, images are sorted by label and then by path.
     """
 
     name: str
@@ -36,7 +36,11 @@ class DomainPlan:
     train: int
 
     def parts(self, corrupt: Set[str]) -> tuple[list[tuple[int, Item]], list[tuple[int, Item]]]:
-        """Return the training and the test images with their slots, sorted by slot, without the paths in `corrupt`."""
+        """Return the training images and the test images, without the paths in `corrupt`.
+
+        Each image is paired with its slot, that is, its position in the prepared data set, and images are sorted by
+        slot.
+        """
         pairs = zip(self.slots, self.items, strict=True)
         kept = sorted((pair for pair in pairs if pair[1].path not in corrupt), key=itemgetter(0))
         train = sum(slot < self.train for slot, _ in kept)
@@ -44,10 +48,10 @@ class DomainPlan:
 
 
 def plan_domains(listing: Listing, test_fraction: float) -> tuple[DomainPlan, ...]:
-    """Return the domains with a split and a slot for every image.
+    """Return the domains, with a split and a position for every image.
 
-    Images without a split are divided at random: `test_fraction` of each class are test images. Raise UserError if a
-    domain has no training images or no test images.
+    Images without a split are divided at random: the share `test_fraction` of each class becomes test images. Raise
+    UserError if a domain has no training images or no test images.
     """
     by_domain: dict[str, list[Item]] = {name: [] for name in listing.domains}
     for item in listing.items:
@@ -70,10 +74,10 @@ def _domain(name: str, items: Sequence[Item], class_names: Sequence[str], test_f
 
 
 def _draw(name: str, items: Sequence[Item], class_names: Sequence[str], test_fraction: float) -> dict[str, Split]:
-    """Return a split for the path of each image without one: `test_fraction` of each class are test images.
+    """Draw a split at random for each image without one, and return a dict from the image's path to the split.
 
-    The draw depends on names only. A class of two or more images has at least one image in each split; a single image
-    is for training.
+    The share `test_fraction` of each class becomes test images. The draw depends only on names. A class of two or more
+    images has at least one image in each split; a single image is for training.
     """
     by_label: dict[int, list[str]] = defaultdict(list)
     for item in items:
@@ -104,7 +108,7 @@ class Options:
     classes: int | None = None
 
     def check(self) -> None:
-        """Raise UserError for invalid options."""
+        """Raise UserError if an option is invalid."""
         if not NAME.fullmatch(self.name):
             raise UserError(f"NAME must be a folder name of letters, digits and `_ . + -`, but it is `{self.name}`.")
         if not SMALLEST <= self.size <= LARGEST:
@@ -117,7 +121,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Plan:
-    """All images of a data set with their slots in the prepared data set, and the files from which they are read."""
+    """All images of a data set, their positions in the prepared data set, and the files that contain them."""
 
     options: Options
     root: Path
@@ -134,11 +138,14 @@ class Plan:
 
     @property
     def drawn(self) -> bool:
-        """True if the split of any image is drawn at random."""
+        """True if the split of at least one image is drawn at random."""
         return any(item.split is None for item in self.listing.items)
 
     def key(self) -> str:
-        """Return the SHA-256 of everything that determines the prepared data set, without times and the root's path."""
+        """Return the SHA-256 of everything that determines the prepared data set.
+
+        The path of the root folder and the files' modification times are not included.
+        """
         options = [self.layout.name, asdict(self.geometry), self.options.test_fraction if self.drawn else None]
         items = ([item.path, item.label, item.domain, item.split] for item in self.listing.items)
         lengths = ([path, length] for path, (length, _) in sorted(self.stamps.items()))
@@ -147,14 +154,15 @@ class Plan:
     def times(self) -> str:
         """Return the SHA-256 of the files' modification times.
 
-        It reveals changes that do not affect a file's size, as with BMP images.
+        A changed time reveals a changed image even if the size of the file is the same, as is usual for BMP images.
         """
         return _sha256([(path, time) for path, (_, time) in sorted(self.stamps.items())])
 
     def chunks(self, domain: DomainPlan, length: int, pixels: Path) -> list[Chunk]:
-        """Divide a domain into chunks of at most `length` images, whose pixels will be written to the file `pixels`.
+        """Divide the images of a domain into chunks of at most `length` images.
 
-        The key of a chunk is the SHA-256 of everything that determines the pixels of its images and their slots.
+        The pixels of all chunks will be written to the file `pixels`. The key of a chunk is the SHA-256 of everything
+        that determines the pixels of its images and their positions.
         """
         common = [self.layout.name, str(self.root), asdict(self.geometry), MADE_WITH, domain.name]
         chunks = []
@@ -168,16 +176,20 @@ class Plan:
     def domain_key(self, domain: DomainPlan, chunks: Iterable[Chunk]) -> str:
         """Return the SHA-256 of everything that determines a domain's file: chunks, class names, split and labels.
 
-        Labels are included because a class that appears or disappears in another domain changes them.
+        Labels are included because a class that appears or disappears in another domain changes the labels, but not the
+        chunks.
         """
         keys, labels = (chunk.key for chunk in chunks), [item.label for item in domain.items]
         return _sha256([*keys, self.listing.class_names, domain.train, labels])
 
 
 def make_plan(options: Options, root: Path, layout: Layout | None = None) -> Plan:
-    """Return the plan for preparing the images in `root`, or raise UserError if images or options are invalid.
+    """Return the plan for preparing the images in the folder `root`.
 
-    The layout is detected unless it is given.
+    The layout is detected unless `layout` or `options.layout` is given.
+
+    Raises:
+        UserError: An option is invalid, or the files in `root` cannot be read or do not fit the layout.
     """
     options.check()
     root = root.expanduser().absolute()

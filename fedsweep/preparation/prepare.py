@@ -1,4 +1,4 @@
-"""Preparation of a data set by its plan: decoding, Arrow files, the card, and the replacement of an older version."""
+"""Preparation of a data set: decoding, Arrow files, the card, and the replacement of an older version."""
 
 import json
 import os
@@ -26,7 +26,11 @@ Progress = Callable[[int, int], None]  # called with the number of decoded image
 
 
 class Scratch:
-    """The folder of a preparation in progress. Its log lists the finished chunks, which are verified before reuse."""
+    """The folder of a preparation in progress.
+
+    The log in the folder lists the finished chunks of images, so that an interrupted preparation can be continued.
+    Listed chunks are verified before they are reused.
+    """
 
     LOG = "done.jsonl"
 
@@ -63,19 +67,22 @@ class Scratch:
         return self.folder / f"{domain}.pixels"
 
     def finish(self, domain: str, key: str, written: Path) -> None:
-        """Rename a domain's finished file `written` to its final name, record it, and delete the domain's pixels."""
+        """Rename the finished file `written` of a domain to its final name, and record the domain and `key` in the log.
+
+        The temporary file with the domain's pixels is deleted.
+        """
         length = written.replace(self.folder / f"{domain}.arrow").stat().st_size
         self.domains[domain] = (key, length)
         self._append({"domain": domain, "key": key, "bytes": length})
         self.pixels(domain).unlink(missing_ok=True)
 
     def has_domain(self, domain: str, key: str) -> bool:
-        """Return whether the domain's file is complete and was written with this key."""
+        """Return whether the domain's file is complete and was recorded in the log with this key."""
         arrow = self.folder / f"{domain}.arrow"
         return arrow.exists() and self.domains.get(domain) == (key, arrow.stat().st_size)
 
     def has_chunk(self, chunk: Chunk) -> bool:
-        """Return whether the log lists the chunk with the same checksum as the pixels in its file."""
+        """Return whether the log lists the chunk, and the chunk's pixels still have the checksum in the log."""
         if (done := self.chunks.get(chunk.key)) is None:
             return False
         bad, crc, length = {one.slot for one in done.corrupt}, 0, chunk.geometry.image_bytes
@@ -88,7 +95,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared data set; `already` is true if it existed before."""
+    """A prepared data set. `already` is true if the data set was prepared before."""
 
     card: StoreCard
     folder: Path
@@ -103,7 +110,7 @@ def prepare(
     progress: Progress = lambda done, total: None,
     chunk: int = CHUNK,
 ) -> Prepared:
-    """Prepare a data set unless it exists already; an interrupted preparation is continued.
+    """Prepare a data set unless it is already prepared, continuing an interrupted preparation.
 
     Args:
         plan: The images and their positions.
@@ -114,7 +121,7 @@ def prepare(
         chunk: The number of images that a worker decodes at a time.
 
     Raises:
-        UserError: Another process prepares the data set, its folder contains something else or a data set from other
+        UserError: Another process is preparing the data set, its folder contains other files or was prepared from other
             images, an image is corrupt, or the disk is full.
     """
     folder = plan.folder
@@ -144,9 +151,10 @@ def prepare(
 
 
 def _existing(plan: Plan, force: bool) -> StoreCard | None:
-    """Return the card of the existing prepared data set, or None if it has to be prepared.
+    """Return the card of the existing prepared data set, or None if the data set has to be prepared.
 
-    Raise UserError if it was prepared from other files or with other options, unless `force` is true.
+    Raise UserError if the folder contains anything else. Unless `force` is true, also raise UserError if the data set
+    was prepared from other files or with other options.
     """
     folder = plan.folder
     if not folder.exists():
@@ -172,7 +180,10 @@ def _existing(plan: Plan, force: bool) -> StoreCard | None:
 
 
 def _make_domains(plan: Plan, scratch: Scratch, workers: int, progress: Progress, length: int) -> list[Corrupt]:
-    """Write each domain's file once its last chunk is decoded, without corrupt images; return the corrupt images."""
+    """Decode the images of all domains, and write each domain's file as soon as its last chunk is decoded.
+
+    Corrupt images are left out of the files and returned. `length` is the number of images per chunk.
+    """
     chunks = {one.name: plan.chunks(one, length, scratch.pixels(one.name)) for one in plan.domains}
     keys = {one.name: plan.domain_key(one, chunks[one.name]) for one in plan.domains}
     left = [one for one in plan.domains if not scratch.has_domain(one.name, keys[one.name])]
@@ -220,7 +231,7 @@ def _check_space(plan: Plan, domains: Sequence[DomainPlan], folder: Path) -> Non
 
 
 def _assemble(plan: Plan, domain: DomainPlan, corrupt: Set[str], pixels: Path) -> Path:
-    """Write a domain's file under a temporary name, and return its path."""
+    """Write a domain's file, without the images in `corrupt`, under a temporary name, and return its path."""
     train, test = domain.parts(corrupt)
     gaps, path = len(train + test) < len(domain.items), pixels.with_name(f"{domain.name}.arrow.new")
     if gaps:
@@ -247,7 +258,10 @@ def _without_gaps(pixels: Path, slots: Sequence[int], length: int) -> Path:
 
 
 def _write_corrupt(plan: Plan, corrupt: Sequence[Corrupt], path: Path, skip: bool) -> None:
-    """Write a list of the corrupt images and their reasons; raise UserError if there are any, unless `skip` is true."""
+    """Write a list of the corrupt images and their reasons to the file `path`.
+
+    Raise UserError if there are corrupt images, unless `skip` is true.
+    """
     if not corrupt:
         return
     path.write_text("".join(f"{one.path}\t{one.reason}\n" for one in corrupt), encoding="utf-8")
@@ -262,7 +276,7 @@ def _write_corrupt(plan: Plan, corrupt: Sequence[Corrupt], path: Path, skip: boo
 
 
 def _check_complete(plan: Plan, corrupt: Set[str]) -> None:
-    """Raise UserError if corrupt images leave a split, or a class of a domain, without images."""
+    """Raise UserError if the corrupt images include all images of a class or of a split in a domain."""
     for domain in plan.domains if corrupt else ():
         train, test = domain.parts(corrupt)
         before = Counter(item.label for item in domain.items)
@@ -279,7 +293,7 @@ def _check_complete(plan: Plan, corrupt: Set[str]) -> None:
 
 
 def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> StoreCard:
-    """Write and return the card, with a digest of the files as they are read back from the disk."""
+    """Write and return the card, with a digest that is computed from the files on the disk."""
     skipped = tuple(one.path for one in corrupt)
     card = StoreCard(
         name=plan.options.name,
@@ -303,7 +317,7 @@ def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> Sto
 
 
 def _domain_card(domain: DomainPlan, scratch: Scratch, corrupt: Set[str]) -> DomainCard:
-    """Check the paths and labels in a domain's file, and return the domain's card.
+    """Check that the paths and labels in a domain's file are those of the plan, and return the domain's card.
 
     The check is necessary because the digest does not cover the paths.
     """
@@ -320,9 +334,10 @@ def _domain_card(domain: DomainPlan, scratch: Scratch, corrupt: Set[str]) -> Dom
 
 
 def _exchange(part: Path, folder: Path, replaced: Path, card: StoreCard) -> None:
-    """Replace the folder of the prepared data set with the finished folder.
+    """Replace the folder of the prepared data set, `folder`, with the finished folder `part`.
 
-    Processes that have mapped the older files into memory can still read them.
+    The older folder is first renamed to `replaced` and finally deleted. Processes that have mapped its files into
+    memory can still read them.
     """
     keep = {CARD, Scratch.LOG, *(f"{name}.arrow" for name in card.domains), *([CORRUPT] if card.skipped else [])}
     for path in part.iterdir():

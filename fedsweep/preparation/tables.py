@@ -24,13 +24,16 @@ class _Rate(ProgressColumn):
 
 
 class ImageBar:
-    """A progress bar on a terminal, with the label `doing` and, after the last image, the label `ending`."""
+    """A progress bar that counts images and is shown only on a terminal.
+
+    The label of the bar is `doing`, and `ending` after the last image.
+    """
 
     def __init__(self, console: Console, doing: str = "decoding", ending: str = "checking") -> None:
         self.doing, self.ending = doing, ending
         self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TextColumn("time left"),
-            TimeRemainingColumn(), console=console, transient=True,
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TextColumn("about"),
+            TimeRemainingColumn(), TextColumn("left"), console=console, transient=True,
         )  # fmt: skip
 
     def __enter__(self) -> Self:
@@ -64,12 +67,12 @@ def _plain(name: str) -> str:
 
 
 def headline(card: StoreCard) -> str:
-    """Return a one-line description of a prepared data set."""
+    """Return one line with the name, image size, number of images and number of classes of a prepared data set."""
     return f"{card.name} at {card.size} pixels, {card.images} images of {len(card.class_names)} classes"
 
 
 def split_words(card: StoreCard) -> str:
-    """Return the origin of the split in words: given by the data set, or drawn at random."""
+    """Return a phrase that describes whether the split is the data set's own or was drawn at random."""
     drawn = card.test_fraction
     return "split of the data set" if drawn is None else f"split drawn at random, {drawn:g} of each class for testing"
 
@@ -80,7 +83,7 @@ def _table(first: str, *numbers: str, title: str | None = None) -> Table:
 
 
 def summary(card: StoreCard) -> Table:
-    """Return a table with the number of images per domain and split."""
+    """Return a table with the number of training and test images and the file size of each domain."""
     table = _table("domain", "train", "test", "MB")
     for name, domain in card.domains.items():
         table.add_row(Text(name), str(domain.train), str(domain.test), megabytes(domain.bytes))
@@ -115,8 +118,9 @@ def counts_table(card: StoreCard, counts: dict[str, np.ndarray], every: bool = F
 
     Args:
         card: The card of the prepared data set.
-        counts: The numbers of training and test images per class, (2, classes), by domain.
-        every: Whether to list more than 40 classes; otherwise, the table then lists their minimum, median and maximum.
+        counts: The numbers of training and test images per class, int64 (2, classes), keyed by domain.
+        every: Whether to list each class even if there are more than 40 classes. If false, the table then shows only
+            the minimum, median and maximum over the classes.
     """
     table = Table("class", *[Column(Text(name), justify="right") for name in card.domains], box=None)
     if every or len(card.class_names) <= MOST_ROWS:
@@ -131,7 +135,7 @@ def counts_table(card: StoreCard, counts: dict[str, np.ndarray], every: bool = F
 
 
 def label_counts(folder: Path, card: StoreCard) -> dict[str, np.ndarray]:
-    """Return the numbers of training and test images per class, int64 (2, classes), by domain."""
+    """Return the numbers of training and test images per class, int64 (2, classes), keyed by domain."""
     from fedsweep.data.prepared.arrow_files import check_labels, map_domain
 
     found = {}
@@ -144,5 +148,5 @@ def label_counts(folder: Path, card: StoreCard) -> dict[str, np.ndarray]:
 
 
 def megabytes(count: int) -> str:
-    """Return a number of bytes as text in MB (10^6 bytes)."""
+    """Format a number of bytes in MB (10^6 bytes), without the unit."""
     return f"{count / 1e6:,.1f}"

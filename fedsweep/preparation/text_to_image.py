@@ -1,4 +1,4 @@
-"""Image generation with a text-to-image pipeline of diffusers, which only this module imports."""
+"""Image generation with a text-to-image pipeline of diffusers. Only this module imports diffusers."""
 
 import contextlib
 import hashlib
@@ -19,13 +19,14 @@ from fedsweep.data.synthetic.generated import Diffusers
 
 INDEX = "model_index.json"
 ASKED = {"prompt", "height", "width", "num_inference_steps", "guidance_scale", "generator", "output_type"}
-"""Parameters that a pipeline's call must have."""
+"""Parameters that the call of a pipeline must accept."""
 
 
 class TextToImage:
-    """A pipeline of diffusers without a safety checker, in half precision on a GPU and single precision on a CPU.
+    """A text-to-image pipeline of diffusers, in half precision on a GPU and in single precision on a CPU.
 
-    The constructor raises UserError if diffusers, the checkpoint or an embedding is missing or cannot be read.
+    The pipeline has no safety checker. The constructor raises UserError if diffusers, the checkpoint or an embedding is
+    missing or cannot be read.
     """
 
     def __init__(self, config: Diffusers, device: str = "cpu") -> None:
@@ -44,8 +45,12 @@ class TextToImage:
                 self.pipeline.load_textual_inversion(str(path), token=token, local_files_only=True)
 
     def content(self) -> dict[str, str]:
-        """Return the model's commit on the hub or its SHA-256, and the SHA-256 of each embedding by its token."""
-        if self.folder.parent.name == "snapshots":  # folders in the hub's cache are named after commits
+        """Return digests of the files from which the pipeline was loaded.
+
+        The entry `model` is the commit of a model on the Hugging Face Hub, or the SHA-256 of a folder. The other
+        entries map the token of each embedding to the SHA-256 of its file.
+        """
+        if self.folder.parent.name == "snapshots":  # folders in Hugging Face's cache are named after commits
             model = self.folder.name
         else:
             found = hashlib.sha256()
@@ -55,7 +60,7 @@ class TextToImage:
         return {"model": model, **{token: _digest(path) for token, path in sorted(self.embeddings.items())}}
 
     def check(self, prompts: Sequence[str]) -> None:
-        """Raise UserError if a prompt has more tokens than the text encoder reads."""
+        """Raise UserError if a prompt has more tokens than the text encoder accepts."""
         tokenizer: Any = getattr(self.pipeline, "tokenizer", None)
         convert: Any = getattr(self.pipeline, "maybe_convert_prompt", None)  # an embedding may have several tokens
         for prompt in prompts if tokenizer is not None else ():
@@ -67,7 +72,7 @@ class TextToImage:
                 )
 
     def png(self, prompt: str, generator: torch.Generator) -> bytes:
-        """Return one image as a PNG file, or raise UserError if its pixels are not finite.
+        """Generate one image for a prompt as a PNG file, or raise UserError if its pixels are not finite.
 
         Images are not generated in batches, so that an image does not depend on other images.
         """
@@ -93,7 +98,10 @@ class TextToImage:
         return file.getvalue()
 
     def _find(self) -> Path:
-        """Return the checkpoint's folder; a checkpoint of the hub is downloaded unless it is in the local cache."""
+        """Return the folder of the checkpoint.
+
+        A checkpoint on the Hugging Face Hub is downloaded, unless it is in the local cache.
+        """
         model, folder = self.config.model, resolve(self.config.model)
         if folder.is_dir():
             if not (folder / INDEX).is_file():
@@ -101,10 +109,10 @@ class TextToImage:
             return folder
         try:
             return Path(self.library.DiffusionPipeline.download(model, safety_checker=None))
-        except Exception as error:  # the hub's library raises many types
+        except Exception as error:  # Hugging Face's library raises many types
             raise UserError(
-                f"`synthetic.model` {model} is neither a folder nor in the hub's cache and cannot be downloaded "
-                f"({type(error).__name__}: {one_line(error)}); download it once with a network connection."
+                f"`synthetic.model` {model} is neither a folder nor in Hugging Face's cache and cannot be downloaded "
+                f"({type(error).__name__}: {one_line(error)}); load it once with network access."
             ) from error
 
     def _load(self, dtype: torch.dtype) -> Any:
@@ -127,7 +135,7 @@ class TextToImage:
 
 @contextlib.contextmanager
 def _told(whole: str) -> Iterator[None]:
-    """Convert any exception to a UserError that begins with `whole`."""
+    """Convert any exception to a UserError whose message begins with `whole`."""
     try:
         yield
     except Exception as error:  # each file format has exceptions of its own

@@ -1,4 +1,4 @@
-"""Random augmentation of the images of a pre-training, for photographs and for glyphs such as digits."""
+"""Random augmentations of the images of a pre-training, for photographs and for glyphs such as digits."""
 
 import math
 from typing import Annotated, Literal, Self
@@ -13,7 +13,10 @@ from fedsweep.data.digits import SIZE, rotate, stripes, thicken
 
 
 class Draws:
-    """Random numbers for `count` images. They are drawn on the CPU, so that they do not depend on the device."""
+    """Random numbers for a batch of `count` images.
+
+    The numbers are drawn on the CPU, so that they do not depend on the device.
+    """
 
     def __init__(self, count: int, generator: torch.Generator, device: torch.device) -> None:
         self.count, self.generator, self.device = count, generator, device
@@ -24,7 +27,7 @@ class Draws:
         return low + (high - low) * share
 
     def sometimes(self, probability: float) -> Tensor:
-        """Return booleans (count, 1, 1, 1), each of which is true with this probability."""
+        """Return booleans (count, 1, 1, 1), each of which is true with the given probability."""
         return self.uniform(0, 1, 1, 1, 1) < probability
 
 
@@ -103,8 +106,8 @@ class ImageAugmentation(Config):
 class GlyphAugmentation(Config):
     """Rotation, scaling and shift of glyphs and, for a share of the images, thick strokes, stripes, noise or inversion.
 
-    The augmented images are as varied as the training images of a general backbone, but no domain of the experiments
-    is reproduced.
+    The augmented images are meant to be as varied as the training images of a general backbone, without reproducing any
+    domain of the digits data set.
     """
 
     name: Literal["glyphs"] = "glyphs"
@@ -122,7 +125,10 @@ class GlyphAugmentation(Config):
     )
     stripes: float = Field(0.15, ge=0, le=1, description="share of images with a background of coloured stripes")
     contrast: float = Field(
-        0.6, ge=0, le=1, description="smallest brightness of a glyph; drawn between it and 1 for each colour channel"
+        0.6,
+        ge=0,
+        le=1,
+        description="smallest brightness of a glyph; each colour channel is drawn between this value and 1",
     )
     noise: float = Field(0.15, ge=0, le=1, description="share of images with noise")
     noise_std: float = Field(0.15, ge=0, description="standard deviation of the noise, relative to full brightness")

@@ -1,4 +1,4 @@
-"""The configuration of a pre-training, and the images that it selects."""
+"""The configuration of a pre-training, and the loading of its images."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
@@ -54,7 +54,7 @@ class PretrainConfig(Config):
 
     what_a_name_is = "a hyperparameter of this pre-training"
 
-    seed: int = Field(0, ge=0, description="root of all randomness")
+    seed: int = Field(0, ge=0, description="seed of all random numbers of the pre-training")
     backbone: BackboneConfig
     data: PreparedData
     pool_domains: bool = Field(False, description="whether to join several domains into one training set")
@@ -112,7 +112,10 @@ class PretrainConfig(Config):
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Training images, validation images (the test split), class names, and the digest of the data set."""
+    """The training and validation images of a pre-training, their class names, and the digest of the data set.
+
+    The validation images are the test split of the data set.
+    """
 
     train: ImageSet
     validation: ImageSet
@@ -121,7 +124,7 @@ class TrainingData:
 
 
 def load_images(config: PretrainConfig) -> TrainingData:
-    """Map the data set into memory and join its domains; raise UserError if it is missing or too small."""
+    """Load the images of a pre-training with all domains joined, or raise UserError if they are missing or too few."""
     data = config.data.load()
     train = pool([domain.train for domain in data.domains])
     validation = pool([domain.test for domain in data.domains])

@@ -1,4 +1,4 @@
-"""The pre-training of a backbone: start, training loop, weights file and card, and display of the progress."""
+"""The pre-training of a backbone: checks of its inputs, training loop, weights file and progress display."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ STEPS_PER_CHECK = 50
 
 @dataclass(frozen=True)
 class Session:
-    """The configuration, data and device of a pre-training, which stay constant."""
+    """The configuration, data and device of a pre-training, which do not change while it runs."""
 
     config: PretrainConfig
     data: TrainingData
@@ -44,7 +44,7 @@ class Session:
 
     @property
     def images(self) -> int:
-        """The number of training images per epoch, without an incomplete last batch."""
+        """The number of training images per epoch, not counting an incomplete last batch."""
         wanted = self.config.images_per_epoch or len(self.data.train)
         return wanted // self.config.batch_size * self.config.batch_size
 
@@ -55,7 +55,10 @@ class Session:
         return logits.float()
 
     def batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return uint8 images as float32 pixels in [0, 1], and labels, on the device; a GPU copies asynchronously."""
+        """Return a batch on the device, with uint8 images converted to float32 pixels in [0, 1].
+
+        The copy to a GPU is asynchronous.
+        """
         if self.device.type == "cuda":
             images, labels = images.pin_memory(), labels.pin_memory()
         images, labels = images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
@@ -68,16 +71,21 @@ def default_out(name: str) -> Path:
 
 
 def checkpoint_path(out: Path) -> Path:
-    """Return the path of the checkpoint from which a pre-training that writes the weights `out` can be resumed."""
+    """Return the path of the checkpoint of a pre-training whose final weights are written to `out`."""
     return out.with_suffix(".checkpoint.safetensors")
 
 
 def start(
     config: PretrainConfig, out: Path, device: str = "cpu", threads: int | None = None, resume: bool = False
 ) -> tuple[Session, Saved | None]:
-    """Return a session and, if `resume` is true, the checkpoint from which it continues.
+    """Check the inputs of a pre-training, and return its session and the checkpoint to resume, if any.
 
-    By default, the number of `threads` is that of the checkpoint, or 1 without a checkpoint.
+    Args:
+        config: The configuration of the pre-training.
+        out: The file for the final weights.
+        device: The device to train on, cpu or cuda.
+        threads: The number of CPU threads; by default, the number in the checkpoint, or 1 without a checkpoint.
+        resume: Whether to continue from the checkpoint of an interrupted pre-training.
 
     Raises:
         UserError: `out` cannot be written, the images or the backbone are invalid, or the checkpoint is missing or was
@@ -96,13 +104,17 @@ def start(
 
 
 def exclusively(out: Path) -> AbstractContextManager[None]:
-    """Return a context that holds a lock on `out`, or raise UserError if another process trains the same weights."""
+    """Return a context manager that locks `out` or raises UserError if another process trains the same weights."""
     out.parent.mkdir(parents=True, exist_ok=True)
     return locked(out.with_name(f".{out.name}.lock"), f"another `fedsweep pretrain` is writing {out} now.")
 
 
 def _check_out(out: Path, checkpoint: Path, resume: bool) -> None:
-    """Raise UserError unless `out` can be written, replaces no file, and its checkpoint matches `resume`."""
+    """Raise UserError unless `out` can be written and replaces no file.
+
+    Also raise UserError if the checkpoint exists although `resume` is false, or does not exist although `resume` is
+    true.
+    """
     if out.suffix != ".safetensors":
         raise UserError(f"`--out` must end in .safetensors, but it is {out}.")
     if resume and not checkpoint.exists():
@@ -129,7 +141,7 @@ OnStep = Callable[[int, Tensor], None]
 
 
 def train(session: Session, saved: Saved | None, on_step: OnStep) -> Iterator[EpochRecord]:
-    """Train, and yield the record of each epoch, beginning with the epochs in `saved`.
+    """Train the backbone, and yield a record of each epoch, beginning with the epochs of the checkpoint `saved`.
 
     A checkpoint is written before each new record is yielded. The random numbers of an epoch depend only on the seed
     and the epoch, so that a resumed training is bit-identical on a CPU. Raise UserError if the loss is not finite.
@@ -183,7 +195,11 @@ def _train_epoch(session: Session, state: TrainingState, epoch: int, on_step: On
 
 
 def _step(session: Session, state: TrainingState, pixels: Tensor, targets: Tensor, number: int) -> Tensor:
-    """Take one training step on images in [0, 1] and labels or class shares, and return the detached loss."""
+    """Take one training step, and return the loss without its graph.
+
+    `pixels` are images in [0, 1], and `targets` are labels (n,) or class shares (n, classes). `number` counts steps
+    from 0.
+    """
     config, network = session.config, state.network
     loss = F.cross_entropy(session.logits(network, pixels), targets, label_smoothing=config.label_smoothing)
     state.optimizer.zero_grad()
@@ -219,9 +235,9 @@ def validate(session: Session, network: Network) -> tuple[float, float]:
 
 
 def write_result(session: Session, name: str, out: Path) -> dict[str, Any]:
-    """Write the weights of the last checkpoint and their card `<out>.json`, and return the card.
+    """Write the weights of the last checkpoint to `out` and their card to a JSON file next to it, and return the card.
 
-    The accuracy in the card is that of the weights in the file, which may be rounded to float16. The checkpoint is
+    The accuracy in the card is that of the weights as written, which may be rounded to float16. The checkpoint is
     deleted at the end.
     """
     config, data, backbone = session.config, session.data, session.config.backbone
@@ -279,8 +295,9 @@ class EpochTable:
         self.progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
-            TextColumn("{task.fields[speed]:.0f} images/s, loss {task.fields[loss]:.3f}, time left"),
+            TextColumn("{task.fields[speed]:.0f} images/s, loss {task.fields[loss]:.3f}, about"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=console,
             transient=True,
             redirect_stdout=sys.stdout.isatty(),  # on a terminal, rows are printed above the bar
@@ -302,7 +319,7 @@ class EpochTable:
             self.progress.stop()
 
     def on_step(self, images: int, loss: Tensor) -> None:
-        """Count the images of a step, and update the bar every `REFRESH` seconds."""
+        """Count the images of a step, and update the bar at most every `REFRESH` seconds."""
         self.trained, self.seen = self.trained + images, self.seen + images
         now = time.monotonic()
         if self.progress.console.is_terminal and now - self.looked > REFRESH:

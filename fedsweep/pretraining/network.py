@@ -1,4 +1,4 @@
-"""The network and optimizer of a pre-training, and their checkpoint: safetensors with a JSON header."""
+"""The network and optimizer of a pre-training, and their checkpoint, a safetensors file with a JSON header."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ from fedsweep.pretraining.config import AdamWConfig, MixConfig, PretrainConfig, 
 
 
 class Network(nn.Module):
-    """A backbone with its head, for images in [0, 1]."""
+    """A backbone with its head, for images in [0, 1], which the network normalises itself."""
 
     mean: Tensor
     std: Tensor
@@ -49,7 +49,7 @@ class Network(nn.Module):
 
 
 def build_network(config: PretrainConfig, num_classes: int) -> Network:
-    """Return the network with initial weights drawn from the seed, and with stochastic depth if it is configured.
+    """Return the network, with initial weights drawn from the seed and with stochastic depth if it is configured.
 
     Raise UserError if the backbone does not support the number of classes or stochastic depth.
     """
@@ -59,7 +59,8 @@ def build_network(config: PretrainConfig, num_classes: int) -> Network:
         if isinstance(config.backbone, DigitsViT):
             if num_classes != 10:
                 raise UserError(
-                    f"`backbone.name` digits_vit needs ten classes, but {config.data.set} has {num_classes} classes."
+                    "`backbone.name` digits_vit classifies ten digits, "
+                    f"but {config.data.set} has {num_classes} classes."
                 )
             model: LayeredModel = LayeredViT(config.backbone.architecture(), [0.5] * 3, [0.5] * 3)
         else:
@@ -97,8 +98,8 @@ def adamw(network: Network, config: AdamWConfig) -> torch.optim.Optimizer:
 def cosine(optimizer: torch.optim.Optimizer, config: ScheduleConfig, lr: float, steps: int) -> CosineLRScheduler:
     """Return the learning-rate schedule; call its `step_update(k)` before step k, where k counts from 0 to `steps` - 1.
 
-    In the w steps of warm-up, the rate is lr (k + 1) / (w + 1). After them, it decreases from lr to the floor, which it
-    would reach at k = `steps`. The rate depends on k only, so checkpoints need not contain the schedule.
+    During the w steps of warm-up, the rate is lr (k + 1) / (w + 1). Afterwards, it decreases from lr to the floor,
+    which it would reach at k = `steps`. The rate depends only on k, so checkpoints need not contain the schedule.
     """
     warmup = int(config.warmup * steps)
     return CosineLRScheduler(
@@ -113,9 +114,10 @@ def cosine(optimizer: torch.optim.Optimizer, config: ScheduleConfig, lr: float, 
 
 
 def mixer(config: MixConfig, num_classes: int) -> Mix | None:
-    """Return MixUp, CutMix, or a random choice between both for each batch; None if neither is configured.
+    """Return a function that mixes a batch by MixUp or CutMix, or None if neither is configured.
 
-    All of them use torch's global random generator.
+    If both are configured, one of them is chosen at random for each batch. The function uses torch's global random
+    generator.
     """
     parts = ((v2.MixUp, config.mixup), (v2.CutMix, config.cutmix))
     chosen: list[Mix] = [part(alpha=alpha, num_classes=num_classes) for part, alpha in parts if alpha]
@@ -126,7 +128,10 @@ def mixer(config: MixConfig, num_classes: int) -> Mix | None:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """The results of an epoch; `epoch` counts from 1. Only `seconds` differs if a pre-training is repeated."""
+    """The results of an epoch, where `epoch` counts from 1.
+
+    If a pre-training is repeated, only `seconds` differs.
+    """
 
     epoch: int
     train_loss: float
@@ -138,7 +143,7 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Saved:
-    """The content of a checkpoint, with `tensors` as returned by `TrainingState.tensors`."""
+    """The content of a checkpoint, with the tensors that `TrainingState.tensors` returns."""
 
     history: tuple[EpochRecord, ...]
     config: Mapping[str, Json]
@@ -186,7 +191,7 @@ class TrainingState:
 
     @classmethod
     def of(cls, config: PretrainConfig, num_classes: int, device: torch.device, saved: Saved | None) -> Self:
-        """Return the state in the checkpoint `saved`, or the state before the first step if it is None."""
+        """Return the state in the checkpoint `saved`, or the state before the first step if `saved` is None."""
         network = build_network(config, num_classes).to(device)
         average = None if config.ema_decay is None else ModelEmaV3(network, decay=config.ema_decay, use_warmup=True)
         state = cls(network, adamw(network, config.optimizer), average)
@@ -205,11 +210,14 @@ class TrainingState:
 
     @property
     def result(self) -> Network:
-        """The network that is validated and written: the moving average if there is one."""
+        """The network that is validated and written to the weights file: the moving average, if there is one."""
         return self.network if self.average is None else self.average.module
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors by name: `network/...`, `average/...`, and `<moment>/...` for each moment of AdamW."""
+        """Return all tensors of the state, keyed by name.
+
+        The names begin with `network/`, `average/` or `<moment>/`, where `<moment>` is the name of a moment of AdamW.
+        """
         named = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}
         if self.average is not None:
             named |= {f"average/{name}": tensor for name, tensor in self.average.module.state_dict().items()}
@@ -220,7 +228,7 @@ class TrainingState:
     def save(
         self, path: Path, history: Sequence[EpochRecord], config: PretrainConfig, data_digest: str, threads: int
     ) -> None:
-        """Write the checkpoint atomically."""
+        """Write a checkpoint with this state and the records of all epochs so far, atomically."""
         header = {
             "history": json.dumps([asdict(record) for record in history]),
             "config": config.model_dump_json(),

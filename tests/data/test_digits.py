@@ -1,4 +1,4 @@
-"""The digits data set: six styles of the same digits."""
+"""The embedded digits data set, which has six domains: the same scans in six styles."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def test_every_domain_has_the_same_scans_in_the_same_split(data):
     inverted = data.domains[STYLES.index("inverted")]
     for here, there in ((plain.train, inverted.train), (plain.test, inverted.test)):
         total = here.images.int() + there.images.int()
-        assert set(total.unique().tolist()) <= {254, 255, 256}  # two values are rounded
+        assert set(total.unique().tolist()) <= {254, 255, 256}  # the sum of two rounded values
         assert (total == 255).double().mean() > 0.9
 
 
@@ -110,7 +110,7 @@ def test_loading_twice_shares_the_images():
             {"domains": ["plain", "bold"]},
             "`data.domains` must be among plain, rotated, inverted, noisy, thick, textured, but one is `bold`.",
         ),
-        ({"domains": ["plain", "plain"]}, "`data.domains` must not repeat a domain, but is ['plain', 'plain']."),
+        ({"domains": ["plain", "plain"]}, "`data.domains` must not repeat a domain, but it is ['plain', 'plain']."),
         ({"domains": []}, "`domains` must have at least 1 item, but it is []."),
         ({"test_fraction": 0.001}, "`test_fraction` must be greater than or equal to 0.01, but it is 0.001."),
         ({"test_fraction": 1}, "`test_fraction` must be less than or equal to 0.99, but it is 1."),
@@ -135,7 +135,7 @@ def test_pixels_are_rounded_and_clamped():
     assert to_uint8(grey)[0, :, 0].tolist() == [[0, 0, 0, 1, 255, 255]] * 3
 
 
-def test_thickened_strokes_cover_the_original_ones():
+def test_thickened_strokes_cover_the_original_strokes():
     glyphs = torch.zeros(1, 1, 5, 5)
     glyphs[0, 0, 2, 2] = 0.5
     expected = torch.zeros(5, 5)

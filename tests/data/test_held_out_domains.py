@@ -39,7 +39,7 @@ def test_training_domains_keep_their_order():
 
 
 def test_held_out_digits_are_tested_only_on_their_test_split():
-    """The other scans are training images in other styles."""
+    """The remaining scans are training images of the other domains, in other styles."""
     loaded, usual = digits(held_out_domains=["noisy"]).load(), digits().load()
     (held_out,), old = loaded.held_out, usual.domains[1]
     assert torch.equal(held_out.test.images, old.test.images)
@@ -65,17 +65,17 @@ def test_all_prepared_images_of_a_held_out_domain_are_test_images(prepared):
     [
         (
             {"held_out_domains": ["thick"]},
-            "`data.held_out_domains` must be among `data.domains`, plain, noisy, inverted, but one is `thick`.",
+            "`data.held_out_domains` must be among `data.domains` (plain, noisy, inverted), but one is `thick`.",
         ),
         (
             {"held_out_domains": ["noisy", "noisy"]},
-            "`data.held_out_domains` must not repeat a domain, but is ['noisy', 'noisy'].",
+            "`data.held_out_domains` must not repeat a domain, but it is ['noisy', 'noisy'].",
         ),
         (
             {"held_out_domains": ["inverted", "plain", "noisy"]},
             "`data.held_out_domains` must leave a domain to train on, but it names all 3.",
         ),
-        ({"domains": ["plain", "plain"]}, "`data.domains` must not repeat a domain, but is ['plain', 'plain']."),
+        ({"domains": ["plain", "plain"]}, "`data.domains` must not repeat a domain, but it is ['plain', 'plain']."),
         ({"held_out_domains": "noisy"}, "`held_out_domains` must be a list"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The display of a pre-training: the bar on the terminal, and the rows on stdout."""
+"""The display of a pre-training, with a bar on the terminal and rows on stdout."""
 
 import io
 
@@ -23,7 +23,7 @@ def test_rows_go_to_a_pipe_and_the_bar_to_the_terminal(toy, capsys, monkeypatch)
     assert len(rows) == 2
     bar = terminal.getvalue()
     assert "epoch 2/3" in bar
-    assert "images/s, loss 1.250, time left" in bar
+    assert "images/s, loss 1.250, about" in bar
     assert "50.00%" not in bar
 
 

@@ -1,4 +1,7 @@
-"""Arrow files of prepared images: writing, memory mapping and checking. This module does not import torch."""
+"""Writing, memory mapping and checking of the Arrow files of prepared data sets.
+
+This module does not import torch, so that commands without training start quickly.
+"""
 
 import hashlib
 import io
@@ -19,10 +22,10 @@ PIECE = 32 * 1024 * 1024  # bytes read or written at once, to limit the memory o
 
 @dataclass(frozen=True)
 class Part:
-    """The training or the test images of a domain.
+    """The training or the test images of a domain, memory-mapped from the domain's file.
 
-    `images` (n, 3, size, size) is uint8, in the memory map `pages`. `labels` (n,) is int16. `paths` are the paths of
-    the source images.
+    `images` is a uint8 array (n, 3, size, size), and `labels` an int16 array (n,). `paths` are the paths of the source
+    images within the original data set. `pages` is the memory map that contains the images.
     """
 
     images: np.ndarray
@@ -32,13 +35,13 @@ class Part:
 
 
 def schema(size: int) -> pa.Schema:
-    """Return the Arrow schema of a domain's file."""
+    """Return the Arrow schema of the file of a domain with images of `size` x `size` pixels."""
     image = pa.fixed_shape_tensor(pa.uint8(), [3, size, size])
     return pa.schema([("image", image), ("label", pa.int16()), ("path", pa.string())])
 
 
 def record_batch(images: np.ndarray, labels: Sequence[int] | np.ndarray, paths: Sequence[str]) -> pa.RecordBatch:
-    """Return images, uint8 (n, 3, size, size), with labels and paths as a record batch, without copying pixels."""
+    """Return a record batch of images, uint8 (n, 3, size, size), labels and paths, without copying the pixels."""
     size = images.shape[-1]
     pixels = pa.Array.from_buffers(pa.uint8(), images.size, [None, pa.py_buffer(np.ascontiguousarray(images))])
     storage = pa.FixedSizeListArray.from_arrays(pixels, 3 * size * size)
@@ -48,9 +51,9 @@ def record_batch(images: np.ndarray, labels: Sequence[int] | np.ndarray, paths: 
 
 
 def write_domain(path: Path, train: pa.RecordBatch, test: pa.RecordBatch, pages: mmap.mmap | None = None) -> None:
-    """Write the file of a domain and flush it to disk.
+    """Write the training and test images of a domain to the file `path`, and flush the file to disk.
 
-    If the images are in a memory map `pages`, their memory is released after they are written.
+    `pages` is the memory map that contains the images, if any. Its memory is released while the file is written.
     """
     # A domain of 14,267 images at 224 px has more than 2^31 pixel values.
     options = pa.ipc.IpcWriteOptions(allow_64bit=True)
@@ -64,7 +67,7 @@ def write_domain(path: Path, train: pa.RecordBatch, test: pa.RecordBatch, pages:
 
 
 class _InPieces(io.BufferedWriter):
-    """A file that is written in pieces, and that releases the memory of the memory map `pages` after each piece."""
+    """A file that is written in pieces; after each piece, the memory of the memory map `pages` is released."""
 
     pages: mmap.mmap | None = None
 
@@ -84,10 +87,10 @@ def map_file(path: Path) -> mmap.mmap:
 
 
 def map_domain(path: Path) -> tuple[Part, Part]:
-    """Return the training and the test images in a domain's file as a memory map.
+    """Return the training and the test images of a domain, memory-mapped from its file.
 
     Raises:
-        UserError: The file is missing, damaged or of another kind.
+        UserError: The file is missing or damaged, or is not a file of prepared images.
     """
     try:
         pages = map_file(path)
@@ -109,7 +112,7 @@ def _part(batch: pa.RecordBatch, size: int, pages: mmap.mmap) -> Part:
 
 
 def check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
-    """Raise UserError unless all labels of a domain's file are between 0 and classes - 1."""
+    """Raise UserError unless all `labels` in the file `path` are at least 0 and below `classes`."""
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         raise UserError(
             f"{path} contains labels from {labels.min()} to {labels.max()}, but its card lists {classes} classes; "
@@ -118,7 +121,10 @@ def check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
 
 
 def stored_digest(folder: Path, card: StoreCard) -> str:
-    """Return the `content_digest` of a prepared data set, read from its files in pieces."""
+    """Return the SHA-256 of a prepared data set's content, read piece by piece to save memory.
+
+    The value equals that of `content_digest`.
+    """
     digest = hashlib.sha256("".join(f"{name}\0" for name in card.class_names).encode())
     for name in card.domains:
         for part in map_domain(folder / f"{name}.arrow"):

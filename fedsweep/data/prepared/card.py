@@ -1,4 +1,7 @@
-"""The cards and folders of prepared data sets. This module imports neither torch nor pyarrow."""
+"""The folders of prepared data sets, and their cards, which describe the data sets.
+
+This module imports neither torch nor pyarrow, so that commands that only list data sets start quickly.
+"""
 
 from pathlib import Path
 from typing import Literal
@@ -14,7 +17,7 @@ CARD = "card.json"
 
 
 class DomainCard(Config):
-    """The number of images in a domain's file, and the size of the file."""
+    """The number of training and test images of a domain, and the size of the domain's file."""
 
     train: int = Field(ge=0, description="number of training images")
     test: int = Field(ge=0, description="number of test images")
@@ -22,7 +25,10 @@ class DomainCard(Config):
 
 
 class StoreCard(Config):
-    """The description of a prepared data set. It is written last, so that a folder with a card is complete."""
+    """The description of a prepared data set, stored as `card.json` in its folder.
+
+    The card is written last, so that a folder with a card is complete.
+    """
 
     what_a_name_is = "an entry of a prepared data set's card"
 
@@ -39,7 +45,8 @@ class StoreCard(Config):
     )
     interpolation: str = "bicubic"
     test_fraction: float | None = Field(
-        None, description="share of each class drawn for the test split; null: the source lists it"
+        None,
+        description="share of each class drawn at random for the test split; null if the data set has its own split",
     )
     skipped: tuple[str, ...] = Field((), description="images that could not be decoded")
     plan: str = Field("", description="SHA-256 of the list of source files and of all options")
@@ -48,22 +55,22 @@ class StoreCard(Config):
 
     @property
     def images(self) -> int:
-        """The number of training and test images of all domains."""
+        """The total number of training and test images in all domains."""
         return sum(domain.train + domain.test for domain in self.domains.values())
 
     @property
     def bytes(self) -> int:
-        """The size of the files of all domains, in bytes."""
+        """The total size of the files of all domains, in bytes."""
         return sum(domain.bytes for domain in self.domains.values())
 
 
 def store_folder(name: str, size: int) -> Path:
-    """Return the folder of a prepared data set."""
+    """Return the folder of the prepared data set `name` with images of `size` x `size` pixels."""
     return data_folder() / f"{name}-{size}"
 
 
 def is_store(folder: Path) -> bool:
-    """Return whether a folder contains a completely prepared data set."""
+    """Return whether a folder contains a prepared data set that is complete."""
     return (folder / CARD).is_file()
 
 
@@ -79,10 +86,10 @@ def unfinished() -> list[Path]:
 
 
 def read_card(folder: Path) -> StoreCard:
-    """Return the card of a prepared data set.
+    """Return the card (description) of a prepared data set.
 
     Raises:
-        UserError: The card is malformed or belongs to another folder, or a file has another size than the card lists.
+        UserError: The card is malformed or belongs to another folder, or the size of a file differs from the card.
     """
     card = StoreCard.of(read_json(folder / CARD), str(folder / CARD))
     if folder.name != f"{card.name}-{card.size}":

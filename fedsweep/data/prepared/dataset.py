@@ -1,4 +1,4 @@
-"""The base class of data sets, and prepared data sets, which are memory maps of Arrow files."""
+"""The base class of data set configurations, and prepared data sets, whose Arrow files are mapped into memory."""
 
 import hashlib
 import warnings
@@ -19,10 +19,12 @@ from fedsweep.types import Domain, FederatedData, ImageSet
 
 
 def read_domain(path: Path, name: str) -> Domain:
-    """Return a domain, with images in a read-only memory map of its file; writing to them would crash the process.
+    """Return the domain `name`, whose images are a read-only memory map of its file.
+
+    Writing to the images would crash the process.
 
     Raises:
-        UserError: The file is missing, damaged or of another kind.
+        UserError: The file is missing or damaged, or is not a file of prepared images.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -34,7 +36,7 @@ def read_domain(path: Path, name: str) -> Domain:
 
 
 def content_digest(class_names: Sequence[str], domains: Iterable[Domain]) -> str:
-    """Return the SHA-256 of a data set's content in hexadecimal.
+    """Return the SHA-256 of a data set's content as hexadecimal digits.
 
     The hashed bytes are the class names, each followed by a zero byte, and then the training and the test images of
     each domain: the name of the domain, the pixels (uint8, n x 3 x height x width) and the labels (int64,
@@ -55,7 +57,7 @@ class Data(Config):
 
     domains: tuple[str, ...] = Field(min_length=1, description="domains to use; the clients follow this order")
     held_out_domains: tuple[str, ...] = Field(
-        (), description="those of `data.domains` that no client has; they are tested as out of domain"
+        (), description="domains among `data.domains` that no client has; they are tested as out-of-domain data"
     )
 
     @model_validator(mode="after")
@@ -63,11 +65,11 @@ class Data(Config):
         for field in ("domains", "held_out_domains"):
             names = getattr(self, field)
             if len(set(names)) < len(names):
-                raise ValueError(f"`data.{field}` must not repeat a domain, but is {list(names)}")
+                raise ValueError(f"`data.{field}` must not repeat a domain, but it is {list(names)}")
         for name in self.held_out_domains:
             if name not in self.domains:
                 raise ValueError(
-                    f"`data.held_out_domains` must be among `data.domains`, {', '.join(self.domains)}, "
+                    f"`data.held_out_domains` must be among `data.domains` ({', '.join(self.domains)}), "
                     f"but one is `{name}`"
                 )
         if not self.training_domains:
@@ -78,12 +80,12 @@ class Data(Config):
 
     @property
     def training_domains(self) -> tuple[str, ...]:
-        """The domains that clients have: all domains that are not held out."""
+        """The domains of the clients, that is, all domains that are not held out."""
         return tuple(name for name in self.domains if name not in self.held_out_domains)
 
 
 class PreparedData(Data):
-    """A data set of image files, which `fedsweep data prepare` has decoded once."""
+    """A prepared data set: images that `fedsweep data prepare` has decoded once and stored on disk."""
 
     name: Literal["prepared"] = "prepared"
     set: str = Field(min_length=1, description="name under which the data set was prepared, e.g. `pacs`")
@@ -95,10 +97,11 @@ class PreparedData(Data):
     )
 
     def load(self) -> FederatedData:
-        """Return the domains as memory maps.
+        """Return the data set, with images that are mapped into memory.
 
         Raises:
-            UserError: The data set is not prepared, is damaged, or differs from `digest`.
+            UserError: The data set is not prepared or is damaged, a domain is missing, or the digest differs from
+                `digest`.
         """
         folder = store_folder(self.set, self.size)
         if self.size not in prepared_sizes(self.set):  # only names of prepared data sets are opened, never other paths

@@ -1,4 +1,4 @@
-"""Surrogate images: synthetic images drawn from the statistics of held-out images, without a generator."""
+"""Surrogate images, which are drawn from the pixel statistics of the server's images, without a generative model."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Literal
@@ -13,9 +13,9 @@ from fedsweep.types import FederatedData, ImageSet
 
 
 class Surrogate(Proportioned):
-    """Images drawn from a Gaussian over pixels for each class and domain, with the statistics of the server's images.
+    """Surrogate images: samples of a Gaussian over pixels, fitted to the server's real images of each class and domain.
 
-    They replace the images of a text-to-image model, so results with surrogate images are marked.
+    Surrogate images replace the output of a text-to-image model, so reports mention them next to the results.
     """
 
     needs_proxy: ClassVar = True
@@ -24,7 +24,10 @@ class Surrogate(Proportioned):
     name: Literal["surrogate"] = "surrogate"
 
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
-        """Return surrogate images by domain, each image drawn with its own random stream."""
+        """Return surrogate images, keyed by domain.
+
+        Each image is drawn with a random stream of its own.
+        """
         classes = len(data.class_names)
         own = {name: _by_class(images) for name, images in sorted(proxy.items())}
         means = _means(own, data.class_names)
@@ -50,21 +53,28 @@ def _by_class(images: ImageSet) -> dict[int, ImageSet]:
 
 
 def _pixels(images: ImageSet) -> Tensor:
-    """Return the pixels of a class's images as float32; those of all classes might not fit into memory."""
+    """Return the pixels of one class's images as float32 (n, 3, h, w).
+
+    Images are converted class by class, because all of them at once might not fit into memory.
+    """
     return images.take(torch.arange(len(images)))[0].float()
 
 
 def _deviations(own: Mapping[int, ImageSet], labels: Iterable[int]) -> list[Tensor]:
-    """Return the deviations of images from the mean of their class, for each class with two or more images."""
+    """Return the deviations of images from the mean of their class, one tensor (n, 3, h, w) per class.
+
+    `own` maps each class to its images. Classes with fewer than two images are skipped.
+    """
     parts = [_pixels(own[label]) for label in labels if len(own.get(label, ())) > 1]
     return [part - part.mean(0) for part in parts]
 
 
 def _means(own: Mapping[str, Mapping[int, ImageSet]], class_names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the mean images of all classes (classes, 3, h, w), by domain.
+    """Return the mean images of all classes, (classes, 3, h, w), keyed by domain.
 
-    If a domain has no images of a class, the mean of the class is estimated: it is the mean of the domain, plus the
-    average difference between the class and the domain in the other domains.
+    `own` maps each domain and class to the server's images. If a domain has no images of a class, the mean image of
+    that class is estimated: it is the mean image of the domain plus the average difference between the class and the
+    domain in the other domains.
     """
     found, styles, moves = {}, {}, [list[Tensor]() for _ in class_names]
     for name, classes in own.items():
@@ -86,9 +96,10 @@ def _means(own: Mapping[str, Mapping[int, ImageSet]], class_names: Sequence[str]
 
 
 def _draw(mean: Tensor, scatter: Sequence[Tensor], seeds: Sequence[int]) -> Tensor:
-    """Return uint8 images (k, 3, h, w), one per seed, drawn from a Gaussian.
+    """Draw one image from a Gaussian for each of k seeds, and return the images, uint8 (k, 3, h, w).
 
-    The covariance is the pooled covariance of the deviations `scatter`, a list of (n, 3, h, w).
+    The Gaussian has the mean image `mean` and the covariance that is pooled over `scatter`, the deviations of images
+    from the mean of their class, one tensor (n, 3, h, w) per class.
     """
     drawn = mean.expand(len(seeds), *mean.shape)
     if scatter:

@@ -1,4 +1,4 @@
-"""All layouts, that is, the arrangements of image files in which data sets are published and that fedsweep can read.
+"""All layouts, that is, arrangements of image files that `fedsweep data prepare` can read.
 
 A new layout needs a class, an entry in `ALL`, and a tree of example files in the tests.
 """
@@ -33,11 +33,11 @@ _OTHER_SPELLINGS = {"imageclefda": ImageClef, "nicopp": Nico, "nico++": Nico}
 def find(name: str, root: Path, layout: str | None = None) -> Layout:
     """Return the layout of the data set `name` in the folder `root`.
 
-    If `layout` is None, the layout is detected: by Parquet files with images, then by the data set's name, and then by
-    the depth of the folders that contain images.
+    If `layout` is None, the layout is detected from Parquet files with images, then from the name of the data set, and
+    then from the depth of the folders that contain images.
 
     Raises:
-        UserError: The root or the layout does not exist, or no layout fits.
+        UserError: `root` cannot be read, `layout` is not the name of a layout, or no layout fits.
     """
     layouts = {one.name: one for one in ALL}
     if layout is not None:
@@ -66,7 +66,7 @@ def find(name: str, root: Path, layout: str | None = None) -> Layout:
 
 
 def _refuse_stray_splits(outer: Folder) -> None:
-    """Raise UserError if folders named after splits lie next to folders with other names.
+    """Raise UserError if `outer` contains folders of splits, such as `train` and `test`, next to other folders.
 
     If all of these folders were read as domains, test images would be used for training.
     """

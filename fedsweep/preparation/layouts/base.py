@@ -1,6 +1,7 @@
 """The base class of layouts, checks that all layouts share, and the reading of list files.
 
-A layout is an arrangement of image files in which a data set is published; its class lists and reads the images.
+A layout is an arrangement of image files in which data sets are published. The class of a layout lists the images and
+reads them.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +22,10 @@ _LONGEST_NAME = 200  # bytes; file systems allow 255, and a prepared data set ad
 
 @dataclass(frozen=True)
 class Item:
-    """One image of a data set. `path` identifies it within the root; `split` is None if the layout has no split."""
+    """One image of a data set.
+
+    `path` identifies the image within the root folder. `split` is None if the layout has no split.
+    """
 
     path: str
     label: int
@@ -31,10 +35,12 @@ class Item:
 
 @dataclass(frozen=True)
 class Listing:
-    """All images of a data set. Labels count from 0 in the order of `class_names`. No domain or class is empty.
+    """All images of a data set.
 
-    `Layout._find` returns a preliminary listing: `domains` then has all domains of the published data set, and the name
-    of a class without images is "".
+    Labels count from 0 in the order of `class_names`. No domain or class is empty.
+
+    The listing that `Layout._find` returns is preliminary. Its `domains` are all domains of the published data set, and
+    its `class_names` contain "" for each class whose name is not known because the class has no images.
     """
 
     class_names: tuple[str, ...]
@@ -49,13 +55,15 @@ class Layout(ABC):
 
     name: ClassVar[str]  # the value of `fedsweep data prepare --layout`
     looks_like: ClassVar[str]  # the layout in one line, e.g. `<domain>/<class>/*.jpg, splits/<domain>_{train,test}.txt`
-    num_classes: ClassVar[int | None] = None  # default for `list`: the number of first classes, None for all classes
+    num_classes: ClassVar[int | None] = None  # default of `list`: the number of classes to read; None for all
 
     def list(self, root: Path, num_classes: int | None = None) -> Listing:
         """Return the images of the first `num_classes` classes, in an order that depends on names only.
 
+        If `num_classes` is None, the default of the layout applies, which is all classes for most layouts.
+
         Raises:
-            UserError: The root has another layout, or a class or a domain has no images.
+            UserError: The files in `root` have another layout, or a class or a domain has no images.
         """
         found = self._find(root, self.num_classes if num_classes is None else num_classes)
         names = found.class_names
@@ -84,34 +92,44 @@ class Layout(ABC):
 
     @abstractmethod
     def _find(self, root: Path, num_classes: int | None) -> Listing:
-        """Return all images; files of classes after the first `num_classes` need not exist on the disk."""
+        """Return a preliminary listing of all images.
+
+        The files of classes after the first `num_classes` need not exist.
+        """
 
     def _order(self, path: str) -> tuple[str, int]:
-        """Return the key by which the images of a domain are sorted."""
+        """Return the key by which the image at `path` is sorted within its domain."""
         return path, 0
 
     def _folder(self, root: Path, candidates: Iterable[str], fits: Callable[[Folder], bool], looked_for: str) -> str:
-        """Return the first of the `candidates` within the root that exists and fits, or raise UserError."""
+        """Return the first of the `candidates` that is a folder in `root` and satisfies `fits`, or raise UserError."""
         for name in candidates:
             if (root / name).is_dir() and fits(list_folder(root / name)):
                 return name
         raise unexpected(root, self.name, looked_for)
 
     def files(self, items: Iterable[Item]) -> Sequence[str]:
-        """Return the files, relative to the root, that contain the items; by default, one file per image."""
+        """Return the files that contain the images `items`, relative to the root; by default, one file per image."""
         return [*dict.fromkeys(item.path for item in items)]
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
-        """Yield the encoded bytes of each item, in order."""
+        """Yield the encoded bytes of each image in `items`, in order."""
         for item in items:
             yield (root / item.path).read_bytes()
 
 
 def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: tuple[str, ...] = ()) -> Listing:
-    """Return the images at `<folder>/<class>/<image>` for each place (domain, folder within the root, split).
+    """Return the images that are stored as `<folder>/<class>/<image>`.
 
-    Labels follow the sorted names of all class folders, including empty ones. Raise UserError if an image lies outside
-    a class folder, or if a domain has no images.
+    Labels follow the sorted names of all class folders, including empty ones.
+
+    Args:
+        root: The folder of the data set.
+        places: The domain, the folder (relative to the root) and the split of each group of class folders.
+        domains: All domains of the published data set.
+
+    Raises:
+        UserError: An image is not directly in a class folder, or a domain has no images.
     """
     names: set[str] = set()
     images: list[tuple[str, str, str, Split | None]] = []
@@ -136,7 +154,7 @@ def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: t
 
 
 def check_domains(root: Path, domains: Sequence[str]) -> None:
-    """Raise UserError if a domain's name cannot be a file name, or differs from another name only in case."""
+    """Raise UserError if a domain's name cannot be a file name, or differs from another domain's name only in case."""
     folded: dict[str, str] = {}
     for domain in domains:
         _check_text(root, domain)
@@ -164,7 +182,10 @@ def _have(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a list file: its location (`where`), the image's path and label, and the list's domain and split."""
+    """A line of a list file: the path and the label of an image.
+
+    `where` is the location of the line, for error messages. `domain` and `split` are those of all images in the file.
+    """
 
     where: str
     path: str
@@ -174,7 +195,7 @@ class Line:
 
 
 def read_lines(root: Path, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the location and the text of each line that is not blank: ("splits/real_train.txt, line 3", "...")."""
+    """Yield the location (for error messages) and the text of each line in the file `name` that is not blank."""
     # Not splitlines(), which also splits at characters that a file name may contain.
     for number, line in enumerate(read_text(root / name, "utf-8-sig").split("\n"), start=1):
         if line.strip():
@@ -182,14 +203,14 @@ def read_lines(root: Path, name: str) -> Iterator[tuple[str, str]]:
 
 
 def read_list(root: Path, name: str, domain: str, split: Split | None, labels: bool = True) -> list[Line]:
-    """Return the lines `<path of an image> <label>` of a list file; the label is optional if `labels` is false.
+    """Return the lines of a list file, each of which contains the path of an image and a label.
 
     Args:
         root: The folder of the data set.
         name: The list file, relative to the root.
         domain: The domain of all images in the list.
         split: The split of all images in the list.
-        labels: Whether each line must have a label.
+        labels: Whether a line without a label is an error.
 
     Raises:
         UserError: The list is empty, a line is malformed, or a path leads out of the root.
@@ -212,7 +233,10 @@ def read_list(root: Path, name: str, domain: str, split: Split | None, labels: b
 
 
 class ExistingFiles:
-    """A check that files exist in a root. It lists each folder once, which is faster than a query for each file."""
+    """A checker for the existence of files in a root folder.
+
+    The files of each folder are listed once, which is faster than a query for each file.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -221,7 +245,10 @@ class ExistingFiles:
         )
 
     def require(self, path: str, where: str) -> None:
-        """Raise UserError with similar names if `path` does not exist; `where` is the line that lists the path."""
+        """Raise UserError with similar file names if the file `path` does not exist.
+
+        `where` is the location of the line that lists the file.
+        """
         folder, _, name = path.rpartition("/")
         names = self._names(folder)
         if names is None or name not in names:
@@ -230,7 +257,10 @@ class ExistingFiles:
 
 
 def refuse_twice(lines: Iterable[Line], by_label: bool = False) -> None:
-    """Raise UserError if an image is listed twice; with `by_label`, only if it is listed twice with the same label."""
+    """Raise UserError if an image is listed more than once.
+
+    If `by_label` is true, an image may be listed several times with different labels.
+    """
     seen: dict[tuple[str, int | None], str] = {}
     for line in lines:
         key = line.path, line.label if by_label else None
@@ -243,7 +273,10 @@ def refuse_twice(lines: Iterable[Line], by_label: bool = False) -> None:
 
 
 def label_within(line: Line, most: int, first: int = 0) -> int:
-    """Return the label, counted from 0; raise UserError unless it is one of the `most` labels from `first` on."""
+    """Return the label of a line, counted from 0.
+
+    Raise UserError unless the label in the file is between `first` and `first + most - 1`.
+    """
     if line.label is None or not first <= line.label < first + most:
         last = first + most - 1
         raise UserError(f"{line.where}: a label must be between {first} and {last}, but it is {line.label}.")

@@ -9,7 +9,18 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.paths import data_folder
 
 IMAGE_SUFFIXES = frozenset(
-    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}  # in any case: .JPEG
+    {
+        ".bmp",
+        ".gif",
+        ".jpeg",
+        ".jpg",
+        ".pgm",
+        ".png",
+        ".ppm",
+        ".tif",
+        ".tiff",
+        ".webp",
+    }  # also in upper case, e.g. .JPEG
 )
 BROKEN = "is a broken link or not a regular file"
 _NOT_DATA = "__MACOSX"  # the resource forks that macOS puts into archives
@@ -17,7 +28,10 @@ _NOT_DATA = "__MACOSX"  # the resource forks that macOS puts into archives
 
 @dataclass(frozen=True)
 class Folder:
-    """The sorted names in a folder, without hidden names, `__MACOSX` and fedsweep's data folder."""
+    """The sorted names of the folders and files in a folder.
+
+    Hidden names, `__MACOSX` and fedsweep's data folder are left out.
+    """
 
     path: Path
     folders: tuple[str, ...]
@@ -26,7 +40,7 @@ class Folder:
 
     @property
     def images(self) -> tuple[str, ...]:
-        """The files with the suffix of an image."""
+        """The names of the files with the suffix of an image, such as `.jpg`."""
         return tuple(name for name in self.files if is_image(name))
 
     def inner(self) -> Iterator["Folder"]:
@@ -45,7 +59,10 @@ def is_image(name: str) -> bool:
 
 
 def list_folder(path: Path | str) -> Folder:
-    """Return the names in a folder, or raise UserError if it cannot be read or contains a broken image."""
+    """Return the names of the folders and files in a folder.
+
+    Raise UserError if the folder cannot be read, or if an image in it is a broken link or not a regular file.
+    """
     found = scan(path)
     if found.broken:
         raise UserError(f"`{found.path / found.broken[0]}` {BROKEN}.")
@@ -53,9 +70,10 @@ def list_folder(path: Path | str) -> Folder:
 
 
 def scan(path: Path | str) -> Folder:
-    """Return the names in a folder, including broken images, or raise UserError if it cannot be read.
+    """Return the names in a folder like `list_folder`, but accept images that are broken links or not regular files.
 
-    Files are not queried one by one, because a folder may contain millions.
+    Raise UserError if the folder cannot be read. Files are not queried one by one, because a folder may contain
+    millions.
     """
     folders, files, broken, stores = [], [], [], data_folder()
     try:
@@ -94,10 +112,10 @@ def join(*parts: str) -> str:
 
 
 def only_folder(root: Path, what: str, fits: Callable[[Folder], bool], levels: int = 2) -> str | None:
-    """Return the folder that fits, relative to the root, or None if there is none.
+    """Return the path, relative to the root, of the only folder for which `fits` is true, or None if there is none.
 
-    The search begins at the root and ends `levels` levels below it, or at the first level with a folder that fits.
-    Raise UserError if several folders on this level fit; the message describes their content as `what`.
+    The search begins at the root and ends `levels` levels below it, or at the first level with such a folder. Raise
+    UserError if that level has several such folders; the message describes their content as `what`.
     """
     level = [""]
     for _ in range(levels + 1):
@@ -111,7 +129,7 @@ def only_folder(root: Path, what: str, fits: Callable[[Folder], bool], levels: i
 
 
 def summarise_list(names: Iterable[str], most: int = 5) -> str:
-    """Return the names in backquotes; beyond the first `most` names, return only their number.
+    """Return the first `most` names in backquotes, and the number of the other names, if there are any.
 
     >>> summarise_list(["a", "b", "c"], most=2)
     '`a`, `b` and 1 more'
@@ -122,7 +140,10 @@ def summarise_list(names: Iterable[str], most: int = 5) -> str:
 
 
 def unexpected(root: Path, layout: str, looked_for: str) -> UserError:
-    """Return the error for a root folder without the layout `layout`; it lists the expected and the existing files."""
+    """Return the error for a root folder that does not have the layout `layout`.
+
+    The message lists the expected files, `looked_for`, and the existing files and folders.
+    """
     folder = list_folder(root)
     kinds = (("folders", folder.folders), ("files", folder.files))
     found = " and ".join(f"{kind} {summarise_list(names)}" for kind, names in kinds if names) or "nothing"

@@ -20,9 +20,10 @@ from fedsweep.preparation.layouts.disk_listing import fold, join, list_folder, u
 
 
 def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None = None) -> dict[str, str]:
-    """Return the path of each domain's two lists, without the suffixes `_train.txt` and `_test.txt`.
+    """Find the lists of training and test images, and return a dict from each domain to the path of its lists.
 
-    The lists are those in the first of `places` that has any. If `only` is given, other domains are ignored.
+    The path omits the endings `_train.txt` and `_test.txt`. The lists are searched for in the folders `places`, and the
+    first folder with lists is used. If `only` is given, other domains are ignored.
     """
     for place in places:
         files = list_folder(root / place).files if (root / place).is_dir() else ()
@@ -40,7 +41,10 @@ def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None =
 
 
 def _names_from_folders(lines: Sequence[Line], most: int) -> tuple[str, ...]:
-    """Return the class name of each label: the name of the folder with its images, or "" for an unused label."""
+    """Return the class name of each label, that is, the name of the folder with its images, or "" for an unused label.
+
+    Raise UserError if a label is not below `most`, or if labels and folders do not match one to one.
+    """
     by_label: dict[int, tuple[str, str]] = {}
     by_name: dict[str, tuple[int, str]] = {}
     for line in lines:
@@ -62,7 +66,8 @@ def _read_lists(
 ) -> tuple[tuple[str, ...], tuple[Item, ...]]:
     """Return the class names and the images of the lists, without the domains that have no folder.
 
-    Listed paths are relative to one of the folders `bases` within the root: the first that contains the first image.
+    Listed paths are relative to the first of the folders `bases` that contains the first listed image. Labels must be
+    below `most`. Images with labels from `num_classes` on need not exist.
     """
     unpacked = {domain for domain in lists if any((root / base / domain).is_dir() for base in bases)}
     lines = [
@@ -89,7 +94,7 @@ _DOMAINNET_DOMAINS = frozenset({"clipart", "infograph", "painting", "quickdraw",
 
 
 class DomainNet(Layout):
-    """DomainNet: images in list files, by default those of the first 100 classes."""
+    """The layout of DomainNet: two lists of images per domain. By default, only the first 100 classes are read."""
 
     name = "domainnet"
     looks_like = "<domain>/<class>/*.jpg, splits/<domain>_{train,test}.txt"
@@ -111,7 +116,7 @@ _NICO_FOLDERS = (*_NICO_BASES, "public_dg_0416/train", "track_1/public_dg_0416/t
 
 
 class Nico(Layout):
-    """NICO++: images in list files, or all images in the folders if there are no lists."""
+    """The layout of NICO++: two lists of images per domain, or folders per domain and class if there are no lists."""
 
     name = "nico"
     looks_like = "NICO_DG/<domain>/<class>/*.jpg, NICO_DG_official/<domain>_{train,test}.txt or no lists"
@@ -132,7 +137,7 @@ _OFFICE_HOME_FOLDERS = ("", "OfficeHomeDataset_10072016")  # the second is the f
 
 
 class OfficeHome(Layout):
-    """Office-Home: a folder per domain, which contains a folder per class."""
+    """The layout of Office-Home: a folder per domain that contains a folder per class."""
 
     name = "office_home"
     looks_like = "{Art,Clipart,Product,Real World}/<class>/*.jpg"
@@ -161,7 +166,7 @@ _IMAGECLEF_LISTS = {"bList.txt": "b", "cList.txt": "c", "iList.txt": "i", "pList
 
 
 class ImageClef(Layout):
-    """ImageCLEF-DA: images in list files."""
+    """The layout of ImageCLEF-DA: a list of images per domain."""
 
     name = "imageclef"
     looks_like = "{b,c,i,p}/**/*.jpg, list/{b,c,i,p}List.txt"

@@ -11,11 +11,11 @@ from fedsweep.preparation.layouts.base import Layout, Listing, Split, tree
 from fedsweep.preparation.layouts.disk_listing import Folder, join, list_folder, summarise_list, unexpected
 
 SPLITS: dict[str, Split] = {"train": "train", "val": "test", "valid": "test", "validation": "test", "test": "test"}
-"""The split that a folder name in a published data set means, by the name in lower case."""
+"""A dict from names of folders in published data sets, in lower case, to splits."""
 
 
 class Classes(Layout):
-    """A folder per class, or a folder per split that contains a folder per class."""
+    """The layout with a folder per class, or with a folder per split that contains a folder per class."""
 
     name = "classes"
     looks_like = "<class>/* or {train,val,test}/<class>/*"
@@ -30,14 +30,18 @@ class Classes(Layout):
 
 
 def domain_of(root: Path) -> str:
-    """Return the domain's name for a data set without domains: the name of its folder, or of the link to it."""
+    """Return the name of the root folder, or of the link to it.
+
+    Layouts use this name for the only domain of a data set without domains.
+    """
     return os.path.basename(os.path.abspath(root))
 
 
 def below_splits(outer: Folder) -> Literal["classes", "domains"] | None:
-    """Return whether the folders of splits in `outer` contain classes or domains.
+    """Return whether the folders of splits in `outer`, such as `train` and `test`, contain classes or domains.
 
-    Return None if a folder is not named after a split, contains images, or is empty.
+    Return None if they contain neither, or if any folder in `outer` is not named after a split, contains images, or is
+    empty.
     """
     if not outer.folders or any(name.lower() not in SPLITS for name in outer.folders):
         return None
@@ -51,7 +55,7 @@ def below_splits(outer: Folder) -> Literal["classes", "domains"] | None:
 
 
 class Domains(Layout):
-    """A folder per domain with a folder per class; folders per split may be above or below those of domains."""
+    """The layout with a folder per domain and class, and optionally per split, above or below the domains."""
 
     name = "domains"
     looks_like = "[{train,val,test}/]<domain>/[{train,val,test}/]<class>/*"
@@ -71,7 +75,7 @@ class Domains(Layout):
 
 
 def _places(outer: Folder) -> Iterator[tuple[str, str, Split | None]]:
-    """Yield the domain, the path within the root, and the split of each folder that contains class folders."""
+    """Yield the domain, the path within the root, and the split, if any, of each folder that contains class folders."""
     within = below_splits(outer) == "domains"
     for inner in outer.inner():
         name = inner.path.name
@@ -87,7 +91,7 @@ _EUROSAT_FOLDERS = ("2750", "EuroSAT/2750", "eurosat/2750", "EuroSAT_RGB", "Euro
 
 
 class EuroSat(Layout):
-    """EuroSAT: a folder per class."""
+    """The layout of EuroSAT: a folder per class."""
 
     name = "eurosat"
     looks_like = "[2750/ or EuroSAT/]<class>/*.jpg"

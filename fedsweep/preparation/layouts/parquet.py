@@ -1,4 +1,4 @@
-"""The layout of Parquet files with a column of encoded images, which is the format of the Hugging Face hub."""
+"""The layout of Parquet files with a column of encoded images, a common format on the Hugging Face Hub."""
 
 import json
 import re
@@ -34,7 +34,10 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
 
 def _read_rows(path: Path, rows: Iterable[int]) -> Iterator[bytes]:
-    """Yield the encoded image of each row; if a row number is lower than the one before, its group is read again."""
+    """Yield the encoded image in each of the rows.
+
+    Ascending row numbers are fastest, because a row group is read again if a number is lower than the one before.
+    """
     file = open_parquet(path)
     starts = [0, *accumulate(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))]
     group, first, images = -1, 0, pa.array([], pa.binary())  # `first`: row of the first of the images in memory
@@ -57,7 +60,7 @@ def _read_rows(path: Path, rows: Iterable[int]) -> Iterator[bytes]:
 
 
 def _encoded(images: pa.Array) -> pa.Array:
-    """Return the column's bytes, which Hugging Face wraps in a struct."""
+    """Return a column of encoded images as bytes; files from Hugging Face wrap the bytes in structs."""
     return pc.struct_field(images, "bytes") if pa.types.is_struct(images.type) else images
 
 
@@ -65,7 +68,7 @@ _SHARD = re.compile(r"[-_.]\d+(-of-\d+)?$")
 
 
 class Parquet(Layout):
-    """Parquet files with one image per row."""
+    """The layout of Parquet files with one image per row."""
 
     name = "parquet"
     looks_like = "*.parquet with the columns image, label[, label_name, domain, split]"
@@ -94,14 +97,17 @@ class Parquet(Layout):
         return [*dict.fromkeys(row_of(item.path)[0] for item in items)]
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
-        """Yield the encoded bytes of each item, in order; this is fastest if the rows of each file are ascending."""
+        """Yield the encoded bytes of each image in `items`, in order.
+
+        Reading is fastest if the rows of each file are in ascending order.
+        """
         rows = map(row_of, (item.path for item in items))
         for file, of_file in groupby(rows, key=itemgetter(0)):
             yield from _read_rows(root / file, (row for _, row in of_file))
 
 
 def row_of(path: str) -> tuple[str, int]:
-    """Return the file and the row of an item's path.
+    """Return the file and the row number in the path of an image.
 
     >>> row_of("art_painting.parquet:17")
     ('art_painting.parquet', 17)
@@ -134,9 +140,13 @@ class _Table:
         if pa.types.is_struct(image) and image.get_field_index("bytes") >= 0:
             image = image.field("bytes").type
         if not (pa.types.is_binary(image) or pa.types.is_large_binary(image)):
-            raise UserError(f"{path}: the column `image` must contain bytes or a struct with bytes, but not {image}.")
+            raise UserError(
+                f"{path}: the column `image` must contain bytes or structs with bytes, but it contains {image}."
+            )
         if not pa.types.is_integer(schema.field("label").type):
-            raise UserError(f"{path}: the column `label` must contain integers, but not {schema.field('label').type}.")
+            raise UserError(
+                f"{path}: the column `label` must contain integers, but it contains {schema.field('label').type}."
+            )
         wanted = [name for name in ("label", "label_name", "domain", "split") if name in schema.names]
         table = file.read(columns=wanted)
         for name in wanted:
@@ -168,7 +178,10 @@ class _Table:
 
 
 def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
-    """Raise UserError if an image is null; the images are read only if the file has no statistics."""
+    """Raise UserError if an image is null.
+
+    Images are read only where the file's statistics do not rule out nulls.
+    """
     before = 0
     for group in range(file.num_row_groups):
         rows = file.metadata.row_group(group)
@@ -184,7 +197,10 @@ def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
 
 
 def _places(root: Path, stems: Sequence[str]) -> tuple[dict[str, tuple[str, Split | None]], bool]:
-    """Return the domain and split of each file by its name, and whether all files are named after splits."""
+    """Return a dict from each file's stem (its name without the suffix) to its domain and split.
+
+    Also return whether all files are named after splits, such as `train`.
+    """
     bases = {stem: _SHARD.sub("", stem) for stem in stems}
     if all(base.lower() in SPLITS for base in bases.values()):
         return {stem: (domain_of(root), SPLITS[base.lower()]) for stem, base in bases.items()}, True
@@ -194,7 +210,7 @@ def _places(root: Path, stems: Sequence[str]) -> tuple[dict[str, tuple[str, Spli
 
 
 def _class_names(root: Path, tables: Sequence[_Table]) -> tuple[str, ...]:
-    """Return the class names by label, or raise UserError if files or rows name a label differently."""
+    """Return the class names in the order of labels, or raise UserError if files or rows disagree on a name."""
     listed: list[str] | None = None
     for table in tables:
         names = _names_in_metadata(table)

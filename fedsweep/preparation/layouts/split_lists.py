@@ -32,14 +32,17 @@ from fedsweep.preparation.layouts.disk_listing import (
 
 
 def _read_splits(root: Path, pattern: str, domain: str) -> list[Line]:
-    """Return the lines of the training list and of the test list, or raise UserError if an image is listed twice."""
+    """Return the lines of the training list and of the test list, or raise UserError if an image is listed twice.
+
+    `pattern` is the path of a list, relative to the root, with `{}` in place of `train` or `test`.
+    """
     lines = [line for split in BOTH for line in read_list(root, pattern.format(split), domain, split, labels=False)]
     refuse_twice(lines)
     return lines
 
 
 class Food101(Layout):
-    """Food101: images in list files."""
+    """The layout of Food101: a folder per class, and lists of the training and test images."""
 
     name = "food101"
     looks_like = "images/<class>/<id>.jpg, meta/{classes,train,test}.txt"
@@ -67,7 +70,7 @@ _PACS_DOMAINS = frozenset({"art_painting", "cartoon", "photo", "sketch"})
 
 
 class Pacs(Layout):
-    """PACS: a folder per domain with a folder per class, and list files that define the split, if there are any."""
+    """The layout of PACS: a folder per domain and class, and lists that define the split, if there are any."""
 
     name = "pacs"
     looks_like = "[kfold/]<domain>/<class>/*, <domain>_{train,crossval,test}_kfold.txt or no lists"
@@ -87,10 +90,11 @@ class Pacs(Layout):
         return replace(found, items=tuple(items))
 
     def _train(self, root: Path, base: str, place: str, domains: Sequence[str]) -> set[str]:
-        """Return the paths in the train lists.
+        """Return the paths of the training images, from the lists `<domain>_train_kfold.txt` in the folder `place`.
 
         Raises:
-            UserError: A train list is missing, a listed image does not exist, or train and validation lists overlap.
+            UserError: A training list is missing, a listed image does not exist, or training and validation lists
+                overlap.
         """
         existing, train = ExistingFiles(root), set[str]()
         files = set(list_folder(root / place).files)
@@ -106,7 +110,8 @@ class Pacs(Layout):
                 listed[part] = {join(base, line.path) for line in lines}
             if both := sorted(listed["train"] & listed["crossval"]):
                 raise UserError(
-                    f"{root / place}: the lists of `{domain}` contain {summarise_list(both)} in train and in crossval."
+                    f"{root / place}: the lists of `{domain}` must not overlap, but train and crossval both contain "
+                    f"{summarise_list(both)}."
                 )
             train |= listed["train"]
         return train
@@ -118,7 +123,7 @@ _UCF_FILES = {"classInd.txt", "trainlist01.txt", "testlist01.txt"}
 
 
 class Ucf101(Layout):
-    """UCF101: the middle frame of each listed video."""
+    """The layout of UCF101: the frames of videos, and lists of videos. Only each video's middle frame is read."""
 
     name = "ucf101"
     looks_like = "UCF-101-midframes/<Class_Name>/v_*.jpg or <ClassName>/v_*/<frame>.jpg, ucfTrainTestlist/*01.txt"
@@ -138,7 +143,9 @@ class Ucf101(Layout):
                 hint = near(class_name, [name.replace("_", "") for name in names]) or "."
                 raise UserError(f"{line.where}: there is no class `{class_name}`{hint}")
             if line.label is not None and label_within(line, len(names), first=1) != label:
-                raise UserError(f"{line.where}: class `{class_name}` has label {label + 1}, but it is {line.label}.")
+                raise UserError(
+                    f"{line.where}: the label of class `{class_name}` must be {label + 1}, but it is {line.label}."
+                )
             if num_classes is None or label < num_classes:
                 folder = join(base, class_folders.get(_plain(class_name), ""))
                 frame = _middle_frame(list_once(folder), os.path.splitext(video)[0], line.where)
@@ -147,7 +154,10 @@ class Ucf101(Layout):
 
 
 def _middle_frame(folder: Folder, video: str, where: str) -> str:
-    """Return the path, within the folder, of a video's only or middle frame, or raise UserError if there is none."""
+    """Return the path, within the folder, of the middle frame of a video, or of its only frame.
+
+    Raise UserError if the video has no frames.
+    """
     stems = [os.path.splitext(image)[0] for image in folder.images]
     if video in stems:
         return folder.images[stems.index(video)]
@@ -182,5 +192,5 @@ def _plain(name: str) -> str:
 
 
 def _by_number(name: str) -> tuple[list[int], str]:
-    """Return a sort key for which frame 10 comes after frame 9, with or without leading zeros."""
+    """Return a sort key for names of frames, by which frame 10 comes after frame 9 even without leading zeros."""
     return [int(digits) for digits in re.findall(r"\d+", name)], name
