@@ -3,12 +3,12 @@
     uv run python benchmarks/brick_distillation.py
     uv run python benchmarks/brick_distillation.py --device cuda --out benchmarks/results/NAME.json
 
-A BRICK is a small module that replaces a block. The loop implements Eq. 20 directly: it trains one BRICK per block,
-each with its own torch.optim.Adam. One variant of the loop uses cached activations. The other variant runs the backbone
-up to the block for every batch, as a simple program would.
+A BRICK is a small module that replaces a block. The loop implements Eq. 20 of FedBRICK directly: it trains one BRICK
+per block, each with its own torch.optim.Adam. One variant of the loop uses cached activations. The other variant runs
+the backbone up to the block for every batch, as a simple program would.
 
-The models are ViTs of three widths with random weights, and the images belong to one domain. The three variants are
-timed in turn, and the table shows medians. On a CPU, one thread is used.
+The models are ViTs of three widths with random weights, and the images belong to one domain. The distillation of all
+blocks at once and the two loops are timed in turn. The table shows medians. On a CPU, one thread is used.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from fedsweep.types import ImageSet
 
 LR, RANK, BATCH, LAYERS = 0.01, 8, 32, 12
 WIDTHS = {64: (16, 4), 128: (64, 16), 192: (64, 8)}
-"""Image size and patch size in pixels by width: 16, 16 and 64 patches."""
+"""Map the width of a ViT to its image size and patch size in pixels, which give 16, 16 and 64 patches."""
 
 
 def backbone(width: int) -> LayeredModel:
@@ -47,7 +47,7 @@ def backbone(width: int) -> LayeredModel:
 
 
 def start(width: int, device: str) -> dict[str, Tensor]:
-    """Return the untrained BRICKs (the modules that replace blocks) as one tensor per factor, (blocks, ...)."""
+    """Return an untrained BRICK for every block: a tensor (blocks, rows, columns) for each of the BRICK's matrices."""
     generator = torch.Generator().manual_seed(0)
     fresh = {"a1": (RANK, width), "b1": (width, RANK), "a2": (RANK, width), "b2": (width, RANK)}
     return {
@@ -59,19 +59,19 @@ def start(width: int, device: str) -> dict[str, Tensor]:
 
 
 def side_by_side(model: LayeredModel, images: ImageSet, bricks: dict[str, Tensor], epochs: int) -> dict[str, Tensor]:
-    """Run the backbone once, then distil all blocks at once, as fedsweep does."""
+    """Return BRICKs that are trained for all blocks at once on cached activations, as in fedsweep."""
     passed = activations(model, [images], BATCH)
     return distil(bricks, passed, "softmax", epochs, LR, BATCH, np.random.default_rng(0))
 
 
 def loop_cached(model: LayeredModel, images: ImageSet, bricks: dict[str, Tensor], epochs: int) -> dict[str, Tensor]:
-    """Distil block by block, from activations that are computed once."""
+    """Return BRICKs that are trained one block after the other on cached activations."""
     passed = activations(model, [images], BATCH)
     return _loop(bricks, epochs, len(images), lambda layer, rows: (passed[layer, rows], passed[layer + 1, rows]))
 
 
 def loop_plain(model: LayeredModel, images: ImageSet, bricks: dict[str, Tensor], epochs: int) -> dict[str, Tensor]:
-    """Distil block by block, and run the backbone up to the block for each batch."""
+    """Return BRICKs that are trained one block after the other; for each batch, the backbone runs up to the block."""
 
     def pair(layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
@@ -106,9 +106,12 @@ WAYS = {"side by side": side_by_side, "loop, cached": loop_cached, "loop, plain"
 
 
 def measure(width: int, images: int, epochs: int, times: int, device: str) -> dict[str, float]:
-    """Return the median seconds of each variant, their ratios to `side by side`, and the largest difference of BRICKs.
+    """Time all variants on a ViT of the given width, and compare the BRICKs that they train.
 
-    The difference is the norm of the difference of two factors, divided by the norm of the factor from `side by side`.
+    Returns:
+        The median seconds of each variant. The seconds of each loop, divided by those of `side by side`, which
+        distils all blocks at once. As `apart`, the largest relative difference (in the Frobenius norm) between the
+        matrices of the BRICKs from a loop and those from `side by side`.
     """
     model, bricks = backbone(width).to(device), start(width, device)
     size = WIDTHS[width][0]
@@ -133,7 +136,7 @@ def measure(width: int, images: int, epochs: int, times: int, device: str) -> di
 
 
 def main() -> None:
-    """Measure all widths, print a table and, with `--out`, write a JSON file."""
+    """Time the variants on ViTs of all widths, print a table and, with `--out`, write a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=96, help="number of images of the domain")
     parser.add_argument("--epochs", type=int, default=10)

@@ -3,10 +3,10 @@
     uv run python benchmarks/clip_features.py
     uv run python benchmarks/clip_features.py --device cuda --out benchmarks/results/NAME.json
 
-There are two experiments. The first is the shipped experiment on digits with its small CLIP. The second uses noise
-images at 224 px, a CLIP of the size of ViT-B/32 on the server and a ViT-Tiny on each client. Both models have random
-weights, and each client trains for one step per round. Runs with and without the cache are timed in turn. The first
-round, which fills the cache, is left out. On a CPU, one thread is used.
+There are two experiments. The first is the experiment `fedag_digits` with its small CLIP model. The second uses noise
+images at 224 px, a CLIP model of the size of ViT-B/32 on the server and a ViT-Tiny on each client. Both models have
+random weights, and each client trains for one step per round. Runs with and without the cache are timed in turn. The
+first round, which fills the cache, is left out. On a CPU, one thread is used.
 """
 
 import argparse
@@ -47,7 +47,7 @@ TEXT = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, 
 
 
 def noise(root: Path) -> None:
-    """Prepare a data set `noise` of random images at 224 px in the data folder."""
+    """Write random images at 224 px to the folder `root`, and prepare them as the data set `noise`."""
     rng = np.random.default_rng(0)
     for domain in DOMAINS:
         for name in CLASSES:
@@ -60,7 +60,7 @@ def noise(root: Path) -> None:
 
 
 def clip(folder: Path) -> None:
-    """Write a CLIP of the size of ViT-B/32 with random weights, and with the tokenizer of the shipped CLIP."""
+    """Write a CLIP model of the size of ViT-B/32, with random weights and the tokenizer of fedsweep's small CLIP."""
     tokens = SHIPPED / "digits_clip"
     folder.mkdir()
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "preprocessor_config.json"):
@@ -75,7 +75,7 @@ def clip(folder: Path) -> None:
 
 
 def experiments(root: Path) -> dict[str, RunConfig]:
-    """Return the experiments by name."""
+    """Return a dict from descriptions of CLIP models to experiments; the larger CLIP model is in the folder `root`."""
     digits = RunConfig.of(read_yaml(find("experiments", "fedag_digits")), "fedag_digits")
     office = RunConfig.of(read_yaml(find("experiments", "fedag_office_home")), "fedag_office_home")
     data = {"name": "prepared", "set": "noise", "size": 224, "domains": [*DOMAINS], "held_out_domains": [DOMAINS[-1]]}
@@ -96,7 +96,7 @@ def experiments(root: Path) -> dict[str, RunConfig]:
 
 
 def played(config: RunConfig, device: Device, kept: bool) -> list[RoundResult]:
-    """Run an experiment and return its rounds, with cached CLIP features if `kept` is set."""
+    """Run an experiment and return the results of its rounds; CLIP features are cached if `kept` is set."""
     federation = build(config, device)
     if not kept:
         reader = replace(federation.trainer.reader, kept=FrozenRows())
@@ -115,7 +115,7 @@ def main() -> None:
     """Run the experiments, print a table and, with `--out`, write a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=2, help="number of runs with and without the cache")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)

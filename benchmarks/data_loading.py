@@ -3,9 +3,9 @@
     uv run python benchmarks/data_loading.py
     uv run python benchmarks/data_loading.py --root DIR --layout domains --size 64 --out benchmarks/results/NAME.json
 
-Without `--root`, 10,000 JPEG images of random smooth colours are first written to a temporary folder. Both loaders
-produce shuffled batches of normalised float32 pixels on one thread. The loaders are timed in turn, and the medians are
-reported.
+Without `--root`, 10,000 JPEG images of random smooth colours are first written to a temporary folder. All loaders
+produce shuffled batches of normalised float32 pixels. ImageFolder is timed with two worker processes, too. The loaders
+are timed in turn, and the medians are reported.
 """
 
 import argparse
@@ -41,7 +41,7 @@ console = Console(stderr=True, highlight=False)
 
 
 def write_images(root: Path, count: int, size: int) -> None:
-    """Write smooth random images as JPEG files, about as large as photographs of the same size."""
+    """Write JPEG images of random smooth colours, whose files are about as large as those of photographs."""
     rng = np.random.default_rng(0)
     for number in track(range(count), description="write JPEGs", console=console):
         folder = root / f"domain{number % 2}" / f"class{number // 2 % 7}"
@@ -51,7 +51,7 @@ def write_images(root: Path, count: int, size: int) -> None:
 
 
 def from_folder(root: Path, size: int, workers: int) -> Callable[[], int]:
-    """Return a function that reads all images once with ImageFolder and DataLoader, like the papers' code."""
+    """Return a function that reads all images once with ImageFolder and DataLoader, and returns their number."""
     transform = v2.Compose(
         [
             v2.Resize(size, v2.InterpolationMode.BICUBIC),
@@ -70,7 +70,7 @@ def from_folder(root: Path, size: int, workers: int) -> Callable[[], int]:
 
 
 def from_store(sets: list[ImageSet]) -> Callable[[], int]:
-    """Return a function that reads all images of prepared data sets once, from their memory maps."""
+    """Return a function that reads all images of memory-mapped data sets once, and returns their number."""
 
     def batches() -> Iterator[torch.Tensor]:
         for images in sets:
@@ -82,7 +82,7 @@ def from_store(sets: list[ImageSet]) -> Callable[[], int]:
 
 
 def time_in_turn(sides: dict[str, Callable[[], int]], repeats: int) -> dict[str, float]:
-    """Return the median seconds of each loader, by name. In each repetition, all loaders run once."""
+    """Return a dict from the name of each loader to its median seconds. In each repetition, all loaders run once."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, epoch in sides.items():
@@ -113,7 +113,7 @@ sys.stdin.readline()
 
 
 def memory(config: PreparedData, processes: int) -> dict[str, float]:
-    """Return the memory of parallel trials after one round over all images, as means over their processes in MiB."""
+    """Train `processes` trials in parallel for a round over all images; return their mean memory per process in MiB."""
     command = [sys.executable, "-c", TRIAL, str(config.size), *config.domains]
     trials = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(processes)

@@ -1,13 +1,13 @@
-"""Time a client's training steps with and without cached activations of its frozen blocks; check the results.
+"""Time a client's training with and without cached activations of its frozen blocks, and compare the adapters.
 
     uv run python benchmarks/frozen_prefix.py
     uv run python benchmarks/frozen_prefix.py --device cuda --out benchmarks/results/NAME.json
 
-The model is a CLIP of the size of ViT-Tiny (12 blocks of width 192 at 224 px), with random weights and rank-1
+The model is a CLIP model of the size of ViT-Tiny (12 blocks of width 192 at 224 px), with random weights and rank-1
 adapters. As in FedMS's SAL (sparsely activated LoRA), only the topmost 1, 3, 6 or all 12 blocks are trained. A session
 is two passes over the images. Without a cache, both passes run all blocks. With a cache, the second pass reads the
-activations that the first one wrote. The table compares the second passes, which are timed in turn. On a CPU, one
-thread is used.
+activations that the first pass wrote. The table compares the steps of the second passes. Sessions with and without the
+cache are timed in turn. On a CPU, one thread is used.
 """
 
 import argparse
@@ -44,13 +44,13 @@ ACTIVE = (1, 3, 6, 12)
 
 
 def tokens_of(texts: Any) -> tuple[Tensor, Tensor]:
-    """Return ten random tokens for each text, as many as in a typical prompt, and the position of the last token."""
+    """Return random tokens (texts, 10), about as many as in a prompt, and the position of each last token (texts,)."""
     drawn = torch.randint(1, 500, (len(texts), 10), generator=torch.Generator().manual_seed(1))
     return drawn, torch.full((len(texts),), 9)
 
 
 def model() -> LayeredClip:
-    """Build the CLIP with random weights from a fixed seed."""
+    """Build a CLIP model of the size of ViT-Tiny, with LoRA and with random weights from a fixed seed."""
     torch.manual_seed(0)
     vision = {"hidden_size": WIDTH, "intermediate_size": 4 * WIDTH, "num_attention_heads": 3}
     vision |= {"num_hidden_layers": BLOCKS, "image_size": SIZE, "patch_size": 16}
@@ -74,7 +74,11 @@ class Client:
     start: AdapterState
 
     def session(self, kept: FrozenRows) -> tuple[list[float], AdapterState]:
-        """Train for two passes over the images; return the seconds of each step of the second pass, and the adapter."""
+        """Train for two passes over the images, with the activations of frozen blocks cached in `kept`.
+
+        Returns:
+            The seconds of each step of the second pass, and the trained adapter.
+        """
         network, path = self.model, range(BLOCKS)
         network.load_adapter(self.start)
         parameters = network.trainable()
@@ -102,12 +106,12 @@ class Client:
 
 
 def main() -> None:
-    """Time the sessions, print a table and, with `--out`, write a JSON file."""
+    """Time the training sessions, print a table and, with `--out`, write a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--images", type=int, default=64)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=3, help="number of sessions with and without the cache")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -2,8 +2,9 @@
 
     python benchmarks/honesty.py [--repetitions 1000] [--to benchmarks/results/honesty.md]
 
-Each repetition simulates a sweep of a baseline and three arms. An accuracy is the sum of the arm's true value, an
-effect of the seed that all arms share, and a residual. The statistics come from the same code as in a report.
+Each repetition simulates a sweep of a baseline and three arms. The accuracy of a trial is the sum of the arm's true
+value, an effect of the seed and a residual. The effect of a seed is the same for all arms. The statistics come from the
+same code as in a report.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ MANIFEST = SweepManifest(
 
 
 def sweep(rng: np.random.Generator, n: int, apart: tuple[float, ...], skewed: bool) -> list[TrialRecord]:
-    """Simulate the trials of a baseline and its arms with n common seeds.
+    """Simulate the trials of a baseline and its arms with `n` common seeds.
 
     Args:
         rng: The generator of all random numbers.
         n: The number of seeds.
         apart: The true difference of each arm from the baseline.
-        skewed: Whether the residuals of the arms are skewed. Those of the baseline are always normal.
+        skewed: Whether the residuals of the arms are skewed. The residuals of the baseline are always normal.
     """
     shared = rng.normal(0, SEEDS, n)
     records = []
@@ -70,16 +71,16 @@ def sweep(rng: np.random.Generator, n: int, apart: tuple[float, ...], skewed: bo
 
 @dataclass
 class Tally:
-    """A count of hits over repetitions, by name."""
+    """A record of named events, such as a false alarm: whether each event occurred in each repetition."""
 
     hits: dict[str, list[bool]] = field(default_factory=dict)
 
     def add(self, name: str, hit: bool) -> None:
-        """Count one repetition."""
+        """Record whether the event `name` occurred in one repetition."""
         self.hits.setdefault(name, []).append(hit)
 
     def shares(self) -> Mapping[str, float]:
-        """Return the share of hits in percent, by name."""
+        """Return, for each event, the percentage of repetitions in which the event occurred."""
         return {name: 100 * sum(hits) / len(hits) for name, hits in self.hits.items()}
 
 
@@ -89,13 +90,19 @@ def covers(interval: tuple[float, float] | None, truth: float) -> bool:
 
 
 def unpaired(arms: list[ArmStatistics]) -> list[float]:
-    """Return Holm-corrected p-values of Welch's test, which ignores that the arms share seeds."""
+    """Return the Holm-corrected p-value of Welch's test for each arm against the baseline, the first of the `arms`.
+
+    Welch's test ignores that the arms share seeds.
+    """
     baseline, *others = [list(one.values.values()) for one in arms]
     return holm([float(stats.ttest_ind(one, baseline, equal_var=False).pvalue) for one in others])
 
 
 def judge(tally: Tally, records: list[TrialRecord], apart: tuple[float, ...]) -> None:
-    """Compare the statistics of one simulated sweep with its true values, and count the correct statements."""
+    """Compare the statistics of one simulated sweep with its true values, and record the events in `tally`.
+
+    `apart` contains the true difference of each arm from the baseline.
+    """
     baseline, *others = arms = summarise(MANIFEST, records)
     tally.add("mean", covers(baseline.interval, TRUE))
     compared = [one.comparison for one in others if one.comparison is not None]
@@ -117,7 +124,7 @@ def judge(tally: Tally, records: list[TrialRecord], apart: tuple[float, ...]) ->
 
 
 def rows(repetitions: int) -> Iterator[dict[str, str]]:
-    """Yield a row of the table for each number of seeds, first with normal and then with skewed residuals."""
+    """Yield a table row for each number of seeds, first with normal residuals, then with skewed residuals."""
     for skewed in (False, True):
         for n in (3, 5, 6, 8, 10, 20):
             tally, rng = Tally(), np.random.default_rng(n + 100 * skewed)

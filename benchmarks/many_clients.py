@@ -1,11 +1,11 @@
-"""Compare the memory of a run with 60 clients and one with 6: only one model is resident in both.
+"""Compare the memory of runs with 60 clients and with 6 clients, each of which holds only one model in memory.
 
     uv run python benchmarks/many_clients.py
     uv run python benchmarks/many_clients.py --rounds 3 --out benchmarks/results/NAME.json
 
 Both runs use experiments/fedra_digits.yaml with one client per domain in each round. In one run, the images of each
-domain are split over ten clients. In the other run, one client has all of them. Each run has its own process with one
-thread. The table shows medians over repetitions.
+domain are split over ten clients. In the other run, one client has all images of a domain. Each run has its own process
+with one thread. The table shows medians over repetitions.
 
 Small clients have batches of many different sizes, and oneDNN caches a kernel for each size. Set
 ONEDNN_PRIMITIVE_CACHE_CAPACITY=0 to measure without this cache.
@@ -37,7 +37,7 @@ CLIENTS_PER_DOMAIN = (1, 10)
 
 
 def play(clients_per_domain: int, rounds: int) -> dict[str, float]:
-    """Run the experiment in this process. Return its peak memory and the sizes of model and adapter in MiB."""
+    """Run the experiment in this process; return the numbers of clients, and the memory and model size in MiB."""
     partition = {"name": "feature_label_skew", "clients_per_domain": clients_per_domain}
     changes = {"partition": partition, "federation.clients_per_round": "one_per_domain", "federation.rounds": rounds}
     config = RunConfig.of(read_yaml(find("experiments", "fedra_digits")), "fedra_digits")

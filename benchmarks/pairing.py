@@ -2,9 +2,9 @@
 
     python benchmarks/pairing.py ablations/lora_rank [ablations/learning_rate ...] [--store mlruns] [--to FILE]
 
-The difference d of an arm from the baseline has the variance var(d) if both use the same seeds, and var(arm) +
-var(baseline) if their seeds are independent. The ratio of these variances is the factor by which common seeds reduce
-the number of seeds that an interval of the same length needs.
+The difference d of an arm from the baseline has the variance var(d) if both use the same seeds, and the variance
+var(arm) + var(baseline) if their seeds are independent. The second variance divided by the first is the factor by which
+common seeds reduce the number of seeds for an interval of the same length.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def of_sweep(sweep: SweepStore) -> Iterator[list[str]]:
-    """Yield a row for each arm that is compared with a baseline over at least three seeds."""
+    """Yield a table row for each arm of a sweep that is compared with a baseline over at least three seeds."""
     manifest = sweep.manifest()
     arms = summarise(manifest, sweep.trials())
     by_arm, dotted = {identity(one.arm.values): one for one in arms}, names(manifest, arms)
@@ -59,7 +59,10 @@ def of_sweep(sweep: SweepStore) -> Iterator[list[str]]:
 
 
 def numbers(arm: Mapping[int, float], baseline: Mapping[int, float]) -> list[str]:
-    """Return a table row from the values of an arm and its baseline by seed. Spreads are in percentage points."""
+    """Return the numbers of a table row, given dicts from seeds to values for an arm and its baseline.
+
+    Standard deviations are in percentage points.
+    """
     seeds = sorted(set(arm) & set(baseline))
     first, second = (np.array([values[seed] for seed in seeds]) for values in (arm, baseline))
     common, independent = np.std(first - second, ddof=1), np.hypot(first.std(ddof=1), second.std(ddof=1))
@@ -78,7 +81,10 @@ def numbers(arm: Mapping[int, float], baseline: Mapping[int, float]) -> list[str
 
 
 def saved(first: NDArray[np.float64], second: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-    """Return (var(first) + var(second)) / var(first - second), by which pairing divides the number of seeds."""
+    """Return (var(first) + var(second)) / var(first - second).
+
+    This ratio is the factor by which common seeds reduce the number of seeds for an interval of the same length.
+    """
     apart = np.var(first - second, axis=axis, ddof=1)
     return (np.var(first, axis=axis, ddof=1) + np.var(second, axis=axis, ddof=1)) / np.maximum(apart, 1e-12)
 

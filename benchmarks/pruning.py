@@ -4,15 +4,15 @@
     uv run python benchmarks/pruning.py --record mlruns/sweeps/curves/* mlruns/sweeps/strata/*
 
 The first command replays `results/pruning_curves.csv`, and writes `results/pruning.md`, `pruning.png` and
-`pruning_scores.csv`. The second command writes `results/pruning_curves.csv` from two finished sweeps. For these, copy
-`results/pruning_curves.yaml` and `pruning_strata.yaml` to your search spaces as `curves` and `strata`.
+`pruning_scores.csv`. The second command writes `results/pruning_curves.csv` from two finished sweeps. To run these two
+sweeps, copy `results/pruning_curves.yaml` and `pruning_strata.yaml` to your search spaces as `curves` and `strata`.
 
 A problem is a random choice of arms and seeds in a random order. The true value of an arm is its mean at the last round
 over all recorded seeds. The strategies use the code of fedsweep's schedulers:
 
-- Per-trial ASHA is `fedsweep.sweep.pruning.trial_rules.Rungs`, which receives the rounds of simulated workers.
-- Pruning of arms is `fedsweep.sweep.pruning.arm_rules.halve`.
-- Synchronous halving of trials is `halve` with each trial as an arm with one seed.
+- Per-trial ASHA uses `fedsweep.sweep.pruning.trial_rules.Rungs`, which receives the rounds of simulated workers.
+- Pruning of whole arms uses `fedsweep.sweep.pruning.arm_rules.halve`.
+- Synchronous halving of trials uses `halve`, too, and passes each trial as an arm with one seed.
 """
 
 import argparse
@@ -42,7 +42,7 @@ console = Console(stderr=True, highlight=False)
 
 
 def families() -> dict[str, dict[str, Play]]:
-    """Return the compared strategies by name, each with its settings by name."""
+    """Return a dict from each strategy to its settings, and from each setting to the function that runs it."""
 
     def settings(play: Any, **more: Any) -> dict[str, Play]:
         return {f"grace {grace}, eta {eta}": partial(play, grace=grace, eta=eta, **more) for grace, eta in SETTINGS}
@@ -61,7 +61,10 @@ def families() -> dict[str, dict[str, Play]]:
 
 
 def study(of_seeds: dict[int, list[Problem]]) -> list[dict[str, Any]]:
-    """Return a row per number of seeds, strategy and setting, with the scores averaged over problems."""
+    """Return a row for each number of seeds, strategy and setting, with the scores averaged over the problems.
+
+    `of_seeds` is a dict from the number of seeds to the problems with this number of seeds.
+    """
     rows = []
     jobs = [(seeds, family, *one) for seeds in of_seeds for family, all in families().items() for one in all.items()]
     for seeds, family, setting, play in track(jobs, description="problems", console=console):
@@ -72,7 +75,10 @@ def study(of_seeds: dict[int, list[Problem]]) -> list[dict[str, Any]]:
 
 
 def shuffles(curves: Array, grace: int, eta: float, count: int) -> list[dict[str, Any]]:
-    """Run the same trials `count` times in random orders, on 1 to 16 workers, and compare the sets of pruned trials."""
+    """Compare the sets of pruned trials if the same trials run `count` times in random orders, on 1 to 16 workers.
+
+    Return a row for each strategy.
+    """
     arms, seeds, _ = curves.shape
     trials = [(arm, seed) for arm in range(arms) for seed in range(seeds)]
     problem = Problem(curves, curves[:, :, -1].mean(axis=1), trials, range(arms))
@@ -110,17 +116,19 @@ def shuffles(curves: Array, grace: int, eta: float, count: int) -> list[dict[str
 
 
 def stopped_of(name: str, problem: Problem, order: Sequence[Trial], grace: int, eta: float) -> int:
-    """Return the number of trials that are pruned if a single worker runs the trials in this order."""
+    """Return the number of trials that the strategy `name` prunes if a single worker runs the trials in this order."""
     strategy = (Arms if name == OURS else asha)(problem.curves, order, grace, eta)
     rounds = work(strategy, problem.curves.shape[:2], 1, dict.fromkeys(order, 1.0)).rounds
     return int((rounds < problem.curves.shape[2]).sum())
 
 
 def waiting(of_problems: Sequence[Problem], grace: int, eta: float) -> list[dict[str, Any]]:
-    """Compare the time of a sweep if workers wait at rungs and if idle workers run ahead of the decisions.
+    """Compare sweeps whose workers wait at rungs with sweeps whose idle workers run ahead of the decisions.
 
-    Each row belongs to a strategy and a number of workers. It has means over the problems: the time in mean durations
-    of a round, the share of the time in which workers are busy, and the share of all rounds that were run.
+    Returns:
+        A row for each number of workers and strategy, with means over the problems: the time of the sweep in mean
+        durations of a round, the share of this time in which workers are busy, and the share of all rounds that were
+        run.
     """
     rows = []
     for workers in (2, 4, 8, 16):
@@ -146,8 +154,9 @@ def waiting(of_problems: Sequence[Problem], grace: int, eta: float) -> list[dict
 def stratified(labels: Sequence[str], curves: Array, seeds: int, grace: int, eta: float) -> list[dict[str, Any]]:
     """Compare pruning over all tasks with pruning per task, on a sweep over tasks of unequal difficulty.
 
-    Each row belongs to a strategy. For each task, it has the share of trials that pass the first rung, and the share of
-    problems in which the best arm of the task survives.
+    Returns:
+        A row for each strategy. For each task, the row has the share of trials that pass the first rung, and the share
+        of problems in which the best arm of the task survives.
     """
     tasks = list(dict.fromkeys(label.split(", ")[0] for label in labels))
     of_arm = [tasks.index(label.split(", ")[0]) for label in labels]
@@ -169,7 +178,7 @@ def stratified(labels: Sequence[str], curves: Array, seeds: int, grace: int, eta
 
 
 def main() -> None:
-    """Record curves with `--record`; otherwise, replay them and write the page."""
+    """Replay the recorded curves and write the page or, with `--record`, record the curves of finished sweeps."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--record", nargs="+", type=Path, metavar="SWEEP", help="folders of finished sweeps whose curves are recorded"

@@ -14,24 +14,27 @@ COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#d55e00", "#e69f00", "#cc79a7", "#9
 
 
 def best_within(rows: Sequence[Row], budget: float, score: str) -> Row | None:
-    """Return the row with the best score among those that run at most the share `budget` of all rounds, or None."""
+    """Return the row with the best value of `score` among the rows that run at most the share `budget` of all rounds.
+
+    Return None if there is no such row.
+    """
     sign = 1 if score == "regret" else -1
     return min((row for row in rows if row["budget"] <= budget + 1e-9), key=lambda row: sign * row[score], default=None)
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table; the first column is left-aligned, the others are right-aligned."""
+    """Return a Markdown table with a left-aligned first column and right-aligned other columns."""
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *lines])
 
 
 def of(rows: Sequence[Row], **wanted: Any) -> list[Row]:
-    """Return the rows that have all the `wanted` values."""
+    """Return the rows that have the `wanted` value in each of the given columns."""
     return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
 
 
 def budget_table(rows: Sequence[Row], budgets: Sequence[float]) -> str:
-    """Return a table of the best arm's survival and the regret, with a row per strategy and a column per budget."""
+    """Return a table of the best arm's survival and the regret: a row for each strategy, a column for each budget."""
     lines = []
     for family in dict.fromkeys(row["family"] for row in rows):
         mine = of(rows, family=family)
@@ -46,7 +49,7 @@ def budget_table(rows: Sequence[Row], budgets: Sequence[float]) -> str:
 
 
 def setting_table(rows: Sequence[Row], settings: Sequence[str]) -> str:
-    """Return a table of all scores of each strategy at the given settings."""
+    """Return a table of all scores of each strategy at the given settings, e.g. `grace 3, eta 3`."""
     lines = [
         [
             f"{row['family']}, {row['setting']}",
@@ -61,7 +64,7 @@ def setting_table(rows: Sequence[Row], settings: Sequence[str]) -> str:
 
 
 def mean_table(rows: Sequence[Row]) -> str:
-    """Return a table of scores averaged over all settings, for each strategy with a grace and an eta."""
+    """Return a table of scores averaged over all settings of grace and eta, with a row for each strategy."""
     lines = []
     for family in dict.fromkeys(row["family"] for row in rows if "eta" in row["setting"]):
         mine = of(rows, family=family)
@@ -110,12 +113,15 @@ def curves_text(labels: Sequence[str], curves: Array) -> str:
     paired = (last - last.mean(axis=1, keepdims=True) - last.mean(axis=0) + last.mean()).ravel()
     noise = np.sqrt((paired**2).sum() / ((arms - 1) * max(seeds - 1, 1)))
     second, fourth, last_one = means[0] - means[[1, 3, -1]]
-    spread = f" The residual standard deviation, without the means of arms and seeds, is {noise:.2f} points."
+    spread = (
+        " After subtracting the mean of each arm and of each seed, the standard deviation of the values at the last "
+        f"round is {noise:.2f} percentage points."
+    )
     best = labels[int(last.mean(axis=1).argmax())]
     return (
         f"{arms} arms with {seeds} seed{'s' * (seeds > 1)} over {rounds} rounds. The best arm is `{best}`, with a mean "
-        f"of {means[0]:.1f} % at the last round. The second, fourth and last arm are {second:.2f}, {fourth:.2f} and "
-        f"{last_one:.1f} points below the best arm.{spread * (seeds > 1)}"
+        f"of {means[0]:.1f} % at the last round. The means of the second, fourth and last arm are {second:.2f}, "
+        f"{fourth:.2f} and {last_one:.1f} percentage points below the best mean.{spread * (seeds > 1)}"
     )
 
 
@@ -135,7 +141,7 @@ def write(
     waiting: Sequence[Row],
     strata: Sequence[Row],
 ) -> None:
-    """Write `pruning.md` and `pruning.png`."""
+    """Write the page `pruning.md` and the figure `pruning.png` from the results of `pruning.py`."""
     figure(scores)
     counts = sorted({row["seeds"] for row in scores})
     by_budget = "\n\n".join(
@@ -207,17 +213,17 @@ that finished in every arm are used.
 The tables compare these strategies:
 
 - *arms (ours)*: the scheduler `arms`, which promotes or prunes all seeds of an arm together. At each rung, the arms
-  with the best means are promoted. Another arm is spared, that is, promoted too, if it is at least as good as the last
-  promoted arm on at least one seed. All remaining arms are pruned.
-- *arms, nobody spared*: successive halving by the mean over the seeds, in which no arms are spared.
+  with the best means are promoted. Another arm is *spared*, that is, it also continues, if it is at least as good as
+  the last promoted arm on at least one seed. All remaining arms are pruned.
+- *arms, nobody spared*: successive halving by the mean over the seeds, without spared arms.
 - *arms, spared by a t test*: like *arms (ours)*, but an arm is spared unless a paired t-test over the seeds finds that
-  it is worse (one-sided, at the 10 % level). With a single seed, no arms are spared.
+  the arm is worse than the last promoted arm (one-sided, at the 10 % level). With a single seed, no arms are spared.
 - *per-trial ASHA*, *per-trial median stopping*: the schedulers `asha` and `median`, which prune single trials.
 - *synchronous halving of trials*: successive halving of single trials.
 - *random search*: complete arms or complete trials in random order, until the rounds are used up.
 
-No strategy spares more arms than it promotes by their means. A *rung* is a round after which arms or trials are judged.
-*Grace* is the round of the first rung. At each rung, one in *eta* of the arms or trials is promoted.
+A *rung* is a round after which arms or trials are judged. *Grace* is the round of the first rung. At each rung, about
+one in *eta* of the arms or trials is promoted. A strategy spares at most as many arms as it promotes by their means.
 
 ## Survival for the same number of rounds
 
@@ -227,16 +233,16 @@ round over *all* recorded seeds. The *answer* of a strategy is the arm with the 
 
 Each cell of the next tables has three numbers: `survives with any seed / survives with all seeds · regret`.
 
-- The first number is the percentage of problems in which at least one trial of the truly best arm reaches the last
-  round.
+- `survives with any seed`: percentage of the problems in which at least one trial of the truly best arm reaches the
+  last round.
 - `survives with all seeds`: percentage of the problems in which all seeds of the truly best arm reach the last round,
   so that all paired differences of this arm are available.
 - `regret`: difference between the true means of the truly best arm and of the answer, in percentage points.
 
-A strategy has several settings: grace 1 to 3 and eta 2 to 4, or grace 1 to 6 for median stopping. Each number belongs
-to the best setting among those that run at most the share of all rounds in the heading of the column. The best setting
-can differ between the three numbers of a cell. The settings were chosen on the same problems, so the numbers are
-optimistic for all strategies with settings.
+Each strategy that prunes was run with several settings: with grace 1 to 3 and eta 2 to 4 or, for median stopping, with
+grace 1, 2, 3, 4 and 6. Each number belongs to the best setting that runs at most the share of all rounds in the heading
+of its column. The best setting can differ between the three numbers of a cell. The settings were chosen on the same
+problems, so the numbers are optimistic for all strategies that prune.
 
 The results have two limits:
 
@@ -249,14 +255,15 @@ The results have two limits:
 
 ![survival of the best arm and regret against the share of rounds](pruning.png)
 
-The next tables list means over all nine settings instead of the best setting. The strategies run different shares of
-the rounds. The column "selected" is the share of the problems in which the truly best arm is the answer.
+The next tables list means over all nine settings of grace and eta. The strategies run different shares of the rounds,
+which the column "rounds" lists. The column "selected" lists the share of the problems in which the truly best arm is
+the answer.
 
 {means}
 
-The last table of this section compares two settings with {seeds} seeds. The last row of this table is the result
-without pruning. The column "selected arm in top 3" is the share of the problems in which the answer is one of the three
-truly best arms.
+The last table of this section compares the strategies with {seeds} seeds at two settings. The last row of this table
+is the result without pruning. The column "selected arm in top 3" lists the share of the problems in which the answer is
+one of the three truly best arms.
 
 {defaults}
 
@@ -265,29 +272,32 @@ truly best arms.
 Each strategy ran {count} times on all arms and seeds of `curves` (grace 3, eta 3). Each time, the trials had another
 order, the number of workers was between 1 and 16, and rounds had unequal durations. An outcome is the set of pruned
 trials with the rounds at which they were pruned. The last two columns list the number of pruned trials if a single
-worker runs the arms from the truly worst to the truly best ("worst first"), or from the best to the worst ("best
-first").
+worker runs all trials. In the column "worst first", the worker starts with the truly worst arm. In the column "best
+first", the worker starts with the truly best arm.
 
 {stopped}
 
 ## Waiting at rungs
 
-The problems are drawn as in the first section, with {seeds} seeds and with rounds of unequal duration (grace 3, eta
-3). Each cell has three numbers: `time · utilisation · rounds`.
+With the strategy "arms, waiting at rungs", each trial stops at a rung until its arm is promoted or pruned. With the
+strategy "arms, running ahead (ours)", idle workers continue trials beyond a rung before the decision on their arm. The
+problems are drawn as in the first section, with {seeds} seeds and with rounds of unequal duration (grace 3, eta 3).
+Each cell has three numbers: `time · utilisation · rounds`.
 
-- The time is measured until the last worker has finished. Its unit is the mean duration of a round.
-- The utilisation is the share of this time in which workers are busy.
-- The third number is the share of all rounds that were run. This share includes rounds beyond a rung that idle workers
-  ran before the decision at this rung.
+- `time`: time until the last worker has finished, in mean durations of a round.
+- `utilisation`: share of the time in which workers are busy.
+- `rounds`: share of all rounds that were run, including the rounds that idle workers ran beyond a rung before the
+  decision.
 
 {waited}
 
 ## Tasks of unequal difficulty
 
-In `strata`, the arms belong to three tasks of unequal difficulty. Each cell has two numbers for one task: the share
-of its trials that pass the first rung, and the share of the problems in which its best arm survives with any seed.
-The strategies "per task" compare only arms or trials of the same task (`per: [partition.alpha]`). The other strategies
-compare the arms or trials of all tasks. All strategies use grace 3 and eta 3.
+In `strata`, the arms belong to three tasks of unequal difficulty, and each column of the table belongs to one task.
+Each cell has two numbers: the share of the task's trials that pass the first rung, and the share of the problems in
+which the task's best arm survives with any seed. The strategies with "per task" in their name compare only arms or
+trials of the same task (`per: [partition.alpha]`). The other strategies compare the arms or trials of all tasks. All
+strategies use grace 3 and eta 3.
 
 {per}
 """

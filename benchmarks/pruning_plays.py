@@ -16,7 +16,18 @@ Play = Callable[[Problem], Rounds]
 def halved(
     problem: Problem, grace: int, eta: float, together: bool = True, strata: Sequence[int] | None = None
 ) -> Rounds:
-    """Prune whole arms by synchronous halving if `together` is set, and individual trials otherwise."""
+    """Run synchronous halving of whole arms if `together` is set, and of single trials otherwise.
+
+    Args:
+        problem: The sweep to replay.
+        grace: The round of the first rung.
+        eta: At each rung, one in `eta` of the arms or trials is promoted.
+        together: Whether all seeds of an arm are pruned together.
+        strata: The task of each arm, if only arms of the same task are compared; ignored for single trials.
+
+    Returns:
+        The number of rounds that each trial runs, (arms, seeds).
+    """
     arms, seeds, rounds = problem.curves.shape
     of_trial = {
         (arm, seed): {step + 1: value for step, value in enumerate(problem.curves[arm, seed].tolist())}
@@ -34,19 +45,28 @@ def halved(
 
 
 def by_asha(problem: Problem, grace: int, eta: float, strata: Sequence[int] | None = None) -> Rounds:
-    """Prune trials with ASHA, on four workers and with rounds of equal length."""
+    """Run ASHA on four workers with rounds of equal length, and return the number of rounds that each trial runs.
+
+    If `strata` is given, it contains the task of each arm, and only trials of the same task are compared.
+    """
     strategy = asha(problem.curves, problem.order, grace, eta, strata)
     return work(strategy, problem.curves.shape[:2], 4, dict.fromkeys(problem.order, 1.0)).rounds
 
 
 def by_medians(problem: Problem, grace: int) -> Rounds:
-    """Prune trials with the median stopping rule, on four workers and with rounds of equal length."""
+    """Run the median stopping rule on four workers with rounds of equal length.
+
+    Return the number of rounds that each trial runs.
+    """
     strategy = medians(problem.curves, problem.order, grace)
     return work(strategy, problem.curves.shape[:2], 4, dict.fromkeys(problem.order, 1.0)).rounds
 
 
 def some_trials(problem: Problem, budget: float) -> Rounds:
-    """Run random trials to their last round until the budget is spent."""
+    """Run random trials to their last round until the share `budget` of all rounds is spent.
+
+    Return the number of rounds that each trial runs.
+    """
     rounds = np.zeros(problem.curves.shape[:2], dtype=np.int64)
     for trial in problem.order[: max(1, round(budget * len(problem.order)))]:
         rounds[trial] = problem.curves.shape[2]
@@ -54,7 +74,10 @@ def some_trials(problem: Problem, budget: float) -> Rounds:
 
 
 def some_arms(problem: Problem, budget: float) -> Rounds:
-    """Run random arms with all seeds to their last round until the budget is spent."""
+    """Run random arms with all seeds to their last round until the share `budget` of all rounds is spent.
+
+    Return the number of rounds that each trial runs.
+    """
     order = list(dict.fromkeys(arm for arm, _ in problem.order))
     rounds = np.zeros(problem.curves.shape[:2], dtype=np.int64)
     rounds[order[: max(1, round(budget * len(order)))]] = problem.curves.shape[2]
@@ -62,10 +85,17 @@ def some_arms(problem: Problem, budget: float) -> Rounds:
 
 
 def ruled(problem: Problem, grace: int, eta: float, spares: Callable[[Array, Array], bool]) -> Rounds:
-    """Prune whole arms as `halve` does, but with another rule for arms that are not among the best at a rung.
+    """Prune whole arms by successive halving, with a given rule for arms that are not promoted by their mean.
 
-    `spares` returns whether such an arm continues nevertheless. It receives the values (seeds,) of the arm, and of the
-    last arm that is promoted by its mean.
+    Args:
+        problem: The sweep to replay.
+        grace: The round of the first rung.
+        eta: At each rung, one in `eta` of the arms is promoted by its mean over the seeds.
+        spares: A function that returns whether another arm continues, too. Its arguments are the values (seeds,) of
+            this arm at the rung, and those of the last arm that is promoted by its mean.
+
+    Returns:
+        The number of rounds that each trial runs, (arms, seeds).
     """
     curves = problem.curves
     arms, seeds, last = curves.shape
@@ -80,12 +110,16 @@ def ruled(problem: Problem, grace: int, eta: float, spares: Callable[[Array, Arr
 
 
 def nobody(_one: Array, _last: Array) -> bool:
-    """Spare no arm, as in plain successive halving."""
+    """Return False for every arm: in plain successive halving, arms continue only if their mean is among the best."""
     return False
 
 
 def by_t_test(one: Array, last: Array) -> bool:
-    """Spare an arm unless a paired t-test finds it worse than the last promoted arm, one-sided at 10 %."""
+    """Return False if a paired t-test finds the values `one` of an arm worse than `last`, else True.
+
+    `last` has the values of the last arm that is promoted by its mean. The test is one-sided, at the 10 % level. With a
+    single seed, the result is False.
+    """
     difference = one - last
     if len(difference) == 1:
         return False

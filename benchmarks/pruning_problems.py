@@ -29,7 +29,7 @@ class Problem:
     curves: Array
     """Accuracies from 0 to 1, (arms, seeds, rounds)."""
     truth: Array
-    """The true value of each arm, its mean at the last round over all recorded seeds, (arms,)."""
+    """The true value of each arm: its mean at the last round over all recorded seeds, (arms,)."""
     order: Sequence[Trial]
     """The order in which trials are started."""
     arms: Sequence[int]
@@ -52,15 +52,15 @@ class Score:
     whole: float
     """1 if all trials of the truly best arm reached the last round, else 0."""
     right: float
-    """1 if the truly best arm is selected, else 0. Selected is the best mean among arms that reached the last round."""
+    """1 if the truly best arm has the highest mean among the arms that reached the last round, else 0."""
     top3: float
-    """1 if the selected arm is among the three truly best arms, else 0."""
+    """1 if the selected arm, which has the highest of these means, is among the three truly best arms, else 0."""
     regret: float
-    """The true value of the truly best arm minus that of the selected arm, in percentage points."""
+    """The true value of the truly best arm minus the true value of the selected arm, in percentage points."""
 
     @classmethod
     def of(cls, problem: Problem, rounds: Rounds) -> "Score":
-        """Return the scores of a strategy from the number of rounds that it ran of each trial."""
+        """Return the scores of a strategy, given the number of rounds that the strategy ran of each trial."""
         ended = rounds == problem.curves.shape[2]
         last = np.where(ended, problem.curves[:, :, -1], np.nan)
         finished = ended.any(axis=1)
@@ -78,7 +78,7 @@ class Score:
 
 
 def read(sweep: str) -> tuple[list[str], Array]:
-    """Return the labels of a recorded sweep's arms, and their curves (arms, seeds, rounds) for common seeds."""
+    """Return the labels of a recorded sweep's arms, and its curves (arms, seeds, rounds) for common seeds."""
     with CURVES.open(newline="") as file:
         lines = [line for line in csv.reader(file) if line[0] == sweep]
     arms = list(dict.fromkeys(line[1] for line in lines))
@@ -88,7 +88,7 @@ def read(sweep: str) -> tuple[list[str], Array]:
 
 
 def record(folders: Sequence[Path]) -> None:
-    """Write the objective of finished sweeps to a CSV file, with a line per trial and a column per round from 1."""
+    """Write the objective in finished sweeps to a CSV file, with a row for each trial and a column for each round."""
     lines = []
     for sweep in map(SweepStore, folders):
         manifest = sweep.manifest()
@@ -107,7 +107,7 @@ def record(folders: Sequence[Path]) -> None:
 
 
 def problems(curves: Array, arms: int, seeds: int, count: int) -> list[Problem]:
-    """Return problems with random arms, seeds and orders; they are the same for every strategy."""
+    """Return `count` problems with random arms, seeds and orders. Each call returns the same problems."""
     rng = np.random.default_rng(arms * 100 + seeds)
     found = []
     for _ in range(count):

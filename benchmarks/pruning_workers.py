@@ -28,17 +28,23 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True)
 class Work:
-    """The number of rounds that the workers ran of each trial, and the time that they took."""
+    """The result of a simulation: the number of rounds that were run of each trial, and the time until the end."""
 
     rounds: Rounds
     time: float
-    """The time at which the last round ended, in average rounds."""
+    """The time at which the last round ended, in the unit of the durations passed to `work`."""
 
 
 def work(strategy: Strategy, shape: tuple[int, int], workers: int, seconds: Mapping[Trial, float]) -> Work:
-    """Simulate workers until no trial is left.
+    """Run a strategy on simulated workers until no trial is left.
 
     Rounds that end at the same time are reported in the order in which their trials were started.
+
+    Args:
+        strategy: The strategy.
+        shape: The number of arms and the number of seeds.
+        workers: The number of workers.
+        seconds: The duration of a round of each trial.
     """
     rounds = np.zeros(shape, dtype=np.int64)
     running: dict[Trial, int] = {}
@@ -61,7 +67,7 @@ def work(strategy: Strategy, shape: tuple[int, int], workers: int, seconds: Mapp
 
 
 class Unlogged(Decisions):
-    """Pruning decisions that are not written to a file."""
+    """Pruning decisions that are kept in memory only."""
 
     def add(self, decision: Decision) -> None:
         """Keep a decision in memory."""
@@ -93,18 +99,24 @@ class TrialByTrial:
 def asha(
     curves: Array, order: Sequence[Trial], grace: int, eta: float, strata: Sequence[int] | None = None
 ) -> TrialByTrial:
-    """Return the strategy that prunes single trials by ASHA."""
+    """Return a strategy that prunes single trials by ASHA.
+
+    If `strata` is given, it contains the task of each arm, and only trials of the same task are compared.
+    """
     rule = Rungs(ASHAScheduler(grace_rounds=grace, reduction_factor=eta), curves.shape[2], NO_LOG)
     return TrialByTrial(rule, curves, order, strata)
 
 
 def medians(curves: Array, order: Sequence[Trial], grace: int) -> TrialByTrial:
-    """Return the strategy that prunes single trials by the median stopping rule."""
+    """Return a strategy that prunes single trials by the median stopping rule."""
     return TrialByTrial(Medians(MedianScheduler(grace_rounds=grace), NO_LOG), curves, order)
 
 
 class Arms:
-    """A strategy that halves whole arms; with `ahead`, idle workers run undecided arms beyond a rung."""
+    """A strategy that prunes whole arms by successive halving.
+
+    If `ahead` is set, idle workers run trials beyond a rung before the decision at this rung.
+    """
 
     def __init__(self, curves: Array, order: Sequence[Trial], grace: int, eta: float, ahead: bool = True) -> None:
         self.curves, self.order, self.eta, self.ahead = curves, order, eta, ahead
@@ -116,7 +128,7 @@ class Arms:
         self.verdicts = self._halve()
 
     def stopped_at(self, arm: int) -> int:
-        """Return the round at which an arm was pruned, or the last round."""
+        """Return the round at which an arm was pruned, or the number of the last round if the arm was not pruned."""
         pruned = self.verdicts.pruned.get(arm)
         return pruned.round if pruned else self.rounds
 
@@ -124,7 +136,7 @@ class Arms:
         return halve(self.histories, self.milestones, self.rounds, self.eta)
 
     def next(self, running: Mapping[Trial, int]) -> tuple[Trial, int] | None:
-        """Return a trial of the first arm that has rounds left to run, or None if there is no such arm."""
+        """Return the next trial and the round up to which it runs, or None; promoted arms precede undecided arms."""
         offers = {**self.verdicts.promoted, **(self.verdicts.undecided if self.ahead else {})}
         for arm, until in offers.items():
             for seed, history in self.histories[arm].items():
@@ -133,7 +145,7 @@ class Arms:
         return None
 
     def goes_on(self, trial: Trial, round: int) -> bool:
-        """Record a round and update the decisions. Return True, as trials always run to the round that `next` set."""
+        """Record a round, update the decisions and return True: each trial always runs to the round set by `next`."""
         arm, seed = trial
         self.histories[arm][seed][round] = float(self.curves[arm, seed, round - 1])
         if round in (*self.milestones, self.rounds):

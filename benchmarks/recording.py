@@ -26,7 +26,7 @@ REQUESTS: Counter[str] = Counter()
 
 
 def count_requests() -> None:
-    """Count the requests of MLflow's client to its SQL store."""
+    """Replace methods of MLflow's SQL store by methods that count their calls in `REQUESTS`."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     def counted(name: str) -> Any:

@@ -1,7 +1,8 @@
 """Measure the driver's costs in a sweep of 1,000 simulated trials of a few milliseconds each.
 
 Planning, Ray, result files, MLflow and the report are real. Only the trials are simulated: each round writes a
-checkpoint without tensors and reports a number. The output is the driver's time per trial by stage, and its memory.
+checkpoint without tensors and reports a number. The script prints the driver's time for each stage, in total and per
+trial, and the driver's peak memory.
 
     python benchmarks/thousand_trials.py --trials 1000 --rounds 3
 """
@@ -21,7 +22,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 
 def simulated(config: dict[str, Any], *, sweep: str, **_: Any) -> None:
-    """Simulate a trial whose accuracy depends only on its learning rate."""
+    """Simulate a trial whose accuracy depends only on its learning rate and on the round."""
     from ray import tune
 
     from fedsweep.results import SweepStore

@@ -34,7 +34,12 @@ class PixelStack:
         return grouped.index_select(dim, torch.cat([here for _, here, _ in places]).argsort())
 
     def places(self, rows: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return each part with the positions of its images in `rows` (k,), and their row numbers in the part."""
+        """Find the images at `rows` (k,) in the parts of the stack.
+
+        Returns:
+            A tuple for each part. It contains the part, the positions in `rows` that refer to its images, and the row
+            numbers of these images in the part.
+        """
         starts = [0, *accumulate(map(len, self.parts))]
         within = [((start <= rows) & (rows < end)).nonzero().flatten() for start, end in pairwise(starts)]
         return [(part, here, rows[here] - start) for part, here, start in zip(self.parts, within, starts, strict=False)]
@@ -45,7 +50,7 @@ class ImageSet:
     """Decoded images and their labels, in host memory or in a memory-mapped file.
 
     `images` is uint8 (m, 3, height, width), and `labels` is int64 (n,). Example i is `images[rows[i]]` with label
-    `labels[i]`, so that subsets share the pixels. If `rows` is None, the examples are all images in their order.
+    `labels[i]`, so subsets can share the pixels. If `rows` is None, the examples are all images in their order.
     """
 
     images: Tensor | PixelStack
@@ -67,7 +72,12 @@ class ImageSet:
         return self.images.index_select(0, rows), self.labels[index]
 
     def places(self, index: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return each tensor with the positions of its images in `index` (k,), and their row numbers in the tensor."""
+        """Find the images of the examples at `index` (k,) in the tensors of this set.
+
+        Returns:
+            A tuple for each tensor. It contains the tensor, the positions in `index` that refer to its images, and the
+            row numbers of these images in the tensor.
+        """
         import torch  # already imported if there are tensors
 
         rows = index if self.rows is None else self.rows[index]
@@ -76,11 +86,14 @@ class ImageSet:
         return [(self.images, torch.arange(len(rows)), rows)]
 
     def select(self, index: Tensor) -> ImageSet:
-        """Return the examples at `index` as a set that shares the pixels with this one."""
+        """Return the examples at `index` (k,) as a new set that shares the pixels with this one."""
         return ImageSet(self.images, self.labels[index], index if self.rows is None else self.rows[index])
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches of `size` images and labels in order. The batches are views if `rows` is None."""
+        """Yield batches of images (size, 3, height, width) and labels (size,) in order.
+
+        The last batch may be smaller. If `rows` is None, batches are views and copy no pixels.
+        """
         for start in range(0, len(self), size):
             here = slice(start, start + size)
             if self.rows is not None:
@@ -92,10 +105,11 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples of an image set, with cached intermediate outputs of a frozen model.
+    """A batch of k examples of an image set, optionally with cached outputs of the frozen lowest blocks.
 
-    `tokens` (k, ...) are the outputs after the first `done` blocks of the forward pass; if None, the forward pass
-    begins with the pixels. `side_inputs` are further inputs of a method, with one row (...) per image.
+    `tokens` (k, ...) are the outputs of the first `done` blocks, with which the forward pass continues. If `tokens` is
+    None, the forward pass begins with the pixels. `side_inputs` are further inputs that a method needs, each with one
+    row (...) per example.
     """
 
     source: ImageSet
@@ -115,7 +129,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain, that is, one style of images, with its training and test images."""
+    """A domain, that is, one style of images, with its training and test images."""
 
     name: str
     train: ImageSet
@@ -135,11 +149,11 @@ class FederatedData:
 
 @dataclass(frozen=True)
 class Client:
-    """A client: its images and its `capacity`, the number of blocks that fit on it (L_i).
+    """A client: its images and its `capacity`, the number of blocks that fit on it (L_i in FedRA).
 
-    `validation` are images held back from training to control it, and `test` are images used only for evaluation. Both
-    are None unless the partition has such a share. `synthetic` are images of the client's domain that the server has
-    generated and sent to the client once.
+    Some methods use `validation` images to control training. `test` images are used only for evaluation. Both are None
+    if the partition reserves no such images. `synthetic` images are images of the client's domain that the server
+    generated and sent to the client.
     """
 
     id: ClientId
@@ -153,10 +167,11 @@ class Client:
 
 @dataclass(frozen=True)
 class LayerAllocation:
-    """A client's row of FedRA's allocation matrix M: the blocks that it holds and those that it trains, ascending.
+    """A client's row of FedRA's allocation matrix M: the blocks that it holds and the blocks that it trains, ascending.
 
-    The client also holds and trains all tensors outside the blocks, except those whose names begin with one of
-    `excluded_prefixes`, such as heads after deeper blocks and BRICKs (FedBRICK's block replacements) of other domains.
+    The client also holds and trains the tensors outside of blocks, except for tensors whose names begin with one of
+    `excluded_prefixes`. Examples are heads after deeper blocks, and FedBRICK's block replacements (BRICKs) of other
+    domains.
     """
 
     held: tuple[int, ...]
@@ -165,18 +180,18 @@ class LayerAllocation:
 
     @classmethod
     def of(cls, layers: tuple[int, ...] | list[int]) -> LayerAllocation:
-        """Return an allocation that holds and trains the same blocks."""
+        """Return an allocation in which the client holds and trains the blocks `layers`."""
         ordered = tuple(sorted(layers))
         return cls(held=ordered, trained=ordered)
 
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """A client's update for the server: the tensors that it trained, by their names in the full model.
+    """A client's update for the server: the tensors that the client trained, keyed by their names in the full model.
 
     `private` are trained tensors that the client does not send, so communication costs do not count them. `extra` are
-    further tensors that it sends but that are not part of a model. `local_copy` is the client's whole trained model, if
-    the method needs it.
+    tensors that the client sends although they are not part of a model. `local_copy` is the client's whole trained
+    model if the method needs it, and empty otherwise.
     """
 
     client: ClientId
@@ -193,9 +208,10 @@ class ClientUpdate:
 class ServerState:
     """The state of a run between rounds. Methods with more state extend this class.
 
-    `layers` are the blocks with which the server's model is evaluated: all blocks, except in the method `all_small`.
-    `client_memory` and `server_memory` are state of the base optimizer. `gamma_star` is FedRA's Gamma* so far, that is,
-    the smallest number of clients that held an active block in any round, or None before the first round.
+    `layers` are the blocks with which the server's model is evaluated: all blocks, except in the method `all_small`,
+    which uses fewer. `client_memory` and `server_memory` are state of the base optimizer, such as FedDyn's gradients.
+    `gamma_star` is FedRA's Gamma*: the smallest number of clients that held an active block, that is, a block held by
+    at least one client, in any round so far. It is None before the first round.
     """
 
     adapter: AdapterState
@@ -207,7 +223,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The state and metrics after `round` rounds, where 0 is the untuned model. Only `seconds` is not reproducible."""
+    """The state and metrics after `round` rounds (0 is the untuned model). All but `seconds` are reproducible."""
 
     round: int
     state: ServerState

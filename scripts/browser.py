@@ -48,7 +48,7 @@ class Browser:
         Args:
             width: Width of the page in pixels.
             height: Height of the page in pixels.
-            storage: Entries of local storage that every site finds, as if the user had visited it before.
+            storage: Entries of local storage that every site finds, as if a user had visited the site before.
 
         Raises:
             RuntimeError: Chromium is not installed.
@@ -110,7 +110,7 @@ class Browser:
         """Open an address, wait until the page shows all `texts`, and return the text of the page.
 
         Raises:
-            TimeoutError: The page does not show them within `patience` seconds.
+            TimeoutError: The page does not show all `texts` within `patience` seconds.
         """
         self._ask("Page.navigate", url="about:blank")  # a new fragment (#...) alone would not load the page
         self._ask("Page.navigate", url=url)
@@ -120,7 +120,7 @@ class Browser:
         """Wait until the page shows all `texts`, and return the text of the page.
 
         Raises:
-            TimeoutError: The page does not show them within `patience` seconds.
+            TimeoutError: The page does not show all `texts` within `patience` seconds.
         """
         end = time.monotonic() + patience
         while True:
@@ -133,7 +133,7 @@ class Browser:
             time.sleep(0.2)
 
     def text(self) -> str:
-        """Return all text of the page, SVG drawings included, with single spaces."""
+        """Return all text of the page, including the text in SVG drawings, with single spaces between words."""
         drawn = "[...document.querySelectorAll('svg text')].map(one => one.textContent).join(' ')"
         return " ".join(str(self.run(f"(document.body ? document.body.innerText : '') + ' ' + {drawn}")).split())
 
@@ -150,7 +150,7 @@ class Browser:
             time.sleep(0.2)
 
     def run(self, script: str) -> Any:
-        """Return the value of a JavaScript expression."""
+        """Evaluate a JavaScript expression on the page, and return its value."""
         return self._ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
     def shot(self, path: Path) -> None:

@@ -1,9 +1,9 @@
 """Draw the figures of docs/results.md from the tables in docs/results/.
 
     python scripts/results_figures.py           # write docs/images/results_*.png
-    python scripts/results_figures.py --check   # exit 1 if a picture shows other numbers than the tables
+    python scripts/results_figures.py --check   # exit with code 1 if a picture is outdated
 
-Each picture contains a digest of its numbers.
+Each picture contains a digest of its numbers, which is compared with the tables.
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ class Table:
     rows: list[list[str]]
 
     def cell(self, row: str, column: str) -> str:
-        """Return the text of the column in the only row whose first cell is `row`, without bold type."""
+        """Return the text, without bold type, of the cell in `column` and in the row whose first cell is `row`.
+
+        Raises:
+            LookupError: There is no such row, or more than one.
+        """
         found = [cells for cells in self.rows if cells[0] == row]
         if len(found) != 1:
             raise LookupError(f"{self.place}: {len(found)} rows named {row!r}, expected 1")
@@ -78,7 +82,7 @@ def tables(page: Path) -> list[tuple[str, Table]]:
 
 
 def table(folder: Path, page: str, heading: str, column: str) -> Table:
-    """Return the table with this column below a heading of a page.
+    """Return the table that has the column `column` below the heading `heading` of a page.
 
     Raises:
         LookupError: There is no such table, or more than one.
@@ -116,7 +120,7 @@ def estimate(label: str, text: str) -> Estimate:
 
 
 def differences(one: Table) -> list[Estimate]:
-    """Return the difference from the baseline and its interval, for each arm but the baseline."""
+    """Return, for each arm but the baseline, the arm's difference from the baseline with its interval."""
     return [
         estimate(NAMES[row[0].split()[0]], f"{one.cell(row[0], 'difference')} {one.cell(row[0], '95% interval')}")
         for row in one.rows
@@ -129,7 +133,7 @@ Groups = dict[str, list[Estimate]]
 
 
 def read_depth_methods(folder: Path) -> tuple[Groups, Groups]:
-    """Return the differences between the depth methods and FedRA, and the gain from BRICKs with each method."""
+    """Return the differences between other depth methods and FedRA, and the effect of BRICKs on each depth method."""
     headings = {
         "PACS, Table 1": "Table 1 on PACS",
         "digits, Table 1": "Table 1 on digits",
@@ -147,7 +151,7 @@ def read_depth_methods(folder: Path) -> tuple[Groups, Groups]:
 
 
 def read_fedag(folder: Path) -> Groups:
-    """Return the differences between FedAG and all other methods on PACS, out of domain and in domain."""
+    """Return the differences between other methods and FedAG on PACS, on a held-out domain and on training domains."""
     one = table(folder, "fedag.md", "Table 2 on PACS: each domain held out in turn", "mean minus FedAG")
     columns = {"out of domain": "mean minus FedAG", "in domain": "in domain minus FedAG"}
     return {
@@ -157,7 +161,7 @@ def read_fedag(folder: Path) -> Groups:
 
 
 def read_fedms(folder: Path) -> tuple[dict[str, tuple[float, float]], Groups]:
-    """Return megabytes and accuracy of each method without an attack, and the accuracy that each attack costs."""
+    """Return the MB sent and the accuracy of each method without an attack, and the accuracy that each attack costs."""
     one = table(folder, "fedms.md", "Malicious clients", "no attack")
     names = [row[0] for row in one.rows]
     sent = {NAMES[name]: (number(one.cell(name, "MB sent")), number(one.cell(name, "no attack"))) for name in names}
@@ -173,7 +177,7 @@ Shares = dict[str, dict[int, float]]
 
 
 def read_statistics(folder: Path) -> dict[str, Shares]:
-    """Return the table of simulated sweeps, by the distribution of the noise (normal or skewed)."""
+    """Return the percentages in the table of simulated sweeps, separately for `normal` and for `skewed` noise."""
     one = table(folder, "platform.md", "Coverage and error rates on simulated sweeps", "bootstrap")
     seeds = one.head.index("seeds")
     return {
@@ -191,7 +195,7 @@ def read_statistics(folder: Path) -> dict[str, Shares]:
 
 
 def draw_depth_methods(data: tuple[Groups, Groups]) -> Figure:
-    """Draw each method minus FedRA on the left, and each method with BRICKs minus without them on the right."""
+    """Draw each method's difference from FedRA on the left, and the effect of BRICKs on each method on the right."""
     methods, bricks = data
     figure, (left, right) = panels(2, 2, 4.9, 3.9)
     dots(left, methods, COLOURS)
@@ -204,7 +208,7 @@ def draw_depth_methods(data: tuple[Groups, Groups]) -> Figure:
 
 
 def draw_fedag(data: Groups) -> Figure:
-    """Draw each method minus FedAG, out of domain on the left and in domain on the right."""
+    """Draw each method's difference from FedAG: on a held-out domain (left) and on training domains (right)."""
     figure, both = panels(2, 2, 4.9, 4.0)
     for axes, (where, estimates), colour in zip(both, data.items(), COLOURS, strict=False):
         dots(axes, {where: estimates}, [colour])
@@ -239,7 +243,7 @@ def draw_fedms(data: tuple[dict[str, tuple[float, float]], Groups]) -> Figure:
 
 
 def draw_statistics(data: dict[str, Shares]) -> Figure:
-    """Draw the coverage of intervals on the left, and the share of detected differences on the right."""
+    """Draw the coverage of the intervals on the left, and the share of detected differences on the right."""
     from matplotlib.lines import Line2D
 
     figure, (left, right) = panels(2, 2, 4.9, 4.0)
@@ -287,7 +291,7 @@ def draw_statistics(data: dict[str, Shares]) -> Figure:
 
 
 def dots(axes: Axes, groups: Groups, colours: Sequence[str]) -> None:
-    """Draw one row for each label and one dot with its interval for each group."""
+    """Draw a row for each label. Each row has a dot with an interval for each group that has the label."""
     from matplotlib.lines import Line2D
 
     labels = list(dict.fromkeys(one.label for estimates in groups.values() for one in estimates))
@@ -327,12 +331,12 @@ FIGURES: dict[str, tuple[Callable[[Path], Any], Callable[[Any], Figure]]] = {
 
 
 def digest(data: Any) -> str:
-    """Return a hash of the numbers of a picture."""
+    """Return the SHA-256 of the numbers that a picture shows."""
     return hashlib.sha256(repr(data).encode()).hexdigest()
 
 
 def drawn_from(picture: Path) -> str:
-    """Return the digest of the numbers that a picture shows."""
+    """Return the digest of a picture's numbers, which is stored in the picture file."""
     from PIL import Image
 
     with Image.open(picture) as image:
@@ -354,14 +358,14 @@ def write(results: Path, images: Path) -> list[Path]:
 
 
 def outdated(results: Path, images: Path) -> list[str]:
-    """Return the names of the pictures that show other numbers than the tables have now."""
+    """Return the names of the pictures whose numbers differ from the numbers in the tables."""
     return [name for name, (read, _) in FIGURES.items() if drawn_from(images / f"{name}.png") != digest(read(results))]
 
 
 def main() -> None:
     """Draw all figures or, with `--check`, compare them with the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a picture is outdated")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with code 1 if a picture is outdated")
     if parser.parse_args().check:
         old = outdated(DOCS / "results", DOCS / "images")
         sys.exit(f"outdated: {', '.join(old)}; run scripts/results_figures.py" if old else 0)

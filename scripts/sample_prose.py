@@ -1,6 +1,6 @@
 """Print random docstrings and sentences of the documentation, so that a reader can judge them without the code.
 
-uv run python scripts/sample_prose.py 60 7                      # 60 of each, drawn with seed 7
+uv run python scripts/sample_prose.py 60 7                      # 60 docstrings and 60 sentences, drawn with seed 7
 uv run python scripts/sample_prose.py 60 7 fedsweep/report docs/guides   # only from these places
 
 Mark each entry A (clear on first reading), B (needs a second reading) or C (unclear even with its signature). At least
@@ -24,7 +24,7 @@ Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def docstrings(path: Path) -> Iterator[str]:
-    """Yield each docstring of a Python file below the signature that it documents."""
+    """Yield each docstring of a Python file, preceded by the signature that it documents."""
     tree = ast.parse(path.read_text())
     yield from _documented(tree, path.relative_to(ROOT).as_posix(), "")
 
@@ -54,7 +54,7 @@ def _signature(node: Documented) -> str:
 
 
 def sentences(path: Path) -> Iterator[str]:
-    """Yield each sentence of a Markdown page's paragraphs and lists below its heading.
+    """Yield each sentence of a Markdown page's paragraphs and lists, preceded by its heading.
 
     Code blocks, tables, comments and pictures are left out.
     """
@@ -74,7 +74,7 @@ def sentences(path: Path) -> Iterator[str]:
 
 
 def files(places: Iterable[str], suffix: str) -> list[Path]:
-    """Return the files with a suffix among `places`, which are files and folders of the repository, sorted."""
+    """Return the sorted paths of all files with a suffix in `places`, which are files and folders of the repository."""
     found: set[Path] = set()
     for place in places:
         path = ROOT / place
@@ -83,7 +83,7 @@ def files(places: Iterable[str], suffix: str) -> list[Path]:
 
 
 def main() -> None:
-    """Print the docstrings and sentences that the command line asks for."""
+    """Print the docstrings and sentences that the command line selects."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("n", type=int, help="number of docstrings and number of sentences to print; 0 prints all")
     parser.add_argument("seed", type=int)

@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def links(server: subprocess.Popen[bytes], port: int) -> dict[str, str]:
-    """Wait until the server of `fedsweep ui` answers, and return the links that it prints, by label."""
+    """Wait until the server of `fedsweep ui` answers, and return a dict from labels to the links that it prints."""
     found: dict[str, str] = {}
     for line in map(bytes.decode, server.stdout or ()):
         if line.startswith("  "):
@@ -82,7 +82,7 @@ def links(server: subprocess.Popen[bytes], port: int) -> dict[str, str]:
 
 
 def take(addresses: dict[str, str], into: Path) -> None:
-    """Take the five pictures of MLflow's page."""
+    """Take five pictures of MLflow's pages at the given addresses, and write them to the folder `into`."""
     base = addresses["the sweep's results"].partition("#")[0]
     page, _, query = addresses["the sweep's results"].partition("?")
     with Browser(1500, 1120, VISITED) as browser:
@@ -108,7 +108,7 @@ def take(addresses: dict[str, str], into: Path) -> None:
 
 
 def shrink(path: Path) -> None:
-    """Replace the 24-bit colours of a picture by a palette."""
+    """Reduce the colours of a picture file to a palette, so that the file becomes smaller."""
     with Image.open(path) as whole:
         whole.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
 

@@ -42,7 +42,7 @@ class Recipe:
 
 
 class Captioned(nn.Module):
-    """A CLIP with its tokenizer, which maps images (n, 3, h, w) in [0, 1] and m class names to logits (n, m)."""
+    """A CLIP model with its tokenizer: it maps images (n, 3, h, w) in [0, 1] and m class names to logits (n, m)."""
 
     def __init__(self, clip: Any, tokenizer: Any, names: Sequence[str]) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ class Captioned(nn.Module):
         self._tokens: dict[str, Any] = {}
 
     def forward(self, images: Tensor, template: str) -> Tensor:
-        """Return the scaled cosine similarities (n, m) of the images and of all names, inserted into `template`."""
+        """Return scaled cosine similarities (n, m) of the images and of `template` filled with each class name."""
         logits: Tensor = self.output(images, template).logits_per_image
         return logits
 
     def output(self, images: Tensor, template: str) -> Any:
-        """Return the output of transformers' CLIP for the images and for all names, inserted into `template`."""
+        """Return the CLIP model's output for the images and for `template` filled with each class name."""
         if template not in self._tokens:
             texts = [template.format(name) for name in self.names]
             self._tokens[template] = self.tokenizer(texts, padding=True, return_tensors="pt")
@@ -63,10 +63,10 @@ class Captioned(nn.Module):
 
 
 def write_vocabulary(folder: Path, captions: Iterable[str], size: int) -> None:
-    """Learn a byte-level pair encoding like CLIP's from captions, and write it to a folder.
+    """Learn a byte-pair encoding like CLIP's from captions, and write its vocabulary to a folder.
 
-    Other texts are encoded byte by byte. Pairs of letters with the same frequency are merged in any order, so the
-    tokens may differ between runs.
+    Words that the captions do not contain are encoded in smaller pieces, down to single bytes. Pairs of letters with
+    the same frequency are merged in any order, so the tokens may differ between runs.
     """
     tokenizer = Tokenizer(BPE(end_of_word_suffix="</w>"))
     tokenizer.pre_tokenizer = Each([Whitespace(), ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -86,7 +86,7 @@ def write_vocabulary(folder: Path, captions: Iterable[str], size: int) -> None:
 
 
 def encoder(width: int, blocks: int, mlp: int, activation: str = "quick_gelu") -> dict[str, Any]:
-    """Return the configuration of an encoder with four heads and MLPs of width `mlp * width`."""
+    """Return the configuration of a CLIP encoder with four attention heads and MLPs of width `mlp * width`."""
     return {
         "hidden_size": width,
         "intermediate_size": mlp * width,
@@ -99,7 +99,7 @@ def encoder(width: int, blocks: int, mlp: int, activation: str = "quick_gelu") -
 def clip_config(
     vision: Mapping[str, Any], text: Mapping[str, Any], size: int, patch: int, projection: int, tokenizer: CLIPTokenizer
 ) -> CLIPConfig:
-    """Return the configuration of a CLIP with these encoders, for images of `size` pixels and the tokenizer's texts."""
+    """Return the configuration of a CLIP model with the given encoders, for images of `size` by `size` pixels."""
     special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     words = {"vocab_size": len(tokenizer), "max_position_embeddings": CONTEXT, "pad_token_id": special["eos_token_id"]}
     both = {"projection_dim": projection}
@@ -115,8 +115,8 @@ def contrast(logits: Tensor, matches: Tensor, smoothing: float) -> Tensor:
 
     Args:
         logits: Similarities of images and captions, (n, m).
-        matches: 1 if an image matches a caption, else 0, (n, m). Matching captions of an image share its weight, and
-            matching images of a caption share the caption's weight.
+        matches: 1 if an image matches a caption, else 0, (n, m). All captions that match an image share the image's
+            weight, and all images that match a caption share the caption's weight.
         smoothing: Label smoothing of the images' targets.
     """
     rows = matches / matches.sum(1, keepdim=True)
@@ -174,7 +174,7 @@ def train(
 
 
 def write_clip(folder: Path, clip: Any, size: int) -> None:
-    """Write a CLIP's weights in half precision, its configuration and its normalisation in transformers' format."""
+    """Write a CLIP model for transformers: weights in half precision, configuration and image normalisation."""
     clip.half().save_pretrained(folder)
     clip.float()
     settings = {
@@ -187,7 +187,7 @@ def write_clip(folder: Path, clip: Any, size: int) -> None:
 
 
 def write_card(path: Path, weights: Path, recipe: Recipe, facts: Mapping[str, Any]) -> None:
-    """Write a JSON card with the facts, the recipe and the digest of a weights file."""
+    """Write a JSON file that describes trained weights: the facts, the recipe and the SHA-256 of the weights file."""
     card = {
         **facts,
         "mean": [0.5] * 3,

@@ -1,11 +1,11 @@
-"""Train the small networks that ship with fedsweep on MNIST digits: the CLIP models, and the trunk of FedMS's gate.
+"""Train the small networks that fedsweep includes on MNIST digits: CLIP models, and the ResNet in FedMS's gate.
 
     fedsweep data prepare mnist --root DIR --size 16     # DIR: a folder with mnist.parquet
     python scripts/train_digits_clip.py base             # or patch8, large, trunk; 10 to 30 minutes each on one core
 
-All random choices derive from one seed. Training images are augmented as in `fedsweep pretrain digits_vit`. None of
-these images belongs to a domain of the experiments. The output is a checkpoint in transformers' format, in half
-precision, with a JSON card.
+All random choices derive from one seed. Training images are augmented as in `fedsweep pretrain digits_vit`. No training
+image belongs to a domain of the experiments. The weights are written in half precision, with a JSON file that describes
+them. The CLIP models are checkpoints for transformers.
 """
 
 import argparse
@@ -63,14 +63,14 @@ EPOCHS = {"base": 60, "patch8": 60, "large": 45, "trunk": 25}
 
 
 def recipe(what: str) -> Recipe:
-    """Return the hyperparameters of the model `what`."""
+    """Return the hyperparameters for training the network `what`: `base`, `patch8`, `large` or `trunk`."""
     augmentation = GlyphAugmentation(bold=1.4)
     return Recipe(EPOCHS[what], batch=128, lr=1e-3, decay=0.05, smoothing=0.1, seed=0, augmentation=augmentation)
 
 
 @torch.inference_mode()
 def accuracy(network: nn.Module, images: ImageSet) -> float:
-    """Return the accuracy on a set of images. A CLIP is tested zero-shot, with the digits' numerals in a prompt."""
+    """Return the accuracy on a set of images. A CLIP model is tested zero-shot, with numerals in a prompt."""
     right = 0
     for pixels, labels in images.batches(500):
         if isinstance(network, Captioned):
@@ -82,7 +82,7 @@ def accuracy(network: nn.Module, images: ImageSet) -> float:
 
 
 def main() -> None:
-    """Train the model given on the command line, and write it to the folder of shipped weights."""
+    """Train the network given on the command line, and write it to the package's folder of weights."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=EPOCHS)
     what = parser.parse_args().what

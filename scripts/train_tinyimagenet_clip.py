@@ -1,11 +1,11 @@
-"""Train a small CLIP at 64 px on Tiny-ImageNet's photographs and the names of their classes.
+"""Train a small CLIP model at 64 px on Tiny-ImageNet's photographs and the names of their classes.
 
     fedsweep data prepare tinyimagenet --root DIR --size 64
     python scripts/train_tinyimagenet_clip.py            # about 50 minutes on one core
 
-The output is `backbones/tinyimagenet_clip` in the data folder: a checkpoint in transformers' format, in half precision,
-with a JSON card. Do not distribute it, because no licence of Tiny-ImageNet allows that. Captions contain the name of a
-class or a broader word, such as dog or house. All random choices derive from one seed.
+The output is `backbones/tinyimagenet_clip` in the data folder: a checkpoint for transformers, in half precision, with a
+JSON file that describes it. Do not distribute the checkpoint, because Tiny-ImageNet has no licence that allows this.
+Captions contain the name of a class or a broader word, such as dog or house. All random choices derive from one seed.
 """
 
 import argparse
@@ -150,7 +150,7 @@ RECIPE = Recipe(epochs=10, batch=128, lr=1e-3, decay=0.05, smoothing=0.1, seed=0
 
 
 class Taught(Captioned):
-    """A CLIP with an additional classifier on its image encoder during training.
+    """A CLIP model with an additional classifier on its image encoder during training.
 
     The classifier speeds up training from scratch: at first, the encodings of all texts are nearly equal, so that the
     contrastive loss alone gives the image encoder little to learn. The classifier is not saved.
@@ -162,17 +162,17 @@ class Taught(Captioned):
 
 
 def names_of(class_names: Sequence[str]) -> list[str]:
-    """Return the names of the classes as in a backbone's prompts, followed by broader words such as dog and house."""
+    """Return the class names with spaces between words, followed by broader words such as dog and house."""
     return [*map(readable, class_names), *BROADER]
 
 
 def captions(class_names: Sequence[str]) -> list[str]:
-    """Return all captions of the training, in lower case like the input of CLIP's tokenizer."""
+    """Return all captions of the training in lower case, because CLIP's tokenizer lowercases its input."""
     return [template.format(name).lower() for template in TEMPLATES for name in names_of(class_names)]
 
 
 def matches(class_names: Sequence[str]) -> Tensor:
-    """Return a matrix (classes, names) that is 1 if a class has a name, else 0.
+    """Return a matrix (classes, names) that is 1 if a name describes a class, else 0.
 
     The columns are the names of the classes, followed by broader words such as dog and house.
 
@@ -186,7 +186,7 @@ def matches(class_names: Sequence[str]) -> Tensor:
 
 
 def drawn(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the images after turning a few of them into grey images, and a few into dark outlines on white."""
+    """Return the images, a few of which are turned into grey images or into drawings of dark outlines on white."""
     chance = torch.rand(len(pixels), generator=generator)
     some = chance < COLOURLESS + OUTLINED
     grey = (pixels[some] * torch.tensor(GREY).view(1, 3, 1, 1)).sum(1, keepdim=True)
@@ -203,9 +203,10 @@ def drawn(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def accuracies(network: Captioned, images: ImageSet, goes: Tensor) -> tuple[float, float]:
-    """Return the zero-shot accuracy among class names, and the accuracy among broader words such as dog.
+    """Return the zero-shot accuracy with class names, and the zero-shot accuracy with broader words such as dog.
 
-    The second accuracy is over images whose class has a broader word. Any matching word counts as correct.
+    The second accuracy includes only images whose class has a broader word, and any broader word of the class counts as
+    correct. `goes` is the result of `matches`.
     """
     classes, own, broader, with_broader = len(goes), 0, 0, 0
     for pixels, labels in images.batches(500):
@@ -218,7 +219,7 @@ def accuracies(network: Captioned, images: ImageSet, goes: Tensor) -> tuple[floa
 
 
 def main() -> None:
-    """Train the CLIP and write it to the data folder."""
+    """Train the CLIP model and write it to the data folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=RECIPE.epochs, help="number of epochs (default: %(default)s)")
     recipe = replace(RECIPE, epochs=parser.parse_args().epochs)
@@ -248,13 +249,13 @@ def main() -> None:
 
     def at_epoch(epoch: int, loss: float) -> None:
         own, broader = accuracies(network, few, goes)
-        print(f"{epoch} epochs: loss {loss:.3f}, zero-shot {own:.1%}, by broader words {broader:.1%}", flush=True)
+        print(f"{epoch} epochs: loss {loss:.3f}, zero-shot {own:.1%}, with broader words {broader:.1%}", flush=True)
         write_clip(unfinished, copy.deepcopy(clip), SIZE)
 
     seconds = train("tinyimagenet_clip", network, domain.train, recipe, loss_of, at_epoch)
     write_clip(unfinished, clip, SIZE)
     own, broader = accuracies(network, domain.test, goes)
-    print(f"{recipe.epochs} epochs: zero-shot {own:.1%}, by broader words {broader:.1%}")
+    print(f"{recipe.epochs} epochs: zero-shot {own:.1%}, with broader words {broader:.1%}")
     facts = {
         "what": f"a CLIP for images of {SIZE} px in patches of {PATCH}: "
         "{num_hidden_layers} blocks of width {hidden_size} for them, ".format(**VISION)

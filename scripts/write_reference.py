@@ -30,16 +30,16 @@ GENERATED = "<!-- Written by scripts/write_reference.py; change the code, not th
 RULES = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false", dict: "names and values"}
 CHOICES = {"data": "kind of data", "synthetic": "source of synthetic images"}
-"""Words for the parts of a configuration whose names are no words for a choice."""
+"""Descriptions of the parts of a configuration whose names do not describe a choice."""
 
 
 def pages() -> dict[str, str]:
-    """Return the text of every page by file name."""
+    """Return a dict from the file name of every page to its text."""
     return {"cli.md": _wrapped(command_line()), "hyperparameters.md": _wrapped(hyperparameters())}
 
 
 def _wrapped(page: str) -> str:
-    """Wrap the paragraphs of a page that are longer than 120 characters. No line in a code block is that long."""
+    """Wrap paragraphs that are longer than 120 characters. Tables stay as they are; code blocks have shorter lines."""
     lines = (
         textwrap.fill(line, 118, break_long_words=False, break_on_hyphens=False)
         if len(line) > 120 and line[0] != "|"
@@ -50,7 +50,7 @@ def _wrapped(page: str) -> str:
 
 
 def command_line() -> str:
-    """Return the page on the command line, which has a section for each command."""
+    """Return the page about the command line, which has a section for each command."""
     group = typer.main.get_command(app)
     lines = ["# Command line", "", GENERATED, "", f"{group.help}", ""]
     lines += [
@@ -72,7 +72,7 @@ def command_line() -> str:
 
 
 def _verbs(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all commands in order by name; the name of a group's command has two words, e.g. `data show`."""
+    """Yield the name and the definition of every command; the name of a subcommand has two words, e.g. `data show`."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from _verbs(command, f"{prefix}{name} ")
@@ -92,7 +92,7 @@ def _default(option: Any) -> str:
 
 
 def hyperparameters() -> str:
-    """Return the page on hyperparameters: those of a run, of a search space and of a pre-training."""
+    """Return the page about the hyperparameters of runs, of search spaces and of pre-trainings."""
     lines = ["# Hyperparameters", "", GENERATED, ""]
     lines += [
         "Each hyperparameter has the same dotted name in experiments, search spaces, the command line and MLflow."
@@ -124,7 +124,7 @@ def hyperparameters() -> str:
 
 
 def _section(part: str, record: type[Config]) -> list[str]:
-    """Return a section of the page: the heading, the description and the fields of a record."""
+    """Return the lines of a page's section on a configuration class: its heading, its description and its fields."""
     named = record.model_fields.get("name")
     heading = f"## {part}" if named is None else f"## {part}: {named.default}"
     rows = list(_rows(part, record))
@@ -135,7 +135,10 @@ def _section(part: str, record: type[Config]) -> list[str]:
 
 
 def _rows(part: str, record: type[Config], of: str = "") -> Iterator[list[str]]:
-    """Yield a row for each field of a record. Fields of nested records follow, unless these have their own section."""
+    """Yield a table row for each field of a configuration class, and for the fields of classes nested in it.
+
+    Nested classes that have a section of their own are left out.
+    """
     described = {one for field in RunConfig.model_fields.values() for one in _records(field)}
     for name, field in record.model_fields.items():
         if name != "name":
@@ -148,7 +151,7 @@ def _rows(part: str, record: type[Config], of: str = "") -> Iterator[list[str]]:
 
 
 def _records(field: FieldInfo) -> list[type[Config]]:
-    """Return the types of records that a field can contain."""
+    """Return the configuration classes whose instances a field can contain."""
     kinds = (field.annotation, *get_args(field.annotation))
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]
 
@@ -172,7 +175,7 @@ def _row(name: str, field: FieldInfo) -> list[str]:
 
 
 def _kind(annotation: Any) -> str:
-    """Return a type in plain words, such as `whole number`."""
+    """Return a type annotation in plain words, such as `whole number`."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if annotation in PLAIN:
         return PLAIN[annotation]
@@ -194,7 +197,7 @@ def _kind(annotation: Any) -> str:
 
 
 def _rules(metadata: list[Any]) -> list[str]:
-    """Return the bounds of a field as a list with one phrase, such as `≥ 0 and < 1`, or an empty list."""
+    """Return a list with one phrase for the bounds of a field, such as `≥ 0 and < 1`, or an empty list."""
     bounds = [(sign, getattr(rule, attribute, None)) for rule in metadata for attribute, sign in RULES.items()]
     rules = [f"{sign} {bound:g}" for sign, bound in bounds if bound is not None]
     return [" and ".join(rules)] if rules else []
@@ -210,7 +213,7 @@ def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def main() -> None:
-    """Write the pages, or with `--check` compare them with the code."""
+    """Write the pages or, with `--check`, compare the existing pages with the code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with code 1 if a page is out of date")
     check = parser.parse_args().check

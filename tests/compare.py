@@ -1,4 +1,4 @@
-"""Comparison of values bit by bit, and of the memory that they share."""
+"""Functions that compare values bit by bit and find the memory that values share."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -28,13 +28,13 @@ def identical(first: Any, second: Any) -> bool:
 
 
 def identical_rounds(first: Iterable[RoundResult], second: Iterable[RoundResult]) -> bool:
-    """Return whether two runs have bit-identical rounds, except for `seconds`."""
+    """Return whether two runs have bit-identical rounds, apart from the measured seconds."""
     one, other = ([(result.round, result.state, dict(result.metrics)) for result in run] for run in (first, second))
     return bool(one) and identical(one, other)
 
 
 def unkept(federation: Federation) -> Federation:
-    """Return a federation that does not cache the activations of frozen blocks, and is otherwise the same."""
+    """Return a copy of a federation that does not cache the activations of frozen blocks."""
     reader = replace(federation.trainer.reader, kept=FrozenRows())
     return replace(federation, trainer=replace(federation.trainer, reader=reader))
 
@@ -59,7 +59,7 @@ def memory(node: Any) -> set[int]:
 
 
 def copied(state: AdapterState) -> AdapterState:
-    """Return a copy of an adapter with copied tensors."""
+    """Return a copy of an adapter that shares no tensor with it."""
     return {name: tensor.clone() for name, tensor in state.items()}
 
 
@@ -70,6 +70,6 @@ def frozen(model: nn.Module) -> dict[str, Tensor]:
 
 
 def moved(before: AdapterState, after: AdapterState) -> set[str]:
-    """Return the names of the tensors that differ."""
+    """Return the names of the tensors that differ between two adapters."""
     assert set(before) == set(after)
     return {name for name in before if not torch.equal(before[name], after[name])}

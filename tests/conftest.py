@@ -14,7 +14,7 @@ settings.load_profile("fedsweep")
 
 OUTSIDE = ("FEDSWEEP_", "MLFLOW_", "OPTUNA_", "RAY_", "TUNE_", "WANDB_")
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-"""Ray reads it when a test's module imports it. Under `uv run` workers would start in a copy of the repository."""
+"""Ray reads this variable on import. Otherwise, `uv run` would make workers start in a copy of the repository."""
 ROOT = Path(__file__).parents[1]
 QUICK = (
     "fedsweep/common",
@@ -47,7 +47,7 @@ NOT_QUICK = tuple(
 
 
 def only_quick(config: pytest.Config) -> bool:
-    """Return whether only the quick tests are run, which do not import torch."""
+    """Return whether this run selects only the quick tests, which do not import torch."""
     return bool(config.option.markexpr == "quick")
 
 
@@ -61,7 +61,7 @@ class QuickCollection:
     """A plugin that collects only quick test modules, also in `fedsweep/`, because other modules import torch."""
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """Ignore files that are not quick, but not the folders above them."""
+        """Ignore test modules outside the quick tier, but keep the folders that contain them."""
         name = f"{collection_path.relative_to(ROOT).as_posix()}/" if collection_path != ROOT else ""
         return None if is_quick(collection_path) or any(one.startswith(name) for one in QUICK) else True
 
@@ -108,7 +108,7 @@ def clean_process(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest
 
 @pytest.fixture
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write PNG files with a sixteenth of the pixels, because compressing them takes most of the time of a figure."""
+    """Write PNG files with a sixteenth of the pixels, because their compression takes most of a figure's time."""
     from fedsweep.report.figures import canvas
 
     monkeypatch.setattr(canvas, "DPI", canvas.DPI // 4)

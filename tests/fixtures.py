@@ -1,4 +1,4 @@
-"""Fixtures with small runs on random weights, so that tests do not depend on the shipped weights."""
+"""Fixtures for small runs with random weights, so that tests do not depend on the embedded weights."""
 
 import hashlib
 import json
@@ -51,7 +51,7 @@ def one_thread() -> None:
 def random_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a weights file and its card like `fedsweep pretrain digits_vit`, but with untrained weights.
 
-    All tensors are drawn wide enough for every block to change the logits visibly.
+    The random values are large enough for every block to change the logits visibly.
     """
     path = tmp_path_factory.mktemp("weights") / "digits_vit.safetensors"
     generator = torch.Generator().manual_seed(7)
@@ -67,14 +67,14 @@ def random_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def random_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write an untrained CLIP checkpoint with 12 narrow blocks for images and 4 for text, in transformers' format."""
+    """Write an untrained CLIP checkpoint with 12 narrow image blocks and 4 text blocks; return its folder."""
     folder = tmp_path_factory.mktemp("clip")
     write_clip(folder, image_size=16, patch_size=4)
     return folder
 
 
 def write_clip(folder: Path, image_size: int, patch_size: int, width: int = 16) -> None:
-    """Write a CLIP checkpoint for images of this size with random weights to a folder."""
+    """Write a CLIP checkpoint with random weights; the sizes are in pixels, and `width` is the number of features."""
     tokens = clip_backbone.SHIPPED / "digits_clip"
     folder.mkdir(exist_ok=True)
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "preprocessor_config.json"):
@@ -94,7 +94,7 @@ def write_clip(folder: Path, image_size: int, patch_size: int, width: int = 16) 
 
 @pytest.fixture(scope="session")
 def pacs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a data folder for the experiments on PACS: noise images in the shape of PACS, a random ViT and CLIP."""
+    """Write a data folder with noise images in the layout of PACS, and a random ViT and CLIP for its experiments."""
     folder = tmp_path_factory.mktemp("data")
     root = tmp_path_factory.mktemp("pacs")
     rng = np.random.default_rng(0)
@@ -120,7 +120,7 @@ def pacs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def new_store(tmp_path_factory: pytest.TempPathFactory) -> NewStore:
-    """Copy an empty MLflow database into a results folder, because creating one takes more than a second."""
+    """Return a function that copies an empty MLflow database into a results folder, because creating one is slow."""
     from fedsweep.tracking import Destination
 
     root = tmp_path_factory.mktemp("empty")
@@ -136,7 +136,7 @@ def new_store(tmp_path_factory: pytest.TempPathFactory) -> NewStore:
 
 @pytest.fixture(scope="session")
 def parsed() -> dict[str, Any]:
-    """Return a cache of parsed YAML texts and of the digest of fedsweep's engine."""
+    """Return an empty cache for parsed YAML texts and for the digest of fedsweep's engine."""
     return {}
 
 
@@ -160,13 +160,13 @@ def read_once(parsed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def listed() -> dict[tuple[Path, str], dict[str, Path]]:
-    """Return a cache of the results of `available`, by working directory."""
+    """Return an empty cache for the results of `available`, by working directory and kind of file."""
     return {}
 
 
 @pytest.fixture
 def listed_once(listed: dict[tuple[Path, str], dict[str, Path]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Search the folders for YAML files only once. Use this fixture only in a module whose tests write none."""
+    """Search the folders for YAML files only once per module. The module's tests must not write YAML files."""
     looked = paths.available
 
     def available(kind: paths.Kind) -> dict[str, Path]:
@@ -179,20 +179,20 @@ def listed_once(listed: dict[tuple[Path, str], dict[str, Path]], monkeypatch: py
 
 @pytest.fixture
 def pacs(pacs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Use `pacs_folder` as the data folder of a test."""
+    """Use `pacs_folder` as the data folder of a test, and return it."""
     monkeypatch.setenv("FEDSWEEP_DATA", str(pacs_folder))
     return pacs_folder
 
 
 @pytest.fixture(scope="session")
 def experiment() -> RunConfig:
-    """Return the unchanged shipped experiment."""
+    """Return the configuration of the shipped experiment `fedra_digits`."""
     return RunConfig.of(read_yaml(EXPERIMENT), EXPERIMENT.name)
 
 
 @pytest.fixture
 def tiny(experiment: RunConfig, random_weights: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
-    """Return a small experiment: random weights, three clients, two rounds of two steps with eight images."""
+    """Return a small experiment with random weights, three clients and two rounds of two steps on eight images each."""
     monkeypatch.setattr(vit, "WEIGHTS", random_weights)
     small = {"federation.rounds": 2, "federation.depths": [12, 6, 3], "data.domains": ["plain", "inverted", "noisy"]}
     few = {"local.steps": 2, "local.batch_size": 8, "data.test_fraction": 0.1}
@@ -201,7 +201,7 @@ def tiny(experiment: RunConfig, random_weights: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture(scope="session")
 def built_models() -> dict[tuple[Any, ...], Mould]:
-    """Return a cache of models with adapters by their configuration, because inserting adapters is slow."""
+    """Return an empty cache of models with adapters by configuration, because inserting adapters is slow."""
     return {}
 
 
@@ -211,7 +211,7 @@ def federation(
 ) -> Callable[..., Federation]:
     """Return a function that builds a federation, as in `federation({"method": "all_small"})`.
 
-    Clients differ in their number of images, so that weights by samples and uniform weights differ.
+    Clients have different numbers of images, so that weights by images differ from uniform weights.
     """
 
     def copy_of_built(*key: Any) -> LayeredModel:

@@ -1,4 +1,4 @@
-"""Copies of a model, ten times faster than with `copy.deepcopy`, because its many small objects are pickled once."""
+"""Copies of a model that are ten times faster than `copy.deepcopy`, because small objects are pickled only once."""
 
 import io
 import pickle
@@ -9,7 +9,7 @@ from torch import nn
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler that stores tensors by their identity instead of their content."""
+    """A pickler that stores references to tensors instead of their content."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)

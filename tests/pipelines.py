@@ -1,4 +1,4 @@
-"""Small text-to-image checkpoints as diffusers writes them."""
+"""Functions that write small text-to-image checkpoints like diffusers."""
 
 import warnings
 from pathlib import Path
@@ -64,7 +64,7 @@ def write_pipeline(folder: Path, seed: int = 0) -> Path:
 
 
 def write_embedding(path: Path, vectors: int = 1, seed: int = 5, width: int = WIDTH) -> Path:
-    """Write a textual inversion (a learnt token) with the given number of vectors."""
+    """Write a textual inversion, which is a learned token, with the given number of vectors."""
     drawn = 3 * torch.randn(vectors, width, generator=torch.Generator().manual_seed(seed))
     save_file({"<learned>": drawn[0] if vectors == 1 else drawn}, path)
     return path

@@ -1,4 +1,4 @@
-"""`docs/architecture.md` names packages, modules and objects that exist."""
+"""The page docs/architecture.md, which must name existing packages, modules and objects."""
 
 import importlib
 import re
@@ -15,7 +15,7 @@ ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} | {
 
 
 def section(title: str) -> str:
-    """Return the text below a heading of the second level."""
+    """Return the text of docs/architecture.md below the second-level heading `title`."""
     return re.split(r"^## ", PAGE, flags=re.MULTILINE)[[*re.findall(r"^## (.+)$", PAGE, re.MULTILINE)].index(title) + 1]
 
 

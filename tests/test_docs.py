@@ -1,4 +1,4 @@
-"""The documentation agrees with the code: its commands parse, its reference is up to date, its links work."""
+"""The documentation, whose commands, reference and links must agree with the code."""
 
 import importlib.util
 import re
@@ -78,7 +78,7 @@ def parse(command: str) -> tuple[str, dict[str, Any]]:
 
 
 def check(command: str) -> None:
-    """Parse a command and resolve all names in it, without running it."""
+    """Parse a command and resolve all names in it without running the command."""
     verb, given = parse(command)
     changes = parse_overrides(given.get("overrides") or [])
     match verb:
@@ -109,7 +109,7 @@ def check(command: str) -> None:
 
 
 def plan(space: str, changes: dict | None = None, options: dict | None = None) -> Plan:
-    """Return the cached plan of a search space; for a large grid, only some arms are resolved."""
+    """Return the plan of a search space from a cache; about 100 arms of a large grid are resolved."""
     key = (Path.cwd(), space, repr(changes or {}), repr(options or {}))
     resolve_all = ResolvedSpace.resolve_all
 
@@ -129,12 +129,12 @@ def resolve(experiment: str, changes: dict) -> None:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> Path:
-    """Write the files that the pages ask readers to create: YAML blocks that begin with a path."""
+    """Write the YAML files that the pages ask readers to create, and return their folder."""
     folder = tmp_path_factory.mktemp("written")
     for page in PAGES:
         for body in blocks(page.read_text(), "yaml"):
             first, rest = body.split("\n", 1)
-            assert first.startswith(("# search_spaces/", "# experiments/")), f"{page.name}: begins without its path"
+            assert first.startswith(("# search_spaces/", "# experiments/")), f"{page.name}: a block lacks its path"
             path = folder / first.removeprefix("# ")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(rest)
@@ -143,7 +143,7 @@ def written(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def working_directory(written, monkeypatch, pacs) -> Path:
-    """Change the working directory to the folder `written`."""
+    """Change the working directory to the folder of the fixture `written`."""
     monkeypatch.chdir(written)
     return written
 

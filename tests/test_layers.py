@@ -17,7 +17,7 @@ HEAVY = ("mlflow", "optuna", "ray", "torch", "timm", "transformers", "torchvisio
 
 
 def loaded(module: str) -> set[str]:
-    """Return the heavy packages that importing a module loads."""
+    """Return the heavy packages that a new process loads when it imports a module."""
     code = f"import sys, {module}; print(*[name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
@@ -37,7 +37,7 @@ def test_a_worker_and_the_live_table_load_torch_only_when_they_need_it():
 
 
 def test_every_package_has_a_layer():
-    """The contract on layers would not apply to a package that it does not list."""
+    """A package that the contract on layers does not list would be exempt from the contract."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(one["layers"] for one in contracts if one["name"] == "An import goes only down")
     layered = {room.strip() for layer in layers for room in layer.split("|")}
@@ -68,7 +68,7 @@ PLANTED = [
         "fedsweep.federation.build_and_run",
         "fedsweep.tracking.parent_and_child_runs",
         {DOWN, RUN},
-    ),  # an exception in one contract is not an exception in another
+    ),  # an exception applies to one contract only
     ("fedsweep.common.config", "torch", {"No torch below the data: help, list and report do without"}),
     (
         "fedsweep.common.files",
@@ -76,12 +76,12 @@ PLANTED = [
         {DOWN, "No torch below the data: help, list and report do without"},
     ),
 ]
-"""Importer, imported, and the contracts that this import breaks."""
+"""Forbidden imports, with the importing module, the imported module and the contracts that the import breaks."""
 
 
 @pytest.fixture(scope="module")
 def broken() -> Callable[..., set[str]]:
-    """Return the names of the contracts that the package breaks with one more import."""
+    """Return a function that adds an import to the package and returns the names of the contracts that it breaks."""
     from importlinter.api import read_configuration
     from importlinter.contracts.forbidden import ForbiddenContract
     from importlinter.contracts.independence import IndependenceContract

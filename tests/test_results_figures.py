@@ -1,4 +1,4 @@
-"""The figures of docs/results.md are drawn from the tables of its appendices."""
+"""The figures of docs/results.md, which are drawn from the tables of its appendices."""
 
 import importlib.util
 import re
@@ -24,7 +24,7 @@ def script():
 
 @pytest.fixture
 def pages(tmp_path) -> Path:
-    """Copy the appendices, so that a test may change them."""
+    """Copy the appendices of docs/results.md, so that a test may change them, and return their folder."""
     return shutil.copytree(PAGES, tmp_path / "pages")
 
 

@@ -1,4 +1,4 @@
-"""Names cannot lead out of their folders, and files of other users are never unpickled or executed."""
+"""Protection against names that lead out of their folders, and against files of others that contain code."""
 
 import ast
 import json
@@ -63,7 +63,7 @@ def test_a_name_cannot_lead_out_of_its_folder(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", ["ablations/lora_rank", "x", "a b", "métho.de", "..x", "x..y"])
-def test_other_names_are_paths_below_the_folder(tmp_path: Path, name: str) -> None:
+def test_a_harmless_name_is_a_path_below_the_folder(tmp_path: Path, name: str) -> None:
     assert inside(tmp_path, name) == tmp_path / name
     assert Store(tmp_path).sweep(name, "s1").folder == tmp_path.resolve() / "sweeps" / name / "s1"
 
@@ -111,7 +111,7 @@ NEVER_CALLED = {"eval", "exec", "compile", "read_pickle", "to_pickle", "unsafe_l
 
 
 def faults(source: str) -> Iterator[str]:
-    """Yield the calls in a module that could execute the content of a file."""
+    """Yield the imports and calls in a module's source that could execute the content of a file."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names if one.name.split(".")[0] in {*NEVER_IMPORTED, "joblib"})

@@ -1,4 +1,4 @@
-"""The shipped experiments and search spaces: complete, valid in every arm, with a description and a command."""
+"""The shipped experiments and search spaces, which must be complete and valid in every arm."""
 
 import json
 import re
@@ -30,13 +30,13 @@ COMPARED = [path for path in SPACES if re.search(r"(?m)^reference:", path.read_t
 OF_FEDMS = ["food101", "eurosat", "ucf101"]
 OF_FEDAG = ["domainnet345", "office_home", "imageclef"]
 WIDTHS = {"digits": 64, "pacs": 128} | dict.fromkeys(["office_home", "imageclef", "domainnet"], 512)
-"""Of the features of FedAG's CLIP: the one that ships, what scripts/train_tinyimagenet_clip.py trains, B/32."""
+"""Number of features of FedAG's CLIP by data set: digits_clip, that of scripts/train_tinyimagenet_clip.py, and B/32."""
 PRINTED = {"Clipart": 607.38, "p": 867.14, "infograph": 374.87, "quickdraw": 146.44, "sketch": 558.15}
-"""Sums over the methods of what the paper prints of each domain in Table 2, in percent."""
+"""For each domain in Table 2 of the paper, the sum of the printed accuracies over the methods, in percent."""
 UNCOMPARED = ["ablations/leave_one_domain_out"]
-"""Grids whose arms are tested on different images, so that none is a baseline of the others."""
+"""Grids without a baseline, because their arms are tested on different images."""
 ELSEWHERE = dict.fromkeys(["domainnet", "nico", *OF_FEDMS, *OF_FEDAG], 224) | {"usps": 16}
-"""Data sets that no test prepares."""
+"""Data sets that no test prepares, with the size of their images in pixels."""
 
 
 def name_of(path: Path) -> str:
@@ -44,7 +44,7 @@ def name_of(path: Path) -> str:
 
 
 def test_all_files_are_found():
-    assert (len(EXPERIMENTS), len(SPACES), len(PRETRAININGS)) == (20, 173, 2)  # a new file changes this line
+    assert (len(EXPERIMENTS), len(SPACES), len(PRETRAININGS)) == (20, 173, 2)  # a new file changes these counts
     assert {path.suffix for path in EXPERIMENTS + SPACES + PRETRAININGS} == {".yaml"}
 
 
@@ -139,7 +139,7 @@ def test_the_experiments_of_the_paper_differ_in_their_images_only():
 
 
 def printed(name: str) -> dict[str, dict[str, float]]:
-    """Return a paper's printed values by arm."""
+    """Return the values that a paper prints, keyed by the text of the arm, from the search space papers/`name`."""
     arms = read_yaml(PAPERS / f"{name}.yaml")["reference"]["arms"]
     return {json.dumps(one["arm"], sort_keys=True): one["values"] for one in arms}
 
@@ -173,12 +173,12 @@ def test_values_of_a_paper_cover_all_arms_and_domains_and_agree_with_its_average
     assert len(domains) == 6
     for values in reference.values():
         assert list(values) == ["accuracy/mean", *domains]
-        # Both papers print two decimals for values and averages, so averages can differ by the rounding only.
+        # Both papers round values and averages to two decimals, so averages agree up to rounding.
         assert values["accuracy/mean"] == pytest.approx(sum(values[name] for name in domains) / 6, abs=0.011)
 
 
 @pytest.mark.parametrize("path", OF_CLIENTS, ids=name_of)
-def test_values_of_fedms_are_of_the_compared_metric_the_clients_mean(path):
+def test_values_of_fedms_are_of_the_clients_mean_which_is_the_compared_metric(path):
     space = SearchSpace.of(read_yaml(path), path.name)
     for values in printed(name_of(path).removeprefix("papers/")).values():
         assert list(values) == [space.objective.metric] == ["accuracy/clients/mean"]
@@ -194,7 +194,7 @@ def test_values_of_fedag_cover_all_arms_and_held_out_domains(data):
     assert list(reference) == [json.dumps(one) for one in space.arms(dict)]
     assert all(list(values) == held_out for values in reference.values())
     best = {name: max(values[name] for values in reference.values()) for name in held_out}
-    assert reference[arm(arm="FedAG")] == best  # as the text has it
+    assert reference[arm(arm="FedAG")] == best  # the paper's text states that FedAG is best on each domain
     total = {name.rsplit("/", 1)[1]: sum(values[name] for values in reference.values()) for name in held_out}
     assert total == pytest.approx({name: PRINTED[name] for name in total}, abs=1e-6)
 
@@ -218,7 +218,7 @@ def test_baselines_of_fedag_have_its_parameters_prompt_and_steps(table, data):
 
 
 def count_adapter(width: int, hidden: int | None) -> int:
-    """Return the number of parameters of an adapter, counted from shapes."""
+    """Return the number of parameters of FedAG's adapter of two linear layers, counted from their shapes."""
     return sum(one.numel() for one in FeatureAdapter(width, hidden, torch.device("meta"), 0, "counted").parameters())
 
 
@@ -239,10 +239,10 @@ def test_the_experiments_of_fedag_differ_in_their_images_only():
 
 def test_values_of_fedms_agree_on_common_runs():
     default = printed("fedms/table3_eurosat")[arm(method__gate__trained="adapter")]
-    assert default in printed("fedms/fig4_eurosat").values()  # alpha is 1
+    assert default in printed("fedms/fig4_eurosat").values()  # Fig. 4 contains the same run, with alpha = 1
     slow = printed("fedms/fig12_ucf101")[arm(optimizer__lr=2e-5)]["accuracy/clients/mean"]
     loss = printed("fedms/table3_ucf101")[arm(method__gate__trained="adapter")]["accuracy/clients/mean"] - slow
-    assert loss == pytest.approx(16.72)  # as the text has it
+    assert loss == pytest.approx(16.72)  # the loss that the paper's text states, in percentage points
 
 
 WITH_BASELINES = [path for path in SPACES if "promptfl" in path.read_text() and path not in COUNTED]
@@ -254,7 +254,7 @@ def test_fedms_next_to_its_baselines_is_the_experiment_itself(path):
     arms = [(one, plan.resolve(one, seed=0)) for one in plan.arms]
     assert {config.method.name for _, config in arms} == {"fedms", "ft", "lfft", "promptfl"}
     for _, config in arms:
-        own = plan.base.optimizer.model_dump() | {"lr": config.optimizer.lr}  # whole blocks may descend more slowly
+        own = plan.base.optimizer.model_dump() | {"lr": config.optimizer.lr}  # for whole blocks, lr may be smaller
         assert (config.optimizer.model_dump() == own) == (config.method.name != "promptfl")
         assert config.optimizer.lr == plan.base.optimizer.lr or config.method.name != "fedms"
         assert (config.method == plan.base.method) == (config.method.name == "fedms")

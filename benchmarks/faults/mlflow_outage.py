@@ -27,7 +27,11 @@ NAME = "outage"
 
 
 def compare(folder: Path, url: str) -> tuple[dict[str, int], list[str]]:
-    """Return the numbers of compared items by kind, and all differences between MLflow and the sweep's files."""
+    """Compare MLflow with the sweep's files.
+
+    Returns:
+        The numbers of compared trials, runs, metrics and points, and one text per difference.
+    """
     sweep = newest(folder, NAME)
     manifest, trials = sweep.manifest(), sweep.trials()
     client = MlflowClient(tracking_uri=url)
@@ -62,7 +66,10 @@ def compare(folder: Path, url: str) -> tuple[dict[str, int], list[str]]:
 
 
 def play(folder: Path, server: Server, away: float, rounds: int, say: Any = print) -> list[str]:
-    """Run the sweep without the server for `away` seconds, and return the differences between MLflow and the files."""
+    """Run a sweep while the MLflow server is down for `away` seconds, and return the differences that `compare` finds.
+
+    `say` is called with each message on the progress.
+    """
     space = {
         **GRID,
         "fixed": {**GRID["fixed"], "federation.rounds": rounds},
@@ -79,7 +86,7 @@ def play(folder: Path, server: Server, away: float, rounds: int, say: Any = prin
         gone = time.monotonic()
         say(f"server killed after {played(folder, NAME)} rounds of all trials")
         threading.Event().wait(away)
-        say(f"{played(folder, NAME)} rounds after {away:g} s without it")
+        say(f"{played(folder, NAME)} rounds after {away:g} s without the server")
         server.start()
         say(f"server answers again after {time.monotonic() - gone:.0f} s")
         out, err = process.communicate(timeout=1800)

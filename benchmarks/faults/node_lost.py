@@ -4,7 +4,7 @@
     python -m benchmarks.faults.node_lost --rounds 20 --out benchmarks/results/NAME.json
 
 All nodes are Ray processes on this machine, with one core each. One node is killed with all its workers as soon as the
-trials have written a given number of rounds to disk. Both sweeps are started by the command line. The script fails if
+trials have written a given number of rounds to disk. Both sweeps are started from the command line. The script fails if
 the tables or the histories of the two sweeps differ.
 """
 
@@ -25,7 +25,7 @@ NAME = "node_lost"
 
 
 def lose_a_node(folder: Path, after: int) -> None:
-    """Run the sweep on three nodes, and kill a busy node once `after` rounds are on disk.
+    """Run the sweep on three nodes, and kill a busy node once the trials have written `after` rounds in all.
 
     Raises:
         SystemExit: The sweep failed.

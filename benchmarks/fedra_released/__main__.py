@@ -4,21 +4,21 @@
     uv run python -m benchmarks.fedra_released --code DIR
     uv run python -m benchmarks.fedra_released --code DIR --out benchmarks/results/NAME.json
 
-The model is ViT-Ti/16 at 224 px with random weights, and there are six clients with 12 to 3 blocks.
+The model is ViT-Ti/16 at 224 px with random weights. Each of six clients holds between 3 and 12 of the 12 blocks.
 
 Agreement: both programs run two rounds from the same adapters and heads, with the same allocations and batches. Dropout
 is off, because its random masks cannot be matched. fedsweep follows the released code in these settings, which differ
 from the paper or are missing in it:
 
 - LoRA in the patch embedding
-- uniform weights of the clients
-- a limit on local steps
-- for DepthFL: the positions of the heads, the ramp, and one last head for all clients
+- equal weights of all clients in the aggregation
+- a limit on the number of local steps
+- for DepthFL: the blocks with heads, the ramp-up of the distillation loss, and one last head that all clients share
 
 The exit code is 1 if a tensor differs by more than the tolerance, or has not changed during training.
 
-Time and memory: FedRA runs with the released dropout, on one thread. The programs take turns at every client. The
-memory of each program is measured in a separate process.
+Time and memory: FedRA runs with the released dropout, on one thread. The programs take turns at every step of a round.
+The memory of each program is measured in a separate process.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def compare(code: Path) -> dict[str, list[agreement.Groups]]:
-    """Return the largest differences between the tensors of both programs after each round, by method."""
+    """Return, for each method, the largest differences between the tensors of both programs after each round."""
     compared = {}
     for name, comparison in COMPARISONS.items():
         with console.status(f"agreement: {name}"):
@@ -66,12 +66,12 @@ def compare(code: Path) -> dict[str, list[agreement.Groups]]:
 
 
 def measure(code: Path, repeats: int) -> dict[str, Any]:
-    """Return the times and the peak memory of all compared programs."""
+    """Return the CPU times and the peak memory of the released code and of fedsweep."""
     return {"cpu": timing.time_in_turn(code, repeats, console), "peak_mib": timing.memory(code)}
 
 
 def provenance(code: Path, repeats: int) -> dict[str, Any]:
-    """Return the machine, versions and settings of the measurements."""
+    """Return the date, machine, package versions and settings of the measurements."""
     return {
         "date": date.today().isoformat(),
         "machine": f"{os.cpu_count()} x {platform.machine()}, one thread",

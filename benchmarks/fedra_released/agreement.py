@@ -1,4 +1,4 @@
-"""The largest differences between the tensors of the released code and of fedsweep after a round."""
+"""The largest differences between the tensors of FedRA's released code and those of fedsweep after a round."""
 
 import math
 from pathlib import Path
@@ -16,7 +16,7 @@ Groups = dict[str, dict[str, float]]
 
 
 def agreement(code: Path, comparison: Comparison) -> list[Groups]:
-    """Run the same rounds with the released code and with fedsweep, and compare their tensors after each round."""
+    """Return the largest differences between the tensors of the released code and of fedsweep after each round."""
     ours = Fedsweep(comparison.method, 0.0, UNEQUAL)
     theirs = Released(code, comparison, ours.weights(), 0.0)
     start = ours.state.adapter
@@ -40,10 +40,10 @@ def agreement(code: Path, comparison: Comparison) -> list[Groups]:
 
 
 def _whole_epoch(seen: list[Batch], images: int) -> list[Batch]:
-    """Return a whole epoch of batches for a client of the released code.
+    """Return an epoch of batches for a client of the released code: the batches `seen`, then batches of NaN.
 
-    The first batches are those that fedsweep's client trained on. All others are NaN. The limit on local steps must
-    keep the released code from reading them, or its tensors become NaN.
+    fedsweep's client trained on the batches `seen`, up to the limit on local steps. If the released code reads more
+    batches, its tensors become NaN, and the comparison fails.
     """
     epoch = math.ceil(images / BATCH)
     if len(seen) != min(epoch, math.ceil(min(UNEQUAL) / BATCH) + 1):
@@ -54,18 +54,18 @@ def _whole_epoch(seen: list[Batch], images: int) -> list[Batch]:
 
 
 def _group(name: str) -> str:
-    """Return a tensor's name within its block, e.g. `attn.proj.lora_A`."""
+    """Return the name of a tensor without the number of its block, e.g. `attn.proj.lora_A`."""
     parts = name.removesuffix(".weight").removesuffix(".default").removeprefix("backbone.").split(".")
     return ".".join(part for part in parts if part != "blocks" and not part.isdigit())
 
 
 def agree(groups: Groups) -> bool:
-    """Return whether all tensors differ by at most the tolerance and have changed by far more than the tolerance."""
+    """Return whether all tensors differ by at most the tolerance and changed by more than ten times the tolerance."""
     return all(one["difference"] <= TOLERANCE and one["moved"] > 10 * TOLERANCE for one in groups.values())
 
 
 def table(compared: dict[str, list[Groups]]) -> Table:
-    """Return a table of the largest differences by method and group of tensors."""
+    """Return a table of the largest differences between tensors, with a row for each method and group of tensors."""
     made = Table("method", "tensors", "", *(f"round {n}" for n in PLAYED), "change", title="Largest differences")
     for method, rounds in compared.items():
         for group, last in rounds[-1].items():

@@ -1,4 +1,4 @@
-"""fedsweep's part of the comparison: the model, the clients with their images, and the steps of a round."""
+"""fedsweep's side of the comparison with FedRA's released code: the model, the clients and the steps of a round."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from .setting import BATCH, CLASSES, DEPTHS, LAYERS, MEAN, RAMP, RATE, STD, TEST
 
 
 class Fedsweep:
-    """A method with six clients, their trainer, and the server's state."""
+    """fedsweep's side of the comparison with FedRA's released code: method, model, six clients and server state."""
 
     def __init__(
         self, method: FederatedMethod, dropout: float, images: Sequence[int], patch_embed: bool = True
@@ -53,17 +53,17 @@ class Fedsweep:
         self.state = method.init(self.model, self.clients, self.server)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the frozen weights by timm's names, without the head."""
+        """Return the frozen weights without the head, keyed by their names in timm."""
         tensors = {name.removeprefix("backbone."): tensor for name, tensor in self.model.state_dict().items()}
         plain = {name.replace(".base_layer", ""): tensor for name, tensor in tensors.items()}
         return {name: tensor for name, tensor in plain.items() if ".lora_" not in name and "head" not in name}
 
     def allocate(self, number: int) -> Mapping[ClientId, LayerAllocation]:
-        """Return the method's allocations for a round."""
+        """Return the blocks that the method allocates to each client in round `number`."""
         return self.method.allocate(self.state, self.clients, self.server, np.random.default_rng(number))
 
     def train(self, number: int, rows: Mapping[ClientId, LayerAllocation], cohort: list[Client]) -> list[ClientUpdate]:
-        """Train the clients of a cohort, and return their updates."""
+        """Train the clients of a cohort in round `number` on their allocations `rows`, and return their updates."""
         return self.method.local_updates(self.state, cohort, rows, self.trainer.at(number + 1))
 
     def aggregate(self, updates: list[ClientUpdate]) -> None:
@@ -71,7 +71,12 @@ class Fedsweep:
         self.state = self.method.aggregate(self.state, updates, self.server)
 
     def play(self, number: int, matrix: np.ndarray | None) -> list[list[Batch]]:
-        """Run a round, and return the batches of each client. If `matrix` is None, the method draws the allocation."""
+        """Run a round, and return the batches that each client trained on.
+
+        Args:
+            number: The number of the round.
+            matrix: The allocation as 0 or 1, (clients, blocks). If it is None, the method draws the allocation.
+        """
         rows = self.allocate(number)
         if matrix is not None:
             given = [LayerAllocation.of(np.flatnonzero(row).tolist()) for row in matrix]
@@ -85,14 +90,14 @@ class Fedsweep:
         return seen
 
     def evaluate(self) -> None:
-        """Evaluate the global model."""
+        """Evaluate the global model on the test images."""
         self.model.load_adapter(self.state.adapter)
         domains = [Domain("test", self.test, self.test)]
         evaluate(lambda images: predicted(self.method, self.state, self.trainer.reader, images), domains)
 
 
 def _draw_weights(model: LayeredModel, generator: torch.Generator) -> None:
-    """Replace timm's initial weights and LoRA's B = 0 by larger random weights, which change visibly in a few steps."""
+    """Draw large random weights, also for LoRA's B, so that every tensor changes visibly in a few steps."""
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1 and ".lora_A." not in name:
             std = 0.02 if ".lora_B." in name or "embed" in name else 1.5 * parameter[0].numel() ** -0.5
@@ -101,7 +106,7 @@ def _draw_weights(model: LayeredModel, generator: torch.Generator) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Watched(ImageSet):
-    """An image set that records the batches taken from it."""
+    """An image set that appends every batch that is read to the list `taken`."""
 
     taken: list[Batch]
 

@@ -1,4 +1,4 @@
-"""The released code's part of the comparison: wrappers of its modules, and the calls of its main loop by method."""
+"""FedRA's released code in the comparison with fedsweep: wrappers of its modules, and its main loop per method."""
 
 import importlib
 import sys
@@ -29,21 +29,21 @@ EVERYONE = list(range(len(DEPTHS)))
 
 @dataclass(frozen=True)
 class Comparison:
-    """A method of fedsweep, and the calls with which the main loop of the released code runs the same method.
-
-    `deal(server, round)` returns the tensors that each client loads, and the allocation matrix if one was drawn.
-    `train(client, server, round, fewest)` and `aggregate(server, updates)` call the released code.
-    """
+    """A method of fedsweep, and functions that run a round of the same method in the released code."""
 
     method: FederatedMethod
     deal: Callable[[Any, int], tuple[list[dict[str, Tensor]], np.ndarray | None]]
+    """Map the server and the round to the tensors that each client loads, and the allocation matrix or None."""
     train: Callable[[Any, Any, int, int], None]
+    """Train a client, given the client, the server, the round and the smallest number of batches of a client."""
     aggregate: Callable[[Any, list[dict[str, Tensor]]], None]
+    """Aggregate the tensors of all clients on the server."""
     heads_every: int = 0
+    """The number of blocks from one head of DepthFL to the next; 0 for other methods."""
 
 
 class Released:
-    """The released server and clients, each with its own model."""
+    """The server and the clients of FedRA's released code, each with its own model."""
 
     def __init__(self, code: Path, comparison: Comparison, weights: dict[str, Tensor], dropout: float) -> None:
         self._comparison = comparison
@@ -63,7 +63,7 @@ class Released:
         self._clients = [client.Client([], num_layers=depth, **heads) for depth in DEPTHS]
 
     def load(self, adapter: AdapterState) -> None:
-        """Load adapters and a head into the server's model."""
+        """Load fedsweep's adapters and head into the server's model."""
         unknown = self._server.global_model.load_state_dict(
             {_their_name(name): tensor for name, tensor in adapter.items()}, strict=False
         ).unexpected_keys
@@ -71,33 +71,43 @@ class Released:
             raise KeyError(f"not tensors of the released model: {', '.join(unknown)}")
 
     def adapter(self, names: Sequence[str]) -> AdapterState:
-        """Return the server's adapters and head by fedsweep's names."""
+        """Return the server's adapters and head, keyed by `names`, which are the names of the tensors in fedsweep."""
         tensors = self._server.global_model.state_dict()
         return {name: tensors[_their_name(name)].clone() for name in names}
 
     def deal(self, number: int) -> tuple[list[dict[str, Tensor]], np.ndarray | None]:
-        """Return the tensors that each client loads in a round, and the allocation matrix if one was drawn."""
+        """Return, for round `number`, the tensors that each client loads, and the allocation matrix.
+
+        The matrix is None if the method draws no allocation.
+        """
         return self._comparison.deal(self._server, number)
 
     def train(self, place: int, number: int, part: dict[str, Tensor], loaders: list[list[Batch]]) -> None:
-        """Train a client, starting from the tensors that it loads."""
+        """Train one client.
+
+        Args:
+            place: The index of the client.
+            number: The number of the round.
+            part: The tensors that the client loads before training.
+            loaders: The batches of each client. The smallest number of batches limits the local steps.
+        """
         client = self._clients[place]
         client.load_para(part)
         client.dataloader = loaders[place]
         self._comparison.train(client, self._server, number, min(map(len, loaders)))
 
     def aggregate(self) -> None:
-        """Aggregate the clients' tensors on the server."""
+        """Aggregate the tensors of all clients on the server."""
         self._comparison.aggregate(self._server, [client.get_para() for client in self._clients])
 
     def evaluate(self, loader: list[Batch]) -> None:
-        """Evaluate the global model."""
+        """Evaluate the global model on batches of test images."""
         self._evaluation(self._server.global_model, [loader])
 
 
 @contextmanager
 def without_cuda() -> Iterator[None]:
-    """Disable the released code's moves of tensors and modules to a GPU during the context."""
+    """Make `.cuda()` of tensors and modules do nothing during the context, because the released code calls it."""
     with (
         patch.object(torch.Tensor, "cuda", lambda tensor: tensor),
         patch.object(torch.nn.Module, "cuda", lambda module: module),
@@ -106,7 +116,7 @@ def without_cuda() -> Iterator[None]:
 
 
 def _released_modules(code: Path) -> list[Any]:
-    """Import and return the released modules. Their folder is on the module path only during the import."""
+    """Import the released modules from the folder `code`, which is on the module path only during the import."""
     import peft  # noqa: F401  # before the released modules, one of whose folders has the name of a package that peft imports
 
     with patch.object(sys, "path", [str(code), *sys.path]), patch.dict(sys.modules):
@@ -120,7 +130,7 @@ def _with_dropout(config: Callable[..., Any], dropout: float) -> Callable[..., A
 
 
 def _their_name(name: str) -> str:
-    """Return the released code's name for a tensor, which has another prefix and numbers for heads between blocks."""
+    """Return the released code's name for a tensor of fedsweep; the prefix and the numbers of heads differ."""
     if name.startswith("heads."):
         _, depth, tensor = name.split(".")
         return f"back.base_model.model.mid_head.{BETWEEN.index(int(depth))}.{tensor}"

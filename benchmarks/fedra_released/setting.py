@@ -1,4 +1,4 @@
-"""The setting of the comparison: six clients, a small ViT and random images."""
+"""The setting of the comparison of FedRA's released code with fedsweep: six clients, a small ViT, random images."""
 
 from collections.abc import Iterable
 
@@ -33,13 +33,13 @@ Batch = tuple[Tensor, Tensor]
 
 
 def random_images(generator: torch.Generator, count: int) -> ImageSet:
-    """Return images with squares of random colours, 16 pixels wide, and random labels."""
+    """Return `count` images with random labels; each image consists of random colour squares, 16 pixels wide."""
     coarse = torch.randint(256, (count, 3, PIXELS // 16, PIXELS // 16), dtype=torch.uint8, generator=generator)
     labels = torch.randint(CLASSES, (count,), generator=generator)
     return ImageSet(coarse.repeat_interleave(16, 2).repeat_interleave(16, 3), labels)
 
 
 def normalised(batches: Iterable[Batch]) -> list[Batch]:
-    """Normalise images as the released loaders do, with torchvision's ToTensor and Normalize."""
+    """Normalise the images of batches as the released code does, with torchvision's ToTensor and Normalize."""
     mean, std = torch.tensor(MEAN).view(-1, 1, 1), torch.tensor(STD).view(-1, 1, 1)
     return [((images.float() / 255 - mean) / std, labels) for images, labels in batches]

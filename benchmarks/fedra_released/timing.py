@@ -1,4 +1,4 @@
-"""The CPU time and the peak memory of a FedRA round with each of the compared programs."""
+"""The CPU time and the peak memory of a FedRA round with the released code and with fedsweep."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ Step = tuple[str, Callable[[], object]]
 
 
 def player(side: str, code: Path) -> Callable[[int], Iterator[Step]]:
-    """Return a function that yields the steps of a round of one program. All programs have the same steps."""
+    """Return a function that yields the steps of a round of the program `side`. All programs have the same steps."""
     ours = Fedsweep(COMPARISONS["fedra"].method, DROPOUT, EQUAL, patch_embed=side != "fedsweep, paper")
     return _player_released(code, ours) if side == "released" else partial(_play_ours, ours)
 
@@ -67,9 +67,10 @@ def _player_released(code: Path, ours: Fedsweep) -> Callable[[int], Iterator[Ste
 
 
 def time_in_turn(code: Path, repeats: int, console: Console) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the CPU times of each program: for each step, the median and the minimum over all rounds but the first.
+    """Return the median and the least CPU time of each program, per image or round, for each kind of step.
 
-    The programs take turns at every step, so that other load on the machine affects all of them equally.
+    Each program runs `repeats` timed rounds after a first round that is not timed. The programs take turns at every
+    step, so that other load on the machine affects all of them equally.
     """
     sides = {side: player(side, code) for side in SIDES}
     seconds: dict[str, list[list[float]]] = {side: [] for side in SIDES}
@@ -103,7 +104,7 @@ def _times(kinds: list[str], seconds: np.ndarray) -> dict[str, float]:
 
 
 def memory(code: Path) -> dict[str, float]:
-    """Return the peak memory in MiB of a round with each program, and of a process that only imports modules."""
+    """Return the peak memory in MiB of a round with each program, and of a process that runs no round (`nothing`)."""
     peaks = {}
     for side in ("nothing", "released", "fedsweep"):
         command = [sys.executable, "-m", str(__package__), "--code", str(code), "--peak-of", side]
@@ -112,7 +113,7 @@ def memory(code: Path) -> dict[str, float]:
 
 
 def peak(side: str, code: Path) -> float:
-    """Run one round of a program, or none if `side` is `nothing`. Return this process's peak memory in MiB."""
+    """Run a round of the program `side`, or no round for `nothing`; return the peak memory of this process in MiB."""
     if side != "nothing":
         for _, step in player(side, code)(0):
             step()
@@ -121,12 +122,12 @@ def peak(side: str, code: Path) -> float:
 
 
 def table(timed: dict[str, Any]) -> Table:
-    """Return a table of times and peak memory by program."""
+    """Return a table of CPU times and peak memory, with a column for each program."""
     made = Table("median (minimum)", *SIDES, title="CPU time on one thread, and memory")
     median, least = timed["cpu"]["median"], timed["cpu"]["least"]
     for key, label in LABELS.items():
         made.add_row(label, *(f"{median[side][key]:.2f} ({least[side][key]:.2f})" for side in SIDES))
     peaks = timed["peak_mib"]
     above = [f"{peaks[side] - peaks['nothing']:.0f}" if side in peaks else "" for side in SIDES]
-    made.add_row("peak above imports, MiB", *above)
+    made.add_row("peak memory above imports, MiB", *above)
     return made

@@ -1,4 +1,4 @@
-"""The command line. Heavy packages are imported inside functions, so that `--help` prints its text at once."""
+"""The command line. Packages that load slowly are imported inside functions, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _command = get_command(app)
 
 
 def main() -> None:
-    """Run the command line. Print the message of a UserError on stderr, and exit with code 2."""
+    """Run the command line. If a command raises UserError, print its message to stderr and exit with code 2."""
     try:
         code = _command(sys.argv[1:] or ["--help"], prog_name="fedsweep", standalone_mode=False)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Entry point of `python -m fedsweep.cli`."""
+"""The entry point of `python -m fedsweep.cli`."""
 
 from fedsweep.cli import main
 

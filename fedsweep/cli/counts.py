@@ -31,7 +31,10 @@ def show_counts(plan: Plan) -> None:
 
 
 def models(arms: Sequence[Arm], counted: Sequence[Counted], reference: Reference | None, width: int) -> Iterator[Table]:
-    """Yield tables of at most `width` characters, with a column per arm, and rows of counts and a paper's values."""
+    """Yield tables of parameter counts with a column for each arm, each at most `width` characters wide.
+
+    The values that the paper `reference` prints are shown below the counts.
+    """
     found: list[Mapping[str, float]] = [{**one.parameters, **one.shares} for one in counted]
     asked = reference.metrics() if reference else []
     present = [name for name in COUNTS if any(name in one for one in found)]
@@ -55,7 +58,7 @@ def models(arms: Sequence[Arm], counted: Sequence[Counted], reference: Reference
 
 
 def row_name(metric: str) -> str:
-    """Return the label of a count in a table.
+    """Return the label of a metric in the tables of counts.
 
     >>> row_name("parameters/lora_per_block"), row_name("percent/trained/stage_2"), row_name("seconds/0.1MBps")
     ('lora per block', '% trained, stage 2', 's at 0.1 MB/s')
@@ -66,11 +69,14 @@ def row_name(metric: str) -> str:
 
 
 def clients(arms: Sequence[Arm], counted: Sequence[Counted]) -> tuple[Table, Table]:
-    """Return two tables with a row per client depth and training stage: parameter counts, and bytes sent."""
+    """Return a table of the clients' parameter counts, and a table of the bytes and seconds of their uploads.
+
+    Both tables have a row for each arm, client depth and training stage.
+    """
     bricks = any(client.bricks for one in counted for client in one.clients)
     heads = ["parameters\nheld", *(["BRICKs\nof these", "%\nmore"] if bricks else []), "trained", "% of the\nbackbone"]
     held = _of_clients(heads)
-    sent = _of_clients(["bytes up\nin bf16", *(f"s up, fp32\n{speed:g} MB/s" for speed in BANDWIDTHS)])
+    sent = _of_clients(["upload\nin bf16,\nbytes", *(f"upload\nin fp32, s\nat {speed:g} MB/s" for speed in BANDWIDTHS)])
     for arm, one in zip(arms, counted, strict=True):
         for place, client in enumerate(one.clients):
             who = client.stage if place else f"{arm_label(arm)} {client.stage}".strip(), str(client.depth)
@@ -90,7 +96,7 @@ def _of_clients(heads: Sequence[str]) -> Table:
 
 
 def _rounded(value: float | None) -> str:
-    """Format a count as in papers: 86.4M, 43.0K."""
+    """Return a count as papers print counts, e.g. 86.4M or 43.0K."""
     if value is None:
         return ""
     if value >= 1e6:

@@ -40,7 +40,7 @@ def prepare(
     ] = None,
     size: Annotated[int, Option(help="height and width of the decoded images in pixels")] = 224,
     backbone: Annotated[
-        str | None, Option(metavar="TIMM_NAME", help="timm model whose resizing and cropping for evaluation are used")
+        str | None, Option(metavar="TIMM_NAME", help="timm model; resize and crop images as in its evaluation")
     ] = None,
     test_fraction: Annotated[
         float, Option(help="share of each class held out for testing, if the data set has no split of its own")
@@ -96,7 +96,7 @@ def _print_prepared(made: Prepared, plan: Plan) -> None:
     console.print(summary(card), "")
     console.print(f"Layout {card.layout}; {split_words(card)}.")
     if plan.listing.absent:
-        console.print(f"Left out, because they are not in the folder: {', '.join(plan.listing.absent)}.")
+        console.print(f"Domains left out, because they are not in the folder: {', '.join(plan.listing.absent)}.")
     if card.skipped:
         named = ", ".join(card.skipped[:10]) + (" ..." if len(card.skipped) > 10 else "")
         console.print(f"Skipped images, which cannot be decoded: {len(card.skipped)} ({named})")
@@ -111,7 +111,7 @@ def _print_prepared(made: Prepared, plan: Plan) -> None:
 
 @app.command("list")
 def list_stores() -> None:
-    """List the prepared data sets, and the folder layouts that `data prepare` can read.
+    """List the prepared data sets, and the folder layouts that `fedsweep data prepare` can read.
 
     Example: `fedsweep data list`
     """
@@ -198,11 +198,11 @@ def partition(
     """Print the number of images and classes of each client, and draw the images by client and class.
 
     The column `distance` is the total-variation distance between the label distribution of a client and that of its
-    domain. The skew of a partition is the mean of these distances. It is 0 if all clients of a domain have the same
-    distribution of labels. For a search space, the picture has one panel for each different partition among its arms,
-    drawn with the first seed.
+    domain. The skew of a partition is the mean of these distances. The skew is 0 if all clients of a domain have the
+    same distribution of labels. For a search space, the picture has one panel for each different partition that its
+    arms have with the first seed.
 
-    Example: `fedsweep data partition ablations/lora_rank federation.rounds=5`
+    Example: `fedsweep data partition fedra_digits partition=feature_label_skew partition.alpha=0.1`
     """
     changes = parse_overrides(overrides or [])
     kind, _ = find_either(name)  # report a wrong name before importing torch, which is slow
@@ -227,7 +227,7 @@ DECIDES = ("data", "partition", "seed")  # the parts of an experiment that deter
 
 
 def _panels(configs: Iterable[RunConfig]) -> tuple[list[Panel], tuple[str, ...]]:
-    """Return one panel of the picture for each different partition of the experiments, and the names of the classes."""
+    """Return one panel for each different partition of the experiments, and the names of the classes."""
     from fedsweep.federation.build_and_run import split
     from fedsweep.preparation.figures import Panel
 
@@ -275,7 +275,7 @@ def generate(
     device: DeviceOption = "cpu",
     workers: WorkersOption = None,
 ) -> None:
-    """Generate the synthetic images of an experiment with its text-to-image model, and prepare them.
+    """Generate the synthetic images of an experiment with its text-to-image model, and prepare them as a data set.
 
     The images depend only on the model, the prompt and `synthetic.seed`, so all runs and methods share them. After an
     interruption, run the same command again to continue. With a larger `synthetic.share`, only the additional images

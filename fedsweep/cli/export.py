@@ -1,4 +1,4 @@
-"""`fedsweep export` and `fedsweep predict`."""
+"""The commands `fedsweep export` and `fedsweep predict`."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ def export(
         str,
         Argument(
             metavar="TRIAL",
-            help="key of a trial or the start of the key, arm of a sweep as `SPACE[@SWEEP][:ARM]`, or experiment that "
-            "was run",
+            help="trial to export: its key or the start of its key, an arm of a sweep as `SPACE[@SWEEP][:ARM]`, or an "
+            "experiment that you ran with `fedsweep run`",
         ),
     ],
     to: Annotated[Path, Option("--to", metavar="DIR", help="folder to write; it must be new or empty")],
     client: Annotated[
         str | None,
         Option(
-            help="id of a client whose own model is exported, if the method trains one; by default, the global model"
+            help="id of the client whose own model is exported, if the method trains such models; by default, the "
+            "global model is exported"
         ),
     ] = None,
     unfinished: Annotated[
-        bool, Option("--unfinished", help="also accept trials that are not finished or were pruned")
+        bool, Option("--unfinished", help="also accept trials that have not finished or were pruned")
     ] = False,
     register: Annotated[
         str | None,
@@ -52,7 +53,7 @@ def export(
     """Export a trained model to a folder that timm, or transformers with PEFT, can load without fedsweep.
 
     If TRIAL matches several trials, the trial with the best objective is exported. As a check, the exported model is
-    loaded again. The export fails if its predictions differ from those of the run's model.
+    loaded again. The export fails if the loaded model's predictions differ from those of the run's model.
 
     Example: `fedsweep export ablations/lora_rank:lora.rank=4 --to rank4`
     """
@@ -87,7 +88,7 @@ def export(
 
 
 def version_of(card: ExportCard) -> tuple[str, dict[str, str]]:
-    """Return the artifact folder's name, which is unique for round and client, and the tags of a model version."""
+    """Return the name of a model version's artifact folder, which contains round and client, and the version's tags."""
     whose = f"-{card.origin.client}" if card.origin.client else ""
     tags = {"method": card.method, "seed": str(card.seed), "round": str(card.round), "trial": card.origin.key}
     return f"export-{card.round}{whose}", {f"fedsweep.{name}": value for name, value in tags.items()}
@@ -104,7 +105,7 @@ def predict(
 ) -> None:
     """Classify the images of a folder with an exported model.
 
-    The images are decoded, resized and cropped like the images that the model was tuned on. If images cannot be read,
+    The images are decoded, resized and cropped like the images that the model was trained on. If images cannot be read,
     their names are printed, all other images are classified, and the exit code is 1. If every image is in a folder
     named after its class, the accuracy is printed too.
 
@@ -138,7 +139,8 @@ def predict(
     else:
         sys.stdout.write(text)
     if found.accuracy is not None and form != "json":
-        sentence = f"Accuracy {found.accuracy:.2%} on {len(found.images)} images, with their folders as labels."
+        images_read = "1 image" if len(found.images) == 1 else f"{len(found.images)} images"
+        sentence = f"Accuracy {found.accuracy:.2%} on {images_read}, with the folders' names as labels."
         print(sentence, file=sys.stdout if form == "table" and output is None else sys.stderr)
     for name, reason in found.broken.items():
         print(f"fedsweep: {images / name} cannot be read: {reason}.", file=sys.stderr)
@@ -147,7 +149,7 @@ def predict(
 
 
 def table_rows(found: Predictions) -> list[list[str]]:
-    """Return a header row and a row per image: its path, then the name and probability of each predicted class."""
+    """Return a header row and, for each image, a row with its path and the name and probability of each class."""
     most = max((len(guesses) for guesses in found.images.values()), default=1)
     numbers = ["", *(f" {place}" for place in range(2, most + 1))]
     header = ["path", *(f"{name}{number}" for number in numbers for name in ("class", "probability"))]
@@ -174,7 +176,7 @@ def as_text(found: Predictions) -> str:
 
 
 def as_json(found: Predictions) -> str:
-    """Return predictions, unreadable images and accuracy as the text of one JSON object."""
+    """Return the predictions, the unreadable images and the accuracy as one JSON object in text form."""
     images = [
         {"path": name, "predictions": [{"class": one.name, "probability": one.probability} for one in guesses]}
         for name, guesses in found.images.items()

@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 
 Overrides = Annotated[
     list[str] | None,
-    Argument(metavar="[NAME=VALUE]...", help="values to change, by dotted name, e.g. `federation.rounds=5`"),
+    Argument(metavar="[NAME=VALUE]...", help="hyperparameters to change, by dotted name, e.g. `federation.rounds=5`"),
 ]
-_STORE = "results folder, which also contains MLflow's database; or the URI of a remote one, e.g. `s3://BUCKET/RUNS`"
+_STORE = (
+    "results folder, which also contains MLflow's database, or URI of a remote results folder, e.g. `s3://BUCKET/RUNS`"
+)
 StoreOption = Annotated[str, Option("--store", envvar="FEDSWEEP_STORE", metavar="FOLDER|URI", help=_STORE)]
 _COLUMNS = (
     "columns of the table in addition to the objective: `worst_domain`, `megabytes_up`, `rounds_to=0.7` or any metric"
 )
 ColumnsOption = Annotated[str | None, Option("--columns", metavar="NAME,...", help=_COLUMNS)]
-_MLFLOW = "http(s) address of an MLflow server, or the word `store` for the database in the results folder"
+_MLFLOW = "http(s) address of an MLflow server, or `store` (the default) for the database in the results folder"
 MlflowOption = Annotated[str | None, Option("--mlflow", envvar="FEDSWEEP_MLFLOW", metavar="ADDRESS", help=_MLFLOW)]
 DEFAULT_STORE = "mlruns"
 DeviceOption = Annotated[str, Option("--device", help="device to compute on: `cpu` or `cuda`")]
@@ -52,7 +54,10 @@ def check_format(given: str, known: tuple[str, ...]) -> None:
 
 
 def checked_device(device: str) -> Device:
-    """Return the device, or raise UserError if it is unknown or unavailable; torch is imported for `cuda` only."""
+    """Return the device, or raise UserError if it is unknown or unavailable.
+
+    torch is imported only for `cuda`, because the import is slow.
+    """
     if device == "cpu":
         return "cpu"
     if device != "cuda":
@@ -65,7 +70,7 @@ def checked_device(device: str) -> Device:
 
 
 def worker_count(workers: int | None) -> int:
-    """Return the number of processes that decode images, one per core by default; raise UserError if it is below 1."""
+    """Return `workers`, or the number of cores if it is None; raise UserError if `workers` is below 1."""
     if workers is not None and workers < 1:
         raise UserError(f"`--workers` must be at least 1, but it is {workers}.")
     from joblib import cpu_count
@@ -74,7 +79,10 @@ def worker_count(workers: int | None) -> int:
 
 
 def read_experiment(name: str, changes: Mapping[str, Json]) -> RunConfig:
-    """Return an experiment with `changes` applied; raise UserError for an unknown name before importing torch."""
+    """Return an experiment with `changes` applied.
+
+    An unknown name raises UserError before torch is imported, which is slow.
+    """
     path, where = find("experiments", name), f"experiment {name}"
     from fedsweep.federation.run_config import RunConfig
 

@@ -52,7 +52,10 @@ def relative(path: Path) -> str:
 
 
 def page_command(store: str, server: str | None = None) -> str:
-    """Return the `fedsweep ui` command for a results folder or MLflow server, without options at their default."""
+    """Return the `fedsweep ui` command that shows a results folder or the runs on an MLflow server.
+
+    Options that are not needed, because the default or an environment variable has the same value, are left out.
+    """
     words, named = ["fedsweep", "ui"], os.environ.get("FEDSWEEP_MLFLOW")
     if Path(store) != Path(os.environ.get("FEDSWEEP_STORE", DEFAULT_STORE)):
         words += ["--store", store]
@@ -62,7 +65,7 @@ def page_command(store: str, server: str | None = None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration, such as `45 s`, `3 min 20 s` or `2 h 5 min`."""
+    """Return a duration as text, such as `45 s`, `3 min 20 s` or `2 h 5 min`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -91,7 +94,7 @@ def plan_table(name: str, axes: Mapping[str, Axis], arms: Sequence[Arm] | None, 
 
 
 def show_recorded(console: Console, config: RunConfig, folder: Path, page_command: str) -> None:
-    """Print the location of a run's results, and a warning if other images replaced its synthetic images."""
+    """Print the location of a run's results, and a warning if other images replaced an image generator's output."""
     picture = " (with `tsne.png`)" if config.evaluation.tsne_classes else ""
     console.print(f"Recorded in {relative(folder)}{picture} and in MLflow; run `{page_command}` to open MLflow.")
     if made := stand_in(config.marks()):
@@ -123,7 +126,7 @@ def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None)
 
 
 def show_sweep(result: SweepResult, page_command: str) -> None:
-    """Print the locations of a sweep's results, and any errors. Exit with the status of the sweep unless it is 0."""
+    """Print the locations of a sweep's results, and any errors. If the sweep's exit status is not 0, exit with it."""
     console, session, tally = result_console(), result.session, result.tally
     name, folder = session.plan.name, relative(result.folder)
     if result.report_error is not None and not disk_is_full(result.report_error):
@@ -158,7 +161,7 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
 
 
 def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
-    """Print a warning if files could not be uploaded to the remote results folder. Return whether it was printed."""
+    """Return whether files could not be uploaded to the remote results folder; if so, print a warning."""
     if not remote.unsent:
         return False
     reason = next(iter(remote.unsent.values()))
@@ -170,7 +173,7 @@ def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
 
 
 def show_undelivered(console: Console, recorder: Recorder, page_command: str) -> None:
-    """Print a warning if runs are incomplete in MLflow, with the reason and the command that copies the rest."""
+    """Print a warning if runs are incomplete in MLflow, with the reason and the command that completes the runs."""
     if missing := recorder.unsynced:
         why = recorder.outage or "MLflow rejected them."
         runs = "run is" if len(missing) == 1 else "runs are"
@@ -189,5 +192,6 @@ def show_delivery(console: Console, store: Store, destination: Destination) -> N
     with delivering(console) as tell:
         for what, missing in deliver_all(store, destination, tell):
             reason = "".join(next(iter(missing.values()), "").strip().splitlines()[-1:])
-            left_out = f"{len(missing)} runs are incomplete in MLflow: {reason}"
+            runs = "run is" if len(missing) == 1 else "runs are"
+            left_out = f"{len(missing)} {runs} incomplete in MLflow: {reason}"
             console.print(f"{what}: {left_out if missing else 'complete in MLflow'}")

@@ -1,4 +1,4 @@
-"""`fedsweep pretrain`."""
+"""The command `fedsweep pretrain`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedsweep.common.yaml_values import parse_overrides, read_yaml
 
 PretrainOverrides = Annotated[
     list[str] | None,
-    Argument(metavar="[NAME=VALUE]...", help="values to change, by dotted name, e.g. `optimizer.lr=5e-4`"),
+    Argument(metavar="[NAME=VALUE]...", help="hyperparameters to change, by dotted name, e.g. `optimizer.lr=5e-4`"),
 ]
 
 
@@ -31,7 +31,7 @@ def pretrain(
     ] = None,
     resume: Annotated[bool, Option("--resume", help="continue after the last saved epoch")] = False,
 ) -> None:
-    """Train a backbone from scratch on a prepared data set.
+    """Train a backbone from scratch on a data set that `fedsweep data prepare` has prepared.
 
     Example: `fedsweep pretrain tinyimagenet_vit epochs=1`
     """

@@ -1,4 +1,4 @@
-"""`fedsweep report` and `fedsweep compare`."""
+"""The commands `fedsweep report` and `fedsweep compare`."""
 
 from __future__ import annotations
 
@@ -73,13 +73,17 @@ def report(
 
 def compare(
     first: Annotated[
-        str, Argument(metavar="A", help="a sweep as `SPACE[@SWEEP]`, or one of its arms as `SPACE[@SWEEP]:lora.rank=4`")
+        str,
+        Argument(
+            metavar="A",
+            help="a sweep as `SPACE[@SWEEP]`, or an arm as `SPACE[@SWEEP]:ARM`, e.g. `ablations/lora_rank:lora.rank=4`",
+        ),
     ],
-    second: Annotated[str, Argument(metavar="B", help="the sweep or arm to compare it with, in the same form")],
+    second: Annotated[str, Argument(metavar="B", help="the sweep or arm to compare with A, in the same form as A")],
     format: Annotated[str, Option("--format", help="format to print: `terminal`, `markdown`, `csv`")] = "terminal",
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Compare two sweeps arm by arm, or compare two arms, over the seeds that both have finished.
+    """Compare two arms, or two sweeps arm by arm, over the seeds that both have finished.
 
     Example: `fedsweep compare ablations/lora_rank:lora.rank=4 ablations/lora_rank:lora.rank=16`
     """
@@ -105,7 +109,7 @@ def compare(
 
 
 def _side(home: Store, given: str) -> tuple[Side, Arm]:
-    """Return the sweep that `SPACE[@SWEEP][:ARM]` names, and the values of the arm, or an empty dict without `:ARM`."""
+    """Return the sweep that `given` names as `SPACE[@SWEEP][:ARM]`, and the arm, which is empty without `:ARM`."""
     from fedsweep.report.compare_sweeps import Side
 
     where, colon, arm = given.partition(":")

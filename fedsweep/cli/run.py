@@ -1,4 +1,4 @@
-"""`fedsweep run`, `ui`, `list` and `show`, and the table of rounds that `run` prints."""
+"""The commands `fedsweep run`, `ui`, `list` and `show`, and the table of rounds that `run` prints."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(
     experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="experiment to run, e.g. `fedra_digits`")],
     overrides: Overrides = None,
     as_json: Annotated[
-        bool, Option("--json", help="print the exact metrics of each round as one line of JSON")
+        bool, Option("--json", help="print one line of JSON with the exact metrics for each round")
     ] = False,
     device: DeviceOption = "cpu",
     system_metrics: Annotated[
@@ -130,13 +130,13 @@ def ui(
 
 
 def _serve(root: Path, host: str, port: int, loopback: bool, opened: str | None) -> NoReturn:
-    """Run MLflow's server until it ends or Ctrl-C is pressed. Open `opened` in a browser once the server answers."""
+    """Run MLflow's server until it ends or Ctrl-C is pressed. Open the address `opened` once the server answers."""
     from fedsweep.tracking.ui import answers, server_command
 
     if not loopback:
         print(
             f"fedsweep: this page has no password: anyone who can reach port {port} of this machine can read, change "
-            "and delete what is recorded.",
+            "and delete the recorded results.",
             file=sys.stderr,
         )
     command, environment = server_command(root, port, host)
@@ -200,7 +200,7 @@ class RoundTable:
     """A table of a run's rounds on stdout, with a progress bar and a time estimate on stderr."""
 
     def __init__(self, config: RunConfig, as_json: bool) -> None:
-        """Choose the columns: accuracies of the global model and, if clients have test images, of client models."""
+        """Choose the columns, which include accuracies of the clients' models if the clients have test images."""
         self.as_json = as_json
         self.shown: dict[str, str] = {}
         if config.partition.test_share > 0:
@@ -230,7 +230,7 @@ class RoundTable:
             self.progress.stop()
 
     def add(self, record: RoundRecord) -> None:
-        """Print a row for a round. It has no duration, so that repeated runs print the same rows."""
+        """Print a row for a round, without its duration, so that repeated runs print the same rows."""
         if self.as_json:
             print(json.dumps({"round": record.round, **record.metrics}), flush=True)
         else:

@@ -1,4 +1,4 @@
-"""`fedsweep tune`."""
+"""The command `fedsweep tune`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ SPACE_OPTIONS = {
     "gpus_per_trial": "resources.gpus_per_trial",
     "system_metrics": "resources.system_metrics",
 }
-"""The entry of the search space that each option of `tune` changes."""
+"""Map each option of `tune` to the entry of the search space that it changes."""
 ADDRESS = (
-    "`local` (run trials on this machine), HOST:PORT of a Ray cluster, or `auto` (the cluster in RAY_ADDRESS or on "
-    "this machine)"
+    "where to run trials: `local` (this machine), HOST:PORT of a Ray cluster, or `auto` (the Ray cluster in "
+    "RAY_ADDRESS or on this machine)"
 )
 
 
@@ -37,29 +37,29 @@ def tune(
     context: Context,
     space: Annotated[str, Argument(metavar="SEARCH_SPACE", help="search space to run, e.g. `ablations/lora_rank`")],
     overrides: Overrides = None,
-    experiment: Annotated[str | None, Option(help="experiment to vary, instead of the one in the search space")] = None,
+    experiment: Annotated[str | None, Option(help="experiment to vary, instead of the search space's own")] = None,
     seeds: Annotated[
-        str | None, Option(help="seeds to run, instead of those in the search space, e.g. `0,1,2,3,4`")
+        str | None, Option(help="seeds to run, instead of the search space's seeds, e.g. `0,1,2,3,4`")
     ] = None,
-    samples: Annotated[int | None, Option(help="number of configurations that a random or TPE search tries")] = None,
+    samples: Annotated[int | None, Option(help="number of configurations that a random or TPE search samples")] = None,
     warm_start: Annotated[
         str | None,
         Option(
             metavar="SPACE[@SWEEP]",
-            help="earlier sweep that a TPE search learns from; without `@SWEEP`, the newest one of SPACE",
+            help="earlier sweep that a TPE search learns from; without `@SWEEP`, the newest sweep of SPACE",
         ),
     ] = None,
     subsets: Annotated[
         str | None,
-        Option(help="`one` (leave out one component of `ablate` at a time) or `all` (leave out every combination)"),
+        Option(help="components of `ablate` to leave out: `one` (one at a time) or `all` (every combination)"),
     ] = None,
     design: Annotated[
         str | None,
-        Option(help="`full` (run the whole grid) or `one_factor` (change one value of the baseline at a time)"),
+        Option(help="arms of a grid: `full` (all) or `one_factor` (change one value of the baseline at a time)"),
     ] = None,
     scheduler: Annotated[
         str | None,
-        Option(help="scheduler, instead of the one in the search space: `none`, `asha`, `median`, `arms` or `pbt`"),
+        Option(help="scheduler, instead of the search space's scheduler: `none`, `asha`, `median`, `arms` or `pbt`"),
     ] = None,
     cpus_per_trial: Annotated[float | None, Option(help="CPU cores per trial")] = None,
     gpus_per_trial: Annotated[
@@ -80,7 +80,7 @@ def tune(
         bool, Option("--dry-run", help="only print the arms, the number of trials and an estimate of the time")
     ] = False,
     fresh: Annotated[
-        bool, Option("--fresh", help="run all trials again, even if an earlier sweep has finished the same ones")
+        bool, Option("--fresh", help="run all trials again, even trials that an earlier sweep has finished")
     ] = False,
     resume: Annotated[bool, Option("--resume", help="resume the newest sweep of this search space")] = False,
     sweep: Annotated[
@@ -129,7 +129,7 @@ def tune(
 
 
 def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes to the search space that the given options of `tune` make, by dotted name."""
+    """Return the changes that the given options of `tune` make to the search space, as a dict keyed by dotted names."""
     given = {dotted: options[name] for name, dotted in SPACE_OPTIONS.items() if options.get(name) is not None}
     if "seeds" in given:
         parsed = parse_yaml(f"[{given['seeds']}]", "`--seeds`")

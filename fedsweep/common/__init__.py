@@ -1,4 +1,4 @@
-"""Basic modules that all others use, such as errors, configuration, YAML, paths and random streams.
+"""Modules for configuration, errors, files, paths, process usage, random streams and YAML, used by all others.
 
-None of them imports torch.
+None of these modules imports torch, which is slow to import.
 """

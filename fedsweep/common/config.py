@@ -25,31 +25,35 @@ _WORDING = {
     "a valid array": "a list",
     "an object": "a mapping of names to values",
 }
-"""Replacements for phrases in pydantic's messages."""
+"""Phrases in pydantic's messages, and the phrases that replace them."""
 _COUNT = re.compile(r" after validation, not \d+")
 """The end of pydantic's messages about the length of a list. It is left out, because the message shows the list."""
 
 
 class Config(BaseModel):
-    """The base class of all configuration. It is immutable, does not convert types, and rejects unknown names."""
+    """The base class of all configuration. Objects are immutable, and values are validated without type conversion.
+
+    Unknown names are rejected.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     what_a_name_is: ClassVar[str] = "a hyperparameter of this run"
-    """A phrase for valid names of the record, for the error message about an unknown name."""
+    """The end of the sentence "`NAME` is not ...", the error message about an unknown name."""
 
     @classmethod
     def of(cls, data: Mapping[str, Json], where: str) -> Self:
-        """Return the validated record for data from a YAML file or the command line.
+        """Validate values from a YAML file or the command line, and return the configuration.
 
-        A bare string sets the `name` of a nested record: ``{"method": "all_small"}``.
+        A string in place of a nested configuration is its `name`: ``{"method": "all_small"}`` selects the method
+        `all_small`.
 
         Args:
-            data: Values by name.
-            where: Origin of the data, with which error messages begin.
+            data: Values by name, nested as in a YAML file.
+            where: Origin of the values, such as a file, with which error messages begin.
 
         Raises:
-            UserError: A value is invalid. The message has its dotted name, the rule and the value.
+            UserError: A value is missing, unknown or invalid. The message has its dotted name, the rule and the value.
         """
         data = _spelt_out(cls, data)
         try:
@@ -63,12 +67,12 @@ class Config(BaseModel):
     def override(self, changes: Mapping[str, Json], where: str) -> Self:
         """Return a validated copy with some values changed.
 
-        Records are replaced before their fields: ``{"method": "depthfl", "method.heads": [4]}`` selects DepthFL and
+        Outer names are changed before inner ones: ``{"method": "depthfl", "method.heads": [4]}`` selects DepthFL and
         then sets its heads.
 
         Args:
             changes: New values by dotted name.
-            where: Origin of the changes, with which error messages begin.
+            where: Origin of the changes, such as a file, with which error messages begin.
 
         Raises:
             UserError: A name is unknown, or a value is invalid.
@@ -76,14 +80,15 @@ class Config(BaseModel):
         data, homeless = self._changed(changes)
         for name, met in homeless.items():
             if any(known == name or known.startswith(f"{name}.") for known in flat(self)):
-                type(self).of(met, where)  # a change has replaced the parent by something invalid
+                type(self).of(met, where)  # another change has replaced the parent by an invalid value
             raise UserError(_unknown(name, _fields(type(self), met), type(self), where))
         return type(self).of(data, where)
 
     def tentative(self, changes: Mapping[str, Json]) -> dict[str, Json]:
-        """Return all values by dotted name, including defaults, after `changes`.
+        """Return all values after `changes`, including defaults, keyed by dotted name.
 
-        The changes are not validated, and changes of unknown names are ignored.
+        Nothing is validated, so the result may contain unknown names and invalid values. Changes inside a plain value,
+        such as `seed.first` if `seed` is a number, are ignored.
         """
         return flat(_spelt_out(type(self), self._changed(changes)[0], defaults=True))
 
@@ -94,16 +99,18 @@ class Config(BaseModel):
         return self
 
     def _violations(self) -> Iterable[str]:
-        """Yield an error message for each violated rule between fields. Only the first message is shown.
+        """Yield an error message for each violated rule that involves several fields.
 
-        The generator is not resumed after its first `yield`, so later code may assume that all earlier rules hold.
+        Only the first message is shown, and the generator is not resumed after it. Later code in the generator may
+        therefore assume that all earlier rules hold.
         """
         return ()
 
     def _changed(self, changes: Mapping[str, Json]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the data after all changes, and the changes that fail because the name has no parent record.
+        """Return the data after `changes`, and a dict of the changes that cannot be applied.
 
-        Failed changes are returned by name, each with the data to which it could not be applied.
+        A change cannot be applied if its parent is not a mapping, e.g. `seed.first` if `seed` is a number. The dict
+        maps the name of each such change to the data to which it could not be applied.
         """
         data: dict[str, Any] = self.model_dump(mode="json")
         homeless = {}
@@ -121,7 +128,10 @@ class Config(BaseModel):
 
 
 def flat(config: "Config | Mapping[str, Json]", prefix: str = "") -> dict[str, Json]:
-    """Return all values by dotted name, including defaults. Lists are not flattened."""
+    """Return the values of a configuration or mapping, keyed by dotted name such as `lora.rank`.
+
+    Lists are not flattened. Every name begins with `prefix`.
+    """
     found: dict[str, Json] = {}
     for key, value in (config.model_dump(mode="json") if isinstance(config, Config) else config).items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
@@ -129,10 +139,11 @@ def flat(config: "Config | Mapping[str, Json]", prefix: str = "") -> dict[str, J
 
 
 def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
-    """Return the data with a record in place of each bare string, and with missing records at their defaults.
+    """Return `data` with every nested configuration written out as a dict.
 
-    With `defaults`, missing values of all other fields are added too. Pydantic's "before" validators could do the same,
-    but pydantic would not validate their results as JSON.
+    A string is replaced by a dict with this `name`, and a missing nested configuration by its default. If `defaults` is
+    true, other missing values are filled in with their defaults, too. Pydantic's "before" validators could do this, but
+    pydantic would not validate their results as JSON.
     """
     if not isinstance(data, dict):
         return data
@@ -150,7 +161,7 @@ def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
 
 @cache
 def _objects(record: type[Config]) -> dict[str, list[type[Config]]]:
-    """Return the possible record types of each field that contains a record, by field name."""
+    """Map each field of `record` that contains a nested configuration to the types that the field allows."""
     return {field: records for field, info in record.model_fields.items() if (records := _records(info))}
 
 
@@ -169,9 +180,10 @@ def _unknown(name: str, known: Iterable[str], root: type[Config], where: str) ->
 
 
 def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Config], where: str) -> str:
-    """Return pydantic's first error as a sentence.
+    """Return a one-sentence error message for pydantic's errors.
 
-    An unknown name is reported before a missing one, because a misspelt name causes both errors.
+    The message describes the first error. However, an unknown name is reported before a missing one, because a misspelt
+    name causes both errors.
     """
     found = error.errors(include_url=False)
     unknown = [one for one in found if one["type"] == "extra_forbidden"]
@@ -208,7 +220,10 @@ def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Confi
 
 
 def _dotted(location: tuple[int | str, ...], data: Any) -> str:
-    """Return the dotted name for pydantic's location, without union tags: `method.mu` for `method.fedra.mu`."""
+    """Return the dotted name of the value at pydantic's `location`.
+
+    The names that pydantic adds to tell apart the types of a union are left out: `method.mu`, not `method.fedra.mu`.
+    """
     parts: list[str] = []
     node = data
     for part in location:
@@ -224,7 +239,7 @@ def _dotted(location: tuple[int | str, ...], data: Any) -> str:
 
 
 def _fields(record: type[Config], data: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of a record's fields, including the fields of the nested records that `data` selects."""
+    """Yield the dotted names of all fields of `record`, and of the nested configurations that `data` selects."""
     given = data if isinstance(data, dict) else {}
     for field, info in record.model_fields.items():
         yield f"{prefix}{field}"

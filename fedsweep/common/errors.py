@@ -31,7 +31,10 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the end of a sentence that suggests the names most similar to `name`, or an empty string.
+    """Return the end of an error message that suggests the known names most similar to `name`.
+
+    The result is an empty string if no known name is similar. `cutoff` is the smallest similarity of a suggestion, from
+    0 (no common characters) to 1 (equal).
 
     >>> near("lora.rnk", ["lora.rank", "seed"])
     '; did you mean `lora.rank`?'
@@ -43,4 +46,4 @@ def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 class DivergenceError(RuntimeError):
-    """The error that is raised if training diverges: a loss or a trained tensor is NaN or infinite."""
+    """The error raised if training diverges, that is, if a loss or a trained tensor becomes NaN or infinite."""

@@ -1,4 +1,4 @@
-"""Atomic file writes, and file locks that the operating system releases when their process ends."""
+"""Atomic file writes, and file locks that the operating system releases when the process that holds them ends."""
 
 import contextlib
 import os
@@ -12,12 +12,12 @@ from fedsweep.common.errors import UserError
 
 
 class LockedError(UserError):
-    """The error that is raised if another process holds a lock."""
+    """The error raised if another process holds a lock."""
 
 
 @contextlib.contextmanager
 def locked(path: Path, taken: str) -> Iterator[None]:
-    """Hold the lock on a file during the context.
+    """Hold an exclusive lock on a file during the context.
 
     Args:
         path: The lock file.

@@ -18,22 +18,31 @@ _FOLDERS = {"experiments": "experiments", "search_spaces": "search_spaces", "pre
 
 
 def home() -> Path:
-    """Return the base folder of relative paths: FEDSWEEP_HOME, which is set for workers, or the working directory."""
+    """Return the folder to which relative paths refer: FEDSWEEP_HOME if it is set, and otherwise the working directory.
+
+    The process that runs a sweep sets FEDSWEEP_HOME for its workers, whose working directories may differ.
+    """
     return Path(os.environ.get("FEDSWEEP_HOME", "")).absolute()
 
 
 def data_folder() -> Path:
-    """Return the folder of prepared data sets and pre-trained backbones: FEDSWEEP_DATA or, by default, `data/`."""
+    """Return the folder of prepared data sets and pre-trained weights: FEDSWEEP_DATA or, by default, `data/`."""
     return home() / Path(os.environ.get("FEDSWEEP_DATA") or "data").expanduser()
 
 
 def activation_folder() -> Path:
-    """Return the folder that caches activations of frozen blocks: FEDSWEEP_CACHE, or one in the user's cache folder."""
+    """Return the folder in which activations of frozen blocks are cached.
+
+    The folder is FEDSWEEP_CACHE or, by default, `fedsweep/activations` in the user's cache folder.
+    """
     return _cache("activations", "")
 
 
 def mirror_folder(uri: str) -> Path:
-    """Return the folder for the local copy of remote results, in FEDSWEEP_CACHE or the user's cache folder."""
+    """Return the folder of the local copy of the remote results at `uri`.
+
+    The folder is inside FEDSWEEP_CACHE or, by default, the user's cache folder.
+    """
     return _cache("stores", "stores") / hashlib.sha256(uri.encode()).hexdigest()[:16]
 
 
@@ -47,7 +56,7 @@ def _cache(usual: str, named: str) -> Path:
 
 
 def gigabytes(text: str) -> float:
-    """Return the number in `text`, or NaN if it is not a finite number of at least 0."""
+    """Parse a number of gigabytes. Return NaN if `text` is not a finite number of at least 0."""
     with contextlib.suppress(ValueError):
         if 0 <= (number := float(text)) < math.inf:
             return number
@@ -55,7 +64,7 @@ def gigabytes(text: str) -> float:
 
 
 def activation_bytes() -> int:
-    """Return the maximum size of the activation cache in bytes: FEDSWEEP_CACHE_GB, or 10 GB by default.
+    """Return the maximum size of the activation cache in bytes: FEDSWEEP_CACHE_GB or, by default, 10 GB.
 
     Raises:
         UserError: FEDSWEEP_CACHE_GB is not a number of at least 0.
@@ -68,7 +77,10 @@ def activation_bytes() -> int:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment variables with which another process uses the same folders and logical GPUs."""
+    """Return the environment variables that make another process use the same folders and logical GPUs as this one.
+
+    Logical GPUs are simulated on the CPU.
+    """
     folders = {"FEDSWEEP_HOME": home(), "FEDSWEEP_DATA": data_folder(), "FEDSWEEP_CACHE": activation_folder()}
     others = ("FEDSWEEP_CACHE_GB", "FEDSWEEP_LOGICAL_GPUS", "FEDSWEEP_LOGICAL_GPU_GB")
     given = {name: value for name in others if (value := os.environ.get(name))}
@@ -85,13 +97,20 @@ def inside(folder: Path, *names: str) -> Path:
 
 
 def resolve(name: str) -> Path:
-    """Return the path of a file that an experiment names: below `home` if it exists there, else in the data folder."""
+    """Return the path of the file that an experiment refers to as `name`.
+
+    A relative name refers to a file in the folder `home()` if it exists there, and otherwise to a file in the data
+    folder.
+    """
     path = home() / Path(name).expanduser()
     return path if path.exists() else data_folder() / Path(name).expanduser()
 
 
 def available(kind: Kind) -> dict[str, Path]:
-    """Return the YAML files of a kind by name, e.g. `ablations/lora_rank`. Experiments do not include pre-trainings."""
+    """Map the name of each YAML file of a kind, such as `ablations/lora_rank`, to its path.
+
+    Pre-trainings are a kind of their own, although their files are in a subfolder of the experiments.
+    """
     package = Path(__file__).parent.parent
     found: dict[str, Path] = {}
     for root in (package.parent, package / "shipped", Path.cwd()):  # the last one takes precedence
@@ -104,9 +123,12 @@ def available(kind: Kind) -> dict[str, Path]:
 
 
 def find(kind: Kind, name: str, where: str = "") -> Path:
-    """Return the YAML file of this kind and name, or raise UserError.
+    """Return the path of the YAML file with this name, or raise UserError if there is none.
 
-    `where` is the file that refers to the name, if any. The error message begins with it.
+    Args:
+        kind: The kind of the file: an experiment, a search space or a pre-training.
+        name: The name, such as `ablations/lora_rank`.
+        where: The file that refers to the name, if any. The error message begins with it.
     """
     return find_either(name, (kind,), where)[1]
 
@@ -114,7 +136,13 @@ def find(kind: Kind, name: str, where: str = "") -> Path:
 def find_either(
     name: str, kinds: Sequence[Kind] = ("experiments", "search_spaces"), where: str = ""
 ) -> tuple[Kind, Path]:
-    """Return the kind and the YAML file of a name that may have any of the given kinds, or raise UserError."""
+    """Return the kind and the path of the YAML file with this name, or raise UserError if there is none.
+
+    Args:
+        name: The name, such as `ablations/lora_rank`.
+        kinds: The possible kinds of the file. The first kind with such a file is returned.
+        where: The file that refers to the name, if any. The error message begins with it.
+    """
     known = {kind: available(kind) for kind in kinds}
     for kind in kinds:
         if name in known[kind]:
@@ -140,6 +168,6 @@ def _hint(asked: Sequence[Kind], name: str, known: Iterable[str]) -> str:
 
 
 def summary(path: Path) -> str:
-    """Return the description of a YAML file: its first comment line."""
+    """Return the description of a YAML file, which is its first comment line."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.lstrip("# ").rstrip() for line in lines if line.startswith("#")), "")

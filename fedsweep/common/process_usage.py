@@ -1,6 +1,6 @@
 """The CPU, memory and GPU use of this process and this machine, and logical GPUs.
 
-A logical GPU is a simulated one: Ray assigns trials to it as to a GPU, but they run on the CPU.
+A logical GPU is a simulated GPU. Ray assigns trials to a logical GPU as to a real one, but they run on the CPU.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ COUNT, SIZE = "FEDSWEEP_LOGICAL_GPUS", "FEDSWEEP_LOGICAL_GPU_GB"
 
 
 def forget_peak() -> None:
-    """Reset the value of `resident_peak` on Linux. On other systems, this function has no effect."""
+    """Reset the peak memory that `resident_peak` returns. This has an effect only on Linux."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def resident_peak() -> int:
-    """Return the peak resident memory of this process in bytes, since the last `forget_peak` or the start."""
+    """Return the peak resident memory of this process in bytes, since its start or the last call of `forget_peak`."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
@@ -44,17 +44,17 @@ def resident_peak() -> int:
 
 @dataclass(frozen=True)
 class LogicalGPUs:
-    """The number of logical GPUs, and the memory of each in bytes."""
+    """The number of logical GPUs, which are simulated on the CPU, and the memory of each in bytes."""
 
     count: int
     bytes: int
 
 
 def logical_gpus() -> LogicalGPUs | None:
-    """Return the logical GPUs that the environment variables configure, or None if there are none.
+    """Return the logical GPUs (simulated on the CPU) that environment variables configure, or None if there are none.
 
     Raises:
-        UserError: The number of GPUs or their size is not valid.
+        UserError: FEDSWEEP_LOGICAL_GPUS or FEDSWEEP_LOGICAL_GPU_GB is not valid.
     """
     count, size = os.environ.get(COUNT), os.environ.get(SIZE, "")
     if not count:
@@ -62,16 +62,17 @@ def logical_gpus() -> LogicalGPUs | None:
     if not count.isdecimal() or int(count) == 0:
         raise UserError(f"the environment variable {COUNT} must be an integer of at least 1, but it is {count}.")
     if not (each := gigabytes(size)) > 0:
-        rule = f"if {COUNT} is set, {SIZE} must be the gigabytes of each GPU, a number greater than 0"
+        rule = f"if {COUNT} is set, {SIZE} must be a number greater than 0, the memory of each GPU in gigabytes"
         raise UserError(f"{rule}, but it is {size or 'not set'}.")
     return LogicalGPUs(int(count), int(each * 1e9))
 
 
 class SystemMeter:
-    """A meter of CPU, memory and GPU use since its last reading.
+    """A meter of the CPU, memory and GPU use of this process and this machine.
 
-    Metrics named `system/process_...` cover this process, and all others cover the whole machine. GPUs are included if
-    `pynvml` is installed, and are numbered as by the driver.
+    CPU use is averaged over the time since the last reading. Metrics named `system/process_...` are about this process,
+    and all others about the whole machine. GPUs are included if `pynvml` is installed, and have the numbers that the
+    driver gives them.
     """
 
     def __init__(self) -> None:
@@ -86,9 +87,9 @@ class SystemMeter:
         self._process.cpu_percent()
 
     def read(self) -> dict[str, float]:
-        """Return the metrics under MLflow's names, in percent and in MB of 10^6 bytes.
+        """Return the metrics by their names in MLflow, in percent and in MB (10^6 bytes).
 
-        The CPU use of the machine is in percent of all cores, and that of this process in percent of one core.
+        The machine's CPU use is in percent of all cores, and this process's CPU use is in percent of one core.
         """
         memory = psutil.virtual_memory()
         found = {
@@ -99,7 +100,7 @@ class SystemMeter:
             "system/process_memory_usage_megabytes": self._process.memory_info().rss / MEGABYTE,
         }
         for number, handle in enumerate(self._gpus):
-            # A GPU slice (MIG) or a virtual machine's GPU may report neither; the trial should not fail for that.
+            # A GPU slice (MIG) or a virtual machine's GPU may report neither, which should not make the trial fail.
             with contextlib.suppress(pynvml.NVMLError):
                 taken = pynvml.nvmlDeviceGetMemoryInfo(handle)
                 found[f"system/gpu_{number}_memory_usage_megabytes"] = taken.used / MEGABYTE

@@ -1,4 +1,4 @@
-"""Random streams that are derived from a seed, a purpose and a key. They are the only randomness in fedsweep.
+"""Random streams derived from a seed, a purpose and a key. All random numbers of a run come from this module.
 
 A key, as in ``stream(seed, "batches", round, client)``, never contains the arm. Arms with the same seed therefore have
 the same split, cohort, batch order and initial adapter (common random numbers).
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def derived_seed(seed: int, purpose: str, *key: int | str) -> int:
-    """Return a 63-bit seed derived from all arguments; it is the same on every machine and Python version."""
+    """Return a 63-bit seed derived from all arguments. The seed is the same on every machine and Python version."""
     text = "\x1f".join([str(seed), purpose, *(f"{type(part).__name__}:{part}" for part in key)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 

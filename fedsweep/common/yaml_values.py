@@ -1,4 +1,4 @@
-"""Functions that read YAML and JSON files and command-line overrides, and that spell out the names of classes."""
+"""Functions that parse YAML files, JSON files and command-line overrides, and one that makes class names readable."""
 
 import json
 import re
@@ -34,7 +34,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# PyYAML follows YAML 1.1: `1e-3` is a string, `no` is False, `010` is 8, `<<` merges. Keep 1.2's core schema instead.
+# PyYAML follows YAML 1.1: `1e-3` is a string, `no` is False, `010` is 8, `<<` merges. Use the core schema of 1.2.
 _Loader.yaml_implicit_resolvers = {}
 for _kind, _pattern, _starts in (
     ("null", r"^(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
@@ -60,9 +60,12 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 def parse_yaml(text: str, where: str) -> Any:
     """Return the values of a YAML text.
 
+    Args:
+        text: The YAML text.
+        where: Origin of the text, such as a file, with which error messages begin.
+
     Raises:
         UserError: The text is not valid YAML, repeats a key, or has too many values after its aliases are expanded.
-            The message begins with `where`.
     """
     try:
         data = yaml.load(text, Loader=_Loader)  # noqa: S506 (a subclass of SafeLoader)
@@ -89,7 +92,10 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def _num_values(data: Any, counted: dict[int, int]) -> int:
-    """Return the number of values in `data` with all aliases expanded. A value that contains itself counts once."""
+    """Return the number of values in `data` after its aliases are expanded. A value that contains itself counts once.
+
+    `counted` caches the numbers of values in lists and dicts, keyed by their `id`.
+    """
     if not isinstance(data, dict | list):
         return 1
     if id(data) not in counted:
@@ -124,13 +130,13 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 
 def _mapping(data: Any, path: Path) -> dict[str, Json]:
     if not isinstance(data, dict):
-        given = "is empty" if data is None else f"contains {type(data).__name__}"
+        given = "is empty" if data is None else f"contains a value of type {type(data).__name__}"
         raise UserError(f"{path} must contain a mapping of names to values, but it {given}.")
     return data
 
 
 def parse_overrides(words: list[str]) -> dict[str, Json]:
-    """Return the values of overrides such as ``["federation.rounds=5"]`` by name.
+    """Parse overrides such as ``["federation.rounds=5"]`` into a dict from name to value.
 
     Values are written in YAML, e.g. `[12, 6]`, `1e-3` and `null`.
 

@@ -1,4 +1,4 @@
-"""The files `export.json` and `README.md` of an export: its origin, its network, and the preprocessing of images."""
+"""The files `export.json` and `README.md`, which describe an export: its origin, network and image preprocessing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Entry(Config):
 
 
 class ImageCard(_Entry):
-    """The preprocessing of pictures before they enter the network."""
+    """The preprocessing of images for the exported network."""
 
     size: int = Field(gt=0, description="height and width, pixels")
     mean: tuple[float, ...] = Field(
@@ -38,11 +38,11 @@ class ImageCard(_Entry):
 
 
 class Origin(_Entry):
-    """The run that an export comes from."""
+    """The origin of an export: its search space or experiment, its sweep, its trial and its client."""
 
     name: str = Field(description="the search space, or the experiment of a single run")
     sweep: str | None = Field(description="the sweep's id; null for a single run")
-    key: str = Field(description="the key of the trial or of the single run")
+    key: str = Field(description="the key of the trial or of the single run, which is the name of its folder")
     arm: Arm
     client: str | None = Field(description="the client whose own model was exported; null for the global model")
     chosen: str = Field(description="the reason for choosing this trial among several; empty if only one matched")
@@ -56,11 +56,11 @@ class ExportCard(_Entry):
     form: Literal["peft", "whole"] = Field(description="PEFT's files and a backbone, or all weights in one file")
     backbone: Recipe
     cut: dict[str, int] = Field(
-        description="the number of first blocks that are kept, by the name of the block list; empty if all are kept"
+        description="for each shortened list of blocks, the number of first blocks that are kept; empty if all are kept"
     )
     weights: str = Field(description="the fingerprint of the backbone's weights before fine-tuning")
     classes: tuple[str, ...] = Field(min_length=1, description="the class names in the order of the logits")
-    prompts: tuple[str, ...] | None = Field(description="the prompt of each class for a CLIP, else null")
+    prompts: tuple[str, ...] | None = Field(description="the prompt of each class for a CLIP model, else null")
     images: ImageCard
     method: str
     seed: int
@@ -77,20 +77,20 @@ class ExportCard(_Entry):
 
     @property
     def scores(self) -> dict[str, float]:
-        """The accuracies of the exported model at its round, by metric; empty if the run did not test this model."""
+        """The accuracies that the run measured for the exported model, keyed by metric; empty if there are none."""
         names = [f"accuracy/client/{self.origin.client}"] if self.origin.client else ACCURACIES
         return {name: self.metrics[name] for name in names if name in self.metrics}
 
     @property
     def what(self) -> str:
-        """A description of the trial, such as `ablations/lora_rank@ID, trial KEY, client NAME`."""
+        """A description of the exported trial, such as `ablations/lora_rank@ID, trial KEY, client NAME`."""
         sweep = f"@{self.origin.sweep}" if self.origin.sweep else ""
         whose = f", client {self.origin.client}" if self.origin.client else ""
         return f"{self.origin.name}{sweep}, trial {self.origin.key}{whose}"
 
 
 def read_card(folder: Path) -> ExportCard:
-    """Return the card of an export; raise UserError if the folder is not an export or its card is invalid."""
+    """Return the contents of an export's `export.json`; raise UserError if the file is missing or invalid."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}; `fedsweep export TRIAL --to {folder}` creates it.")
     if not (folder / CARD).is_file():
@@ -102,7 +102,7 @@ def read_card(folder: Path) -> ExportCard:
 
 
 def readme(card: ExportCard) -> str:
-    """Return the README in Markdown; its Python code runs unchanged in the export's folder."""
+    """Return the README of an export in Markdown, whose Python code runs unchanged in the export's folder."""
     recipe = card.backbone
     arguments = [json.dumps(recipe.model)] if recipe.model else []
     arguments += ["pretrained=True"] if recipe.fetched else []

@@ -1,4 +1,4 @@
-"""Loading of an export with timm, transformers and PEFT, and predictions for the pictures in a folder."""
+"""Functions that load an export with timm, transformers and PEFT, and classify the pictures in a folder."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ Progress = Callable[[int, int], None]  # called with the number of finished pict
 
 @dataclass(frozen=True)
 class Loaded:
-    """The card and the network of an export, ready for predictions."""
+    """An export that is loaded for predictions: the contents of its `export.json`, and its network."""
 
     card: ExportCard
     network: Any
     """A timm model, or a CLIPModel of transformers."""
     text: Tensor | None
-    """Normalised text features of a CLIP's prompts, (classes, projection); None for other models."""
+    """Normalised text features of the prompts of a CLIP model, (classes, projection); None for other models."""
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
-        """Return logits (n, classes) of uint8 images (n, 3, size, size)."""
+        """Return the logits (n, classes) of uint8 images (n, 3, size, size)."""
         mean, std = (torch.tensor(one).view(-1, 1, 1) for one in (self.card.images.mean, self.card.images.std))
         pixels = images.float() / 255
         pixels = standardize_(pixels.mean(1, keepdim=True) if len(mean) == 1 else pixels, mean, std)
@@ -96,7 +96,7 @@ def _timm(card: ExportCard, folder: Path) -> nn.Module:
 
 
 def _checkpoint(card: ExportCard, folder: Path) -> Path:
-    """Return the folder of a CLIP checkpoint; raise UserError if it has changed since it was fine-tuned."""
+    """Return the folder of the CLIP checkpoint; raise UserError if it is not the checkpoint that was fine-tuned."""
     if card.backbone.fetched:
         where = checkpoint_folder.find(card.backbone.model)
         if card.weights != (found := f"sha256:{checkpoint_folder.digest(where)}"):
@@ -110,7 +110,7 @@ def _checkpoint(card: ExportCard, folder: Path) -> Path:
 
 
 def _listed(card: ExportCard, name: str) -> str:
-    """Return `name`; raise UserError unless the card lists its SHA-256, because only listed files are verified."""
+    """Return the file name `name`; raise UserError unless `export.json` lists its SHA-256, which `load` verifies."""
     if name not in card.sha256:
         raise UserError(f"`sha256` in the export's card must list {name}, but it does not.")
     return name
@@ -134,12 +134,12 @@ class Guess:
 
 @dataclass(frozen=True)
 class Predictions:
-    """The most probable classes of each picture, and the error messages of unreadable pictures, both by path."""
+    """The most probable classes of each picture, and the error messages of unreadable pictures, keyed by path."""
 
     images: dict[str, tuple[Guess, ...]]
     broken: dict[str, str]
     accuracy: float | None
-    """The share of correct predictions if each picture lies in a folder named after its class, else None."""
+    """The share of correct predictions if each picture is in a folder named after its class, else None."""
 
 
 def pictures(folder: Path) -> list[str]:
@@ -154,7 +154,7 @@ def pictures(folder: Path) -> list[str]:
 
 
 def _below(root: Path, name: str, above: frozenset[Path]) -> Iterator[str]:
-    """Yield the paths of the pictures below a folder; links are followed, except links to a parent folder."""
+    """Yield the paths of all pictures below `root / name`. Links are followed, except links to the folders `above`."""
     folder = (root / name).resolve()
     if folder in above:
         return
@@ -167,7 +167,7 @@ def _below(root: Path, name: str, above: frozenset[Path]) -> Iterator[str]:
 def predict(
     model: Loaded, folder: Path, names: Sequence[str], top: int = 1, progress: Progress = lambda done, total: None
 ) -> Predictions:
-    """Return the `top` most probable classes of each of the pictures `names` in `folder`."""
+    """Classify the pictures `names` in `folder`, and return the `top` most probable classes of each picture."""
     images: dict[str, tuple[Guess, ...]] = {}
     broken, classes = dict[str, str](), model.card.classes
     for start in range(0, len(names), BATCH):
@@ -188,7 +188,7 @@ def predict(
 
 
 def _read(path: Path, card: ImageCard) -> np.ndarray:
-    """Return a picture as uint8 (3, size, size), decoded like the images of the run's prepared data set."""
+    """Return a picture as uint8 (3, size, size), resized and cropped like the images that the run trained on."""
     if not path.is_file():
         raise CorruptImageError(BROKEN)
     try:

@@ -13,7 +13,9 @@ from fedsweep.results import Store, SweepStore, TrialRecord, TrialStore
 from fedsweep.results.arms import agrees, parse_arm
 from fedsweep.results.history import last
 
-GRAMMAR = "a trial's key, SPACE[@SWEEP][:ARM] such as `ablations/lora_rank:lora.rank=4,seed=0`, or the name of a run"
+GRAMMAR = (
+    "a trial's key, SPACE[@SWEEP][:ARM] such as `ablations/lora_rank:lora.rank=4,seed=0`, or an experiment that was run"
+)
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,10 @@ class Named:
 
 
 def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
-    """Return the best trial that `text` selects; raise UserError if it selects none.
+    """Return the trial that `text` selects, or the best of several; raise UserError if there is none.
 
-    Trials that have not finished are ignored, unless `unfinished` is true.
+    `text` is a trial's key, an arm as `SPACE[@SWEEP][:ARM]` or an experiment. Trials that have not finished are
+    ignored, unless `unfinished` is true.
     """
     name, colon, arm = text.partition(":")
     bare, _, which = name.partition("@")
@@ -52,7 +55,7 @@ def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
 
 
 def _runs(store: Store) -> dict[str, list[str]]:
-    """Return the ids of single runs by experiment, oldest first; an id begins with the time of the start."""
+    """Return a dict from each experiment to the ids of its single runs, oldest first."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for run in store.runs():
         found[run.folder.parent.relative_to(store.root / "runs").as_posix()].append(run.folder.name)
@@ -73,8 +76,7 @@ def _run(store: Store, name: str, stamp: str, stamps: Sequence[str], unfinished:
 def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
     """Return the trial whose key begins with `prefix`, or None; raise UserError if the prefix is ambiguous.
 
-    If several sweeps contain the trial, it is taken from the newest sweep in which it finished, or else from the newest
-    sweep.
+    If several sweeps contain the trial, the newest sweep in which the trial finished is used, or else the newest sweep.
     """
     found: list[tuple[SweepStore, TrialRecord]] = []
     for sweep in reversed(store.sweeps()):
@@ -124,7 +126,10 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json
 
 
 def _of_its_arm(chosen: TrialRecord, trials: Sequence[TrialRecord], metric: str) -> str:
-    """Return a note with the arm's mean over its finished seeds; unlike the best seed's value, it is not optimistic."""
+    """Return a note with the mean of the chosen trial's arm over its finished seeds.
+
+    The value of the best seed alone would be optimistic. With fewer than two finished seeds, the note is empty.
+    """
     ends = [last(one.history, metric) for one in trials if one.plan.arm == chosen.plan.arm and _finished(one)]
     known = [value for value in ends if value is not None and math.isfinite(value)]
     return f" (mean of its arm over {len(known)} seeds: {math.fsum(known) / len(known):.4f})" if len(known) > 1 else ""
@@ -140,14 +145,14 @@ def _finished(record: TrialRecord) -> bool:
 
 
 def _standing(record: TrialRecord) -> str:
-    how = "has not ended" if record.outcome is None else f"is {record.outcome.outcome}"
+    how = "has not ended" if record.outcome is None else f"has the outcome `{record.outcome.outcome}`"
     if not record.history:
         return f"{how} and has no recorded round"
     return f"{how}; `--unfinished` exports its state after round {record.last_round}"
 
 
 def summarise_list(names: Sequence[str], most: int = 6) -> str:
-    """Join names with commas; beyond the first `most` names, give only their number.
+    """Return the first `most` names, separated by commas, and the number of all other names.
 
     >>> summarise_list(["a", "b", "c"], most=2)
     'a, b and 1 more'

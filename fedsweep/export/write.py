@@ -43,7 +43,7 @@ TOLERANCE = 1e-4  # allowed difference relative to the largest logit, because th
 
 
 def export(named: Named, target: Path, client: str | None = None) -> ExportCard:
-    """Write a trial's global model, or the model of one client, to a new or empty folder; return the export's card.
+    """Write a trial's global model, or one client's model, to an empty folder; return the contents of `export.json`.
 
     Raises:
         UserError: The folder cannot be used, the method's model cannot be exported, the run's data or weights are
@@ -83,9 +83,16 @@ def write(
     last: RoundRecord,
     client: str | None,
 ) -> ExportCard:
-    """Write the tensors, the card and the README of a model that predicts with the blocks `layers`; return the card.
+    """Write the tensors, `export.json` and the README of a model, and return the contents of `export.json`.
 
-    The adapter to be exported must be loaded in the model.
+    Args:
+        folder: The folder to write to.
+        named: The trial.
+        config: The configuration of the trial.
+        model: The model, in which the adapter to be exported is already loaded.
+        layers: The blocks with which the model predicts.
+        last: The metrics of the round after which the model was saved.
+        client: The client whose own model is exported, or None for the global model.
     """
     recipe = _write_tensors(folder, config, model, layers)
     plan, outcome, backbone = named.record.plan, named.record.outcome, config.backbone
@@ -123,8 +130,8 @@ def write(
 def _write_tensors(folder: Path, config: RunConfig, model: LayeredModel, layers: Sequence[int]) -> Recipe:
     """Write the tensors, and return the recipe that builds the network from the folder.
 
-    With LoRA, these are the adapter, the head, and the backbone unless its library provides the weights. Without LoRA,
-    they are all weights. Tensors have the same names as in the network without LoRA.
+    With LoRA, the files contain the adapter, the head, and the backbone unless its library provides the same weights.
+    Without LoRA, one file contains all weights. Tensors have the names that they have in a network without LoRA.
     """
     state = {name: one for name, one in model.state_dict().items() if name.startswith("backbone.")}
     recipe, whole = config.backbone.recipe(len(model.class_names)), not config.method.needs.lora
@@ -153,7 +160,7 @@ def _write_tensors(folder: Path, config: RunConfig, model: LayeredModel, layers:
 
 
 def _image_card(config: RunConfig, model: LayeredModel) -> ImageCard:
-    """Return the preprocessing: the model's size and normalisation, and the data set's crop and interpolation."""
+    """Return the image preprocessing: the model's size and normalisation, and the data set's crop and interpolation."""
     cut: dict[str, Any] = {}
     if isinstance(config.data, PreparedData):
         prepared = read_card(store_folder(config.data.set, config.data.size))
@@ -163,7 +170,7 @@ def _image_card(config: RunConfig, model: LayeredModel) -> ImageCard:
 
 
 def _logits(federation: Federation, checkpoint: Checkpoint, images: ImageSet, client: str | None) -> Tensor:
-    """Load the global adapter or that of `client` into the federation's model, and return its logits for `images`."""
+    """Load the global adapter, or that of `client`, into the federation's model, and return its logits (n, classes)."""
     method, state = federation.method, checkpoint.state
     federation.model.load_adapter(adapter_of(method, state, client))
     owner = next((one for one in federation.clients if one.id == client), None)

@@ -46,7 +46,7 @@ def split(config: RunConfig) -> tuple[FederatedData, Split]:
 
 
 def content_digests(config: RunConfig) -> dict[str, str]:
-    """Return the digest of the images and labels of a run, and the digest of its weights."""
+    """Return the digest of a run's images and labels (`data`) and the digest of its pre-trained weights (`weights`)."""
     weights = [config.backbone.fingerprint(), OwnWeights.of_method(config.method).fingerprint()]
     data = load(config.data)
     images = [data.digest, _of_synthetic(config, data)]
@@ -59,14 +59,20 @@ def _of_synthetic(config: RunConfig, data: FederatedData) -> str:
 
 
 def check_digests(config: RunConfig, planned: Mapping[str, str]) -> None:
-    """Raise UserError if the images or weights changed after the trial was planned."""
+    """Raise UserError if a run's images or weights have changed since its trial was planned.
+
+    `planned` are the digests that `content_digests` returned when the trial was planned.
+    """
     for name, digest in content_digests(config).items():
         if digest != planned[name]:
             raise UserError(f"the {name} of this trial changed after its sweep began; start a new sweep.")
 
 
 def check_content(config: RunConfig) -> None:
-    """Raise UserError if the run's data or weights cannot be used, or if its t-SNE has too few classes or images."""
+    """Raise UserError if a run's data or weights cannot be used, or if FEDSWEEP_CACHE_GB is not valid.
+
+    The data must also have enough classes and test images for the run's t-SNE, if one is configured.
+    """
     data, _ = split(config)
     config.backbone.check_weights(len(data.class_names), data.class_names)
     OwnWeights.of_method(config.method).check_weights(config.backbone, data.class_names)
@@ -113,9 +119,9 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
 
 
 def _identity(config: RunConfig) -> str:
-    """Return a string that identifies the frozen part of a run's model.
+    """Return a string that identifies the frozen part of a run's model in the activation cache.
 
-    It does not contain the names of the classes, because they do not affect the features of an image.
+    The string does not contain the names of the classes, because they do not affect the features of an image.
     """
     content = config.backbone.fingerprint()
     lora = f"{config.lora.model_dump_json()} {config.aggregation.lora}" if config.method.needs.lora else ""
@@ -124,7 +130,9 @@ def _identity(config: RunConfig) -> str:
 
 
 def sources(data: FederatedData, synthetic: Mapping[str, ImageSet] | None = None, digest: str = "") -> dict[int, str]:
-    """Return strings that identify the content of image tensors, keyed by the memory address of each tensor.
+    """Return names that identify the content of image tensors, keyed by the memory address of each tensor.
+
+    The activation cache uses the names to find the outputs of frozen blocks that earlier runs stored.
 
     Args:
         data: The images of all domains.
@@ -146,7 +154,7 @@ def sources(data: FederatedData, synthetic: Mapping[str, ImageSet] | None = None
 
 
 def run(config: RunConfig, device: Device = "cpu") -> Iterator[RoundResult]:
-    """Run a configuration and yield the result of each round, beginning with the untuned model."""
+    """Run a configuration and yield the result of each round, beginning with round 0, the untuned model."""
     yield from federate(build(config, device))
 
 
@@ -167,9 +175,9 @@ def run_resumably(
         config: The configuration of the run.
         checkpoint: The path of the checkpoint file, which need not exist yet.
         device: The device on which the model is trained.
-        until: The last round of this call. A later call continues after this round.
-        measure: A function that returns the load of the machine. It is called after each round, and no metric depends
-            on its result.
+        until: The last round of this call; None for the last round of the run. A later call continues after this round.
+        measure: A function that returns the CPU, memory and GPU use, which is recorded with each round. It is called
+            after each round, and no metric depends on its result.
     """
     forget_peak()
     federation = build(config, device)

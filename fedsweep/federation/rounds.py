@@ -80,12 +80,12 @@ class Federation:
     seed: int
 
     def initial_state(self) -> ServerState:
-        """Return the server's state before the first round. Earlier training of `model` does not affect it."""
+        """Return the server's state before the first round. Earlier training of `model` does not affect this state."""
         self.model.load_adapter(self.fresh)
         return self.method.init(self.model, self.clients, self.server)
 
     def cohort(self, round: int) -> list[Client]:
-        """Return the clients of a round, sorted by id, so that the order of the client list does not matter."""
+        """Return the clients of a round, sorted by id, so that the order of the list of all clients does not matter."""
         chosen = self._chosen(round)
         if self.config.depths != "dynamic":
             return chosen
@@ -108,7 +108,7 @@ class Federation:
         return [clients[i] for i in sorted(rng.choice(len(clients), size=size, replace=False))]
 
     def shares(self) -> dict[ClientId, float]:
-        """Return each client's weight in averages over all clients, not only the cohort. The weights sum to one."""
+        """Return the weight of each client in averages over all clients, keyed by client id. The weights sum to one."""
         weights = {client.id: self.server.aggregation.weight_of(len(client.train)) for client in self.clients}
         total = sum(weights[client] for client in sorted(weights))
         return {client: weight / total for client, weight in weights.items()}
@@ -140,9 +140,10 @@ class Federation:
         return client_scores(found, self.malicious())
 
     def placed(self, cohort: Sequence[Client], allocations: Allocations) -> list[Placed]:
-        """Return the clients of the cohort with their blocks and stand-ins, which run in place of absent blocks.
+        """Return the clients of the cohort, each with the blocks that it holds and its stand-ins.
 
-        The list is needed only for the metrics in `evaluation.metrics`, and is empty if none are requested.
+        Stand-ins are modules that a client runs in place of the blocks that it does not hold. The list is needed only
+        for the metrics in `evaluation.metrics`, and is empty if none are requested.
         """
         if not self.evaluation.metrics:
             return []
@@ -152,7 +153,17 @@ class Federation:
     def drifted(
         self, sent: ServerState, state: ServerState, placed: Sequence[Placed], updates: Sequence[ClientUpdate]
     ) -> dict[str, float]:
-        """Return the client drift on test images of all domains, or no metric if `evaluation.metrics` lacks `drift`."""
+        """Return the metrics of client drift, or an empty dict if `evaluation.metrics` lacks `drift`.
+
+        Client drift is the distance between the clients' models after local training, measured on test images of all
+        domains.
+
+        Args:
+            sent: The server's state before local training.
+            state: The server's state after aggregation.
+            placed: The clients of the cohort, with their blocks.
+            updates: The updates of the cohort.
+        """
         if "drift" not in self.evaluation.metrics:
             return {}
         images = []
@@ -162,7 +173,15 @@ class Federation:
         return drift(self.model, sent.adapter, state.adapter, updates, placed, torch.cat(images))
 
     def biased(self, sent: ServerState, placed: Sequence[Placed], round: int) -> dict[str, float]:
-        """Return the structural bias before training, or no metric if `evaluation.metrics` lacks `structural_bias`."""
+        """Return the metrics of structural bias, or an empty dict if `evaluation.metrics` lacks `structural_bias`.
+
+        Structural bias is the effect of missing blocks on a client's gradients.
+
+        Args:
+            sent: The server's state before local training.
+            placed: The clients of the cohort, with their blocks.
+            round: The number of the round.
+        """
         if "structural_bias" not in self.evaluation.metrics:
             return {}
         self.model.load_adapter(sent.adapter)
@@ -170,7 +189,10 @@ class Federation:
         return structural_bias(self.model, objective, sent.layers, placed, self.seed, round)
 
     def embed(self, state: ServerState) -> Embedding | None:
-        """Return the t-SNE of the global model's features, or None if it is not configured or the run diverged."""
+        """Return a t-SNE of the global model's features on test images.
+
+        Return None if the run is configured without a t-SNE, or if the features are not finite or all equal.
+        """
         classes, images = self.evaluation.tsne_classes, self.evaluation.tsne_images
         if classes is None:
             return None
@@ -180,7 +202,7 @@ class Federation:
 
 
 def federate(federation: Federation, start: RoundResult | None = None) -> Iterator[RoundResult]:
-    """Yield the result of the untuned model as round 0, and then the result of each round.
+    """Yield the result of round 0, the untuned model, and then the result of each communication round.
 
     If `start`, the result of an earlier round, is given, only the rounds after `start` are run and yielded.
     """
@@ -230,11 +252,11 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
 
 
 def coverage(state: ServerState, allocations: Allocations) -> dict[str, float]:
-    """Return Gamma, Gamma* and the number of idle blocks of a round.
+    """Return the metrics Gamma, Gamma* and the number of idle blocks of a round.
 
-    A block of the server's model is active if at least one client holds it, and idle otherwise. Gamma is the smallest
-    number of clients that hold an active block. Gamma* of FedRA's Theorem 1 (second version of the paper) is the
-    smallest Gamma of all rounds so far.
+    A block of the server's model is active if at least one client of the round holds it, and idle otherwise. Gamma is
+    the minimum, over the active blocks, of the number of clients that hold the block. Gamma*, from FedRA's Theorem 1
+    (second version of the paper), is the smallest Gamma of all rounds so far.
     """
     holders = [sum(layer in row.held for row in allocations.values()) for layer in state.layers]
     fewest = min((count for count in holders if count), default=0)

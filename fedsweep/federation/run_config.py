@@ -103,11 +103,11 @@ class RunConfig(Config):
 
     @property
     def trains_on_synthetic(self) -> bool:
-        """True if the server or a client trains on synthetic images. Otherwise, none are loaded or made."""
+        """True if the server or a client trains on synthetic images. Other runs load and generate none."""
         return self.method.needs.synthetic or self.partition.takes_synthetic
 
     def marks(self) -> dict[str, str]:
-        """Return the provenance tags of this run's results, such as the source of its synthetic images."""
+        """Return the provenance tags of the run's results: the source of its synthetic images, if it trains on any."""
         return {SYNTHETIC: self.synthetic.name} if self.trains_on_synthetic else {}
 
     def _synthetic_fits(self) -> None:
@@ -165,14 +165,14 @@ class RunConfig(Config):
             raise ValueError(f"`lora.patch_embed` must be false for `backbone` {backbone.name}, but it is true")
 
     def depths(self) -> set[int]:
-        """Return all depths that a client can have, as numbers of blocks."""
+        """Return all depths that a client of this run can have. A depth is a number of blocks."""
         depths = self.federation.depths
         return set(range(1, self.backbone.depth + 1)) if depths == "dynamic" else set(depths)
 
     def capacities(self) -> dict[ClientId, int]:
-        """Return the number of blocks that fit on each client, by client id.
+        """Return the number of blocks that fit on each client, keyed by client id.
 
-        Dynamic depths count as 1, because one block always fits.
+        If `federation.depths` is `dynamic`, all numbers are 1, the smallest depth that can be drawn.
 
         Raises:
             ValueError: The length of `federation.depths` fits neither the clients nor the domains, and is not 1.
@@ -204,11 +204,11 @@ class RunConfig(Config):
         return self.partition.pools and len(self.data.training_domains) > 1
 
     def client_domains(self) -> dict[ClientId, str]:
-        """Return the domain of every client. No image is read."""
+        """Map the id of each client to the client's domain, without reading any images."""
         return self.partition.clients_of(self.data.training_domains)
 
     def _smallest_cohort(self, capacities: Mapping[ClientId, int]) -> list[int]:
-        """Return the client capacities of the possible cohort with the smallest total capacity."""
+        """Return the capacities (in blocks) of the clients in a cohort with the smallest possible total capacity."""
         size = self.federation.clients_per_round
         if size == "one_per_domain":
             least: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The interface of a federated method: an immutable set of hyperparameters, and functions that return new states."""
+"""The base class of federated methods, with hyperparameters as fields and functions that return new server states."""
 
 from abc import ABC
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +21,7 @@ OwnState = TypeVar("OwnState", bound=ServerState)
 
 @dataclass(frozen=True)
 class Needs:
-    """The requirements of a method, which are checked before a run."""
+    """The parts of a run that a method requires, such as LoRA adapters or synthetic images; checked before a run."""
 
     lora: bool = True
     """LoRA adapters in the backbone. Without them, `prepare` chooses which parameters are trained."""
@@ -46,87 +46,102 @@ class Server:
     depths: tuple[int, ...]
     """All depths L_i that a client can have, in ascending order."""
     proxy: Mapping[str, ImageSet] = field(default_factory=dict)
-    """Real images that only the server has, by domain; empty if `partition.proxy_share` is 0."""
+    """Real images that only the server has, keyed by domain; empty if `partition.proxy_share` is 0."""
     synthetic: Mapping[str, ImageSet] = field(default_factory=dict)
-    """Synthetic images, by domain; empty if `synthetic.name` is none."""
+    """Synthetic images, keyed by domain; empty if `synthetic.name` is none."""
 
 
 class FederatedMethod(Config, ABC):
-    """A federated method: its fields are hyperparameters, and its functions are listed in the order of their calls.
+    """A federated method, with its hyperparameters as fields.
 
-    A method overrides the functions in which it differs from FedAvg on LoRA adapters and head. It never inherits from
-    another method, but it may inherit capabilities (`fedsweep.methods.capabilities`).
+    A run calls the functions in the order of their definitions in this class. The defaults are FedAvg on the LoRA
+    adapters and the head, and a method overrides the functions in which it differs. Methods never inherit from each
+    other, but they may inherit capabilities such as personal models (`fedsweep.methods.capabilities`).
     """
 
     name: str
 
     @property
     def needs(self) -> Needs:
-        """The method's requirements."""
+        """The parts of a run that the method requires; by default, only LoRA adapters in the backbone."""
         return Needs()
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """Raise ValueError if the method cannot run with these settings.
 
         Args:
-            capacities: The depths L_i of the clients in the possible cohort with the smallest total depth.
+            capacities: The number of blocks that fit on each client of the smallest possible cohort, that is, the
+                cohort with the smallest sum.
             num_layers: The number of blocks of the backbone.
-            aggregation: The aggregation of the clients' updates.
+            aggregation: The settings for averaging the clients' updates.
         """
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Add the modules that the method trains besides LoRA and head, for all possible `depths` and `domains`."""
+        """Add the modules that the method trains besides LoRA and the head, and choose the model's trainable weights.
+
+        Args:
+            model: The full model, which is changed in place.
+            depths: All numbers of blocks that a client can hold.
+            domains: The names of all domains that clients have.
+            seed: The seed of the initial values of new modules.
+        """
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
-        """Return the state before the first round."""
+        """Return the server's state before the first round."""
         return ServerState(adapter=model.adapter(), layers=tuple(range(server.num_layers)))
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
-        """Return the state that the server sends to the clients: by default, `state` itself."""
+        """Return the state after the server's work at the start of a round; by default, `state` itself."""
         return state
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Return the blocks that each client runs and trains in this round: by default, all blocks of the server."""
+        """Return the blocks that each client runs and trains in this round; by default, all of the server's blocks."""
         return {client.id: LayerAllocation.of(state.layers) for client in cohort}
 
     def objective(self, round: int, rounds: int) -> Objective:
-        """Return the loss that a client minimises in round `round` of `rounds`: by default, cross-entropy."""
+        """Return the loss that a client minimises in round `round` of `rounds`; by default, the cross-entropy."""
         return cross_entropy
 
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Train the clients and return their updates: by default, they start from the global adapter."""
+        """Train the clients of a cohort and return their updates; by default, clients start from the global adapter."""
         objective = self.objective(trainer.round, trainer.rounds)
         return trainer.fit([LocalTask(one, state.adapter, allocations[one.id], objective) for one in cohort])
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """Return the aggregated state: by default, each tensor is averaged over the clients that trained it."""
+        """Return the state after aggregation; by default, each tensor is averaged over the clients that trained it."""
         return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))
 
     def end_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
-        """Return the state after the server's own training: by default, `state` itself."""
+        """Return the state after the server's own training at the end of a round; by default, `state` itself."""
         return state
 
     def predict(
         self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
-        """Return logits (batch, classes).
+        """Return the logits (batch, classes) of a batch of images.
 
         Args:
             state: The server's state.
-            model: The model, into which the global adapter is loaded, or with `personal` the adapter of a client.
+            model: The model. The caller has loaded the global adapter into it, or a client's adapter if `personal` is
+                true.
             images: The images to classify.
-            personal: Whether a client's own model predicts, instead of the global model.
-            domain: The domain of the images if it is known and a client has it, or else None.
+            personal: Whether to predict with a client's own model instead of the global model.
+            domain: The domain of the images, or None if the domain is unknown or no client has it.
         """
         return cast(Tensor, model(images, state.layers))
 
 
 def synthetic_of(domain: str, synthetic: Mapping[str, ImageSet]) -> ImageSet:
-    """Return the synthetic images of one domain; raise ValueError if there are no synthetic images at all.
+    """Return the synthetic images of one domain, or of all domains for a client whose images come from all domains.
 
-    A client with images of all domains has the domain `POOL`. For this domain, return the images of all domains.
+    Args:
+        domain: The name of the domain, or `POOL` for a client whose images come from all domains.
+        synthetic: The synthetic images, keyed by domain.
+
+    Raises:
+        ValueError: There are no synthetic images.
     """
     if not synthetic:
         raise ValueError("there are no synthetic images")
@@ -134,12 +149,17 @@ def synthetic_of(domain: str, synthetic: Mapping[str, ImageSet]) -> ImageSet:
 
 
 def state_as(kind: type[OwnState], state: ServerState) -> OwnState:
-    """Return `state` if it is of the type `kind`; raise TypeError if it belongs to another method."""
+    """Return `state` if it is of type `kind`; raise TypeError if it is the state of another method."""
     if not isinstance(state, kind):
-        raise TypeError(f"this method needs a state of type {kind.__name__}, but it is of type {type(state).__name__}")
+        raise TypeError(
+            f"this method needs a state of type {kind.__name__}, but the state is of type {type(state).__name__}"
+        )
     return state
 
 
 def first_blocks(cohort: Sequence[Client]) -> Allocations:
-    """Allocate the first L_i blocks to each client: the standard depth-based split (FedRA, Section 3.1)."""
+    """Allocate to each client i its first L_i blocks, where L_i is the number of blocks that fit on the client.
+
+    This is the standard split by depth (FedRA, Section 3.1).
+    """
     return {client.id: LayerAllocation.of(tuple(range(client.capacity))) for client in cohort}

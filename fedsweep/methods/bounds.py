@@ -1,4 +1,4 @@
-"""AllLarge and AllSmall, the upper and the lower bound in FedRA's experiments (Section 4)."""
+"""AllLarge and AllSmall, which train models of equal depth: the upper and the lower bound in FedRA's experiments."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -12,31 +12,36 @@ from fedsweep.types import Client, ServerState
 
 
 class AllLarge(FederatedMethod):
-    """FedAvg on all blocks; the depths of the clients are ignored (FedRA, Section 4.1, baseline 1)."""
+    """FedAvg in which every client trains all blocks (FedRA, Section 4.1, baseline 1).
+
+    The hyperparameter `federation.depths` is ignored.
+    """
 
     name: Literal["all_large"] = "all_large"
 
 
 class AllSmall(FederatedMethod):
-    """FedAvg on a small model, which has only the first blocks (FedRA, Section 4.1, baseline 2).
+    """FedAvg on a small model that consists of the first `depth` blocks (FedRA, Section 4.1, baseline 2).
 
-    The number of blocks is `depth`, by default the smallest depth of a client, min_i L_i. The other blocks are neither
+    By default, `depth` is the number of blocks that fit on the smallest client, min_i L_i. The other blocks are neither
     trained nor used for predictions.
     """
 
     name: Literal["all_small"] = "all_small"
     depth: int | None = Field(
-        None, gt=0, description="number of blocks of the small model; `null`: as many as the smallest client holds"
+        None,
+        gt=0,
+        description="number of blocks of the small model; `null`: the number that fits on the smallest client",
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError if `depth` exceeds the number of blocks."""
+        """Raise ValueError if `depth` exceeds the number of blocks of the backbone."""
         if self.depth is not None and self.depth > num_layers:
             raise ValueError(
                 f"`method.depth` must be at most {num_layers}, the number of blocks, but it is {self.depth}"
             )
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
-        """Return the initial state, in which the server's model is the small model too."""
+        """Return the initial state, in which the server's model has only the first `depth` blocks."""
         depth = self.depth or min(client.capacity for client in clients)
         return ServerState(adapter=model.adapter(), layers=tuple(range(depth)))

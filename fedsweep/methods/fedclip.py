@@ -1,7 +1,7 @@
 """FedCLIP: Fast Generalization and Personalization for CLIP in Federated Learning.
 
-Wang Lu, Xixu Hu, Jindong Wang, Xing Xie. IEEE Data Engineering Bulletin, 2023. Clients train an adapter, an attention
-over the features of the frozen image encoder, and the server averages it.
+Wang Lu, Xixu Hu, Jindong Wang, Xing Xie. IEEE Data Engineering Bulletin, 2023. The clients train an adapter, which is
+an attention over the features of CLIP's frozen image encoder, and the server averages the adapters.
 """
 
 from collections.abc import Collection
@@ -15,7 +15,10 @@ from fedsweep.models.layered import LayeredModel
 
 
 class FedCLIP(FrozenEncoders, ExportObstacle):
-    """FedAvg on one adapter after CLIP's frozen image encoder, which encodes each image only once for all rounds."""
+    """FedAvg on one adapter after CLIP's frozen image encoder.
+
+    The encoder computes the features of each image only once for all rounds.
+    """
 
     name: Literal["fedclip"] = "fedclip"
     hidden: int | None = Field(
@@ -23,9 +26,9 @@ class FedCLIP(FrozenEncoders, ExportObstacle):
     )
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Add the adapter as `image_adapter`."""
+        """Add the trainable adapter after the image encoder as the module `image_adapter`."""
         cast(LayeredClip, model).add_image_adapter(self.hidden, seed)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Describe the adapter, which exported files cannot contain."""
+        """Return a description of the adapter, which exported files cannot contain."""
         return "an adapter after the image encoder"

@@ -1,8 +1,8 @@
 """FedOT: Offsite-Tuning in federated learning, a baseline of FedAG (Section 4.2).
 
-Guangxuan Xiao, Ji Lin, Song Han. Offsite-Tuning: Transfer Learning without Full Model, 2023. Clients train both ends of
-the model around an emulator, which is the middle of the model without some of its blocks. The server averages the ends
-and inserts them into the full model.
+Guangxuan Xiao, Ji Lin, Song Han. Offsite-Tuning: Transfer Learning without Full Model, 2023. Clients train the lowest
+and the topmost blocks of the model. Between these two ends, they run a frozen emulator, which consists of only some of
+the middle blocks. The server averages the ends and inserts them into the full model.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,28 +20,37 @@ from fedsweep.types import Client, LayerAllocation, ServerState
 
 
 class FedOT(FederatedMethod):
-    """FedAvg on all weights of the lowest and the topmost blocks; the depths of the clients are ignored."""
+    """FedAvg on all weights of the lowest and the topmost blocks, and on the head.
+
+    Every client trains the same blocks, and runs some of the frozen blocks between them. The hyperparameter
+    `federation.depths` is ignored.
+    """
 
     name: Literal["fedot"] = "fedot"
     needs: ClassVar[Needs] = Needs(lora=False)
-    bottom: int = Field(2, ge=0, description="number of lowest blocks, which are trained")
-    top: int = Field(2, ge=0, description="number of topmost blocks, which are trained")
-    kept: float = Field(0.5, gt=0, le=1, description="share of the blocks between them that clients hold, frozen")
+    bottom: int = Field(2, ge=0, description="number of blocks that are trained at the lower end of the model")
+    top: int = Field(2, ge=0, description="number of blocks that are trained at the upper end of the model")
+    kept: float = Field(
+        0.5, gt=0, le=1, description="share of the blocks between the two ends that clients hold as frozen blocks"
+    )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """Raise ValueError unless there is at least one block to train and one block between the two ends."""
         if not 0 < self.bottom + self.top < num_layers:
             raise ValueError(
-                f"`method.bottom` and `method.top` together must be at least 1 and below the {num_layers} blocks, but "
-                f"they are {self.bottom} and {self.top}"
+                f"`method.bottom` and `method.top` must sum to at least 1 and to less than {num_layers}, the number of "
+                f"blocks, but they are {self.bottom} and {self.top}"
             )
 
     def ends(self, layers: Sequence[int]) -> tuple[int, ...]:
-        """Return the blocks that are trained."""
+        """Return the numbers of the trained blocks: the `bottom` lowest and the `top` topmost blocks of `layers`."""
         return (*layers[: self.bottom], *layers[len(layers) - self.top :])
 
     def emulator(self, layers: Sequence[int]) -> tuple[int, ...]:
-        """Return the frozen blocks of the clients, spread evenly over the middle, with its first and last block.
+        """Return the numbers of the frozen blocks that clients run between the two trained ends.
+
+        The blocks are spread evenly over the middle, from its first to its last block. If only one block is kept, it is
+        the first block of the middle.
 
         >>> FedOT(bottom=1, top=1, kept=0.5).emulator(range(12)), FedOT(bottom=1, top=1, kept=0.1).emulator(range(12))
         ((1, 3, 5, 8, 10), (1,))
@@ -51,14 +60,14 @@ class FedOT(FederatedMethod):
         return tuple(middle[round(place)] for place in np.linspace(0, len(middle) - 1, count))
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Make the ends trainable, and also the head if there is one."""
+        """Make the lowest and the topmost blocks trainable, and the head if the backbone has one."""
         ends = self.ends(range(model.num_layers))
         for name, parameter in model.named_parameters():
             layer = layer_of(name)
             parameter.requires_grad_(layer in ends if layer is not None else name.startswith(model.head_prefix))
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Allocate the ends, which are trained, and the emulator between them."""
+        """Allocate to each client the trained lowest and topmost blocks, and some frozen blocks between them."""
         ends = self.ends(state.layers)
         row = LayerAllocation(held=tuple(sorted({*ends, *self.emulator(state.layers)})), trained=ends)
         return {client.id: row for client in cohort}

@@ -1,9 +1,10 @@
 """FedRA: A Random Allocation Strategy for Federated Tuning to Unleash the Power of Heterogeneous Clients.
 
 Shangchao Su, Bin Li, Xiangyang Xue. Equation numbers are those of the first version of the paper. `FederatedMethod`
-implements steps 3 and 4 of Section 3.5 as its defaults. Clients minimise the cross-entropy, training the head and the
-LoRA adapters of their blocks. The server sets r_j = sum_i M_ij |D_i| r_j^i / sum_i M_ij |D_i| for each block j, and
-keeps the last round's r_j if no client held block j (Eq. 3).
+implements steps 3 and 4 of Section 3.5 as its defaults. Clients minimise the cross-entropy by training the head and the
+LoRA adapters of their blocks. For each block j, the server averages the adapters r_j^i of the clients i that hold the
+block, weighted by their numbers of images |D_i| (Eq. 3): r_j = sum_i M_ij |D_i| r_j^i / sum_i M_ij |D_i|. M_ij is 1 if
+client i holds block j, and 0 otherwise. If no client holds block j, r_j keeps its previous value.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,10 @@ from fedsweep.types import Client, LayerAllocation, ServerState
 
 
 class FedRA(FederatedMethod):
-    """Random blocks for each client: in each round, client i draws the L_i blocks that it runs and trains."""
+    """A method that allocates random blocks: in each round, client i runs and trains L_i randomly drawn blocks.
+
+    L_i is the number of blocks that fit on client i.
+    """
 
     name: Literal["fedra"] = "fedra"
     missing_layers: Literal["keep_previous", "ensure_cover"] = Field(
@@ -29,7 +33,10 @@ class FedRA(FederatedMethod):
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError if Eq. 4 cannot hold because the cohort draws fewer blocks than the model has."""
+        """Raise ValueError if `missing_layers` is `ensure_cover`, but a cohort cannot hold every block (Eq. 4).
+
+        A cohort can hold every block only if the depths of its clients sum to at least the number of blocks.
+        """
         if self.missing_layers == "ensure_cover" and sum(capacities) < num_layers:
             raise ValueError(
                 f"`method.missing_layers` ensure_cover needs depths that sum to at least {num_layers} in every cohort, "
@@ -37,7 +44,11 @@ class FedRA(FederatedMethod):
             )
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Draw the matrix M in {0, 1}^{N x L} with sum_j M_ij = L_i for each client i (Section 3.5, step 1)."""
+        """Draw the blocks of each client at random (Section 3.5, step 1).
+
+        The draw is a matrix M of zeros and ones with sum_j M_ij = L_i: M_ij is 1 if client i holds block j, and L_i is
+        the number of blocks that fit on client i.
+        """
         matrix = np.zeros((len(cohort), server.num_layers), dtype=bool)
         for row, client in zip(matrix, cohort, strict=True):
             row[rng.choice(server.num_layers, size=client.capacity, replace=False)] = True
@@ -48,7 +59,16 @@ class FedRA(FederatedMethod):
 
 
 def cover(matrix: np.ndarray, rng: np.random.Generator) -> None:
-    """Move ones within rows of M at random until no column is empty (Eq. 4); raise ValueError if M has too few ones."""
+    """Move ones of the allocation matrix within their rows, at random, until every block has a client (Eq. 4).
+
+    Args:
+        matrix: The boolean matrix (clients, blocks), which is changed in place. An entry is true if the client holds
+            the block.
+        rng: The random generator.
+
+    Raises:
+        ValueError: The matrix has fewer true entries than columns.
+    """
     if matrix.sum() < matrix.shape[1]:
         raise ValueError(f"{matrix.sum()} drawn blocks cannot cover {matrix.shape[1]} blocks")
     for empty in np.flatnonzero(~matrix.any(axis=0)):

@@ -1,4 +1,4 @@
-"""FT and LFFT, baselines of FedMS: fine-tuning of all blocks, or of the upper blocks, without adapters."""
+"""FT and LFFT, baselines of FedMS: fine-tuning of all blocks, or of the upper blocks only, without LoRA adapters."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -20,26 +20,37 @@ from fedsweep.types import Client, ClientId, LayerAllocation, ServerState
 
 
 class FT(FederatedMethod):
-    """Vanilla fine-tuning: FedAvg on all parameters (FedMS, Section 4.1.2). The depths of the clients are ignored."""
+    """Vanilla fine-tuning: FedAvg on all parameters (FedMS, Section 4.1.2).
+
+    Every client trains all blocks, and the hyperparameter `federation.depths` is ignored.
+    """
 
     name: Literal["ft"] = "ft"
     synthetic_epochs: int = Field(
         0,
         ge=0,
-        description="epochs of the server's training on synthetic images after each average (FedAG, Section 4.2)",
+        description="number of epochs in which the server trains on synthetic images after each aggregation (FedAG, "
+        "Section 4.2); 0: no such training",
     )
 
     @property
     def needs(self) -> Needs:
-        """No adapters, and synthetic images if the server trains too."""
+        """The parts of a run that FT requires.
+
+        FT needs synthetic images if the server trains on them, and no LoRA adapters.
+        """
         return Needs(lora=False, synthetic=self.synthetic_epochs > 0)
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Make the whole backbone trainable."""
+        """Make all parameters of the backbone trainable."""
         model.backbone.requires_grad_(True)
 
     def end_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
-        """Train on the synthetic images by cross-entropy, with the clients' optimizer and no base optimizer."""
+        """Train the server's model on the synthetic images for `synthetic_epochs` epochs.
+
+        The loss is the cross-entropy. The server uses the clients' optimizer, without the corrections of FedProx or
+        FedDyn.
+        """
         if not self.synthetic_epochs:
             return state
         images = pool(list(server.synthetic.values()))
@@ -51,11 +62,16 @@ class FT(FederatedMethod):
 
 
 class LFFT(FederatedMethod, FrozenBlocks):
-    """Layer-freeze fine-tuning: FedAvg on the upper blocks and on the layers above them."""
+    """Layer-freeze fine-tuning: FedAvg on the upper blocks and the layers after them (FedMS, Section 4.1.2).
+
+    Every client runs all blocks, and the hyperparameter `federation.depths` is ignored.
+    """
 
     name: Literal["lfft"] = "lfft"
     needs: ClassVar[Needs] = Needs(lora=False)
-    frozen: float = Field(0.5, ge=0, le=1, description="share of the blocks that are frozen, from the lowest on")
+    frozen: float = Field(
+        0.5, ge=0, le=1, description="share of the blocks that are frozen, counted from the lowest block"
+    )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """Raise ValueError unless at least one block is trained."""
@@ -65,11 +81,14 @@ class LFFT(FederatedMethod, FrozenBlocks):
             )
 
     def first(self, num_layers: int) -> int:
-        """Return the number of the lowest block that is trained."""
+        """Return the number of the lowest trained block, which equals the number of frozen blocks."""
         return round(self.frozen * num_layers)
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Make the upper blocks of each encoder trainable, and the norms, projections and head above them."""
+        """Make the upper blocks trainable, and the norms, projections and the head after the last block.
+
+        The share of frozen blocks applies to each encoder separately, because CLIP's two encoders can differ in depth.
+        """
         for name, parameter in model.named_parameters():
             if layer_of(name) is None:
                 parameter.requires_grad_(name.startswith(model.top))
@@ -78,10 +97,10 @@ class LFFT(FederatedMethod, FrozenBlocks):
                 parameter.requires_grad_(place >= self.first(depth))
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Allocate all blocks, of which the upper ones are trained."""
+        """Allocate all blocks to each client, which trains only the upper blocks."""
         row = LayerAllocation(held=state.layers, trained=state.layers[self.first(server.num_layers) :])
         return {client.id: row for client in cohort}
 
     def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
-        """Return the number of frozen blocks."""
+        """Return the number of frozen blocks, which are the lowest blocks of the model."""
         return self.first(len(state.layers))

@@ -1,8 +1,8 @@
 """InclusiveFL: clients hold the first blocks, and small models learn from the last blocks of larger models.
 
 Ruixuan Liu, Fangzhao Wu, Chuhan Wu, Yanlin Wang, Lingjuan Lyu, Hong Chen, Xing Xie. No One Left Behind: Inclusive
-Federated Learning over Heterogeneous Devices. KDD 2022. This is the variant that FedRA compares with: clients train
-LoRA and head, not all weights.
+Federated Learning over Heterogeneous Devices. KDD 2022. This is the variant with which FedRA is compared: clients train
+LoRA adapters and the head instead of all weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,45 +22,57 @@ from fedsweep.types import AdapterState, Client, ClientUpdate, ServerState
 
 @dataclass(frozen=True)
 class InclusiveState(ServerState):
-    """The server's state with the last updates of the size classes; a size class is all clients of one depth.
+    """The server's state, including the mean update of the clients of each depth in the last round.
 
-    `steps` contains, by depth, the mean update of the class's blocks in the last round, before momentum is added. It
-    has no entry for a class without clients in that round; the next larger class is then used instead.
+    Attributes:
+        steps: A dict from each depth to the mean update of the blocks' tensors over the clients of this depth, before
+            momentum is added. A depth without clients in the last round has no entry; smaller clients then learn from
+            the next greater depth.
     """
 
     steps: dict[int, AdapterState] = field(default_factory=dict)
 
 
 class InclusiveFL(FederatedMethod):
-    """First blocks for each client, layer-wise averages and momentum distillation (FedRA, Section 4.1, baseline 3)."""
+    """A method in which each client holds the first blocks, and small models learn from larger models.
+
+    The server averages block by block. Momentum distillation mixes the larger models' previous updates into the last
+    block of smaller models (FedRA, Section 4.1, baseline 3).
+    """
 
     name: Literal["inclusivefl"] = "inclusivefl"
     beta: float = Field(
         0.2,
         ge=0,
         le=1,
-        description="momentum distillation: share of the next deeper clients' previous update in the update of a "
-        "client's last block; 0: none",
+        description="share of the next larger clients' previous update that is mixed into the update of a client's "
+        "last block (momentum distillation); 0: none",
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError if momentum is combined with product_svd, which replaces the remembered factors A and B."""
+        """Raise ValueError if `beta` is above 0 and `aggregation.lora` is product_svd.
+
+        Momentum uses earlier updates of LoRA's factors A and B, but product_svd replaces the factors in every round.
+        """
         if self.beta and aggregation.lora == "product_svd":
             raise ValueError(
-                "`method.beta` must be 0 with `aggregation.lora` product_svd, which replaces the factors A and B whose "
-                f"updates InclusiveFL remembers, but it is {self.beta:g}"
+                "`method.beta` must be 0 if `aggregation.lora` is product_svd, which replaces LoRA's factors A and B "
+                f"in every round, but it is {self.beta:g}"
             )
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> InclusiveState:
-        """Return the initial state, without remembered updates."""
+        """Return the initial state, which contains no earlier updates."""
         return InclusiveState(adapter=model.adapter(), layers=tuple(range(server.num_layers)))
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Allocate the first L_i blocks."""
+        """Allocate to each client i its first L_i blocks, where L_i is the number of blocks that fit on the client."""
         return first_blocks(cohort)
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """Add momentum to the last block of each smaller class, then average layer by layer."""
+        """Mix momentum into the last block of every client except the largest ones, and then average the updates.
+
+        Each block is averaged over the clients that hold it.
+        """
         state = state_as(InclusiveState, state)
         distilled = [self._distilled(update, state) for update in updates] if self.beta else updates
         mean = layerwise_mean(state.adapter, distilled, server.aggregation)
@@ -68,9 +80,10 @@ class InclusiveFL(FederatedMethod):
         return replace(state, adapter=mean, steps=steps)
 
     def _distilled(self, update: ClientUpdate, state: InclusiveState) -> ClientUpdate:
-        """Replace the update d of the client's last block by d' = (1 - beta) d + beta m.
+        """Return the update with momentum in the client's last block, whose change d becomes (1 - beta) d + beta m.
 
-        m is the mean update of the next larger class's additional blocks in the last round.
+        m is the mean change, in the last round, of the additional blocks that clients of the next greater depth hold.
+        The update of the largest clients is returned unchanged.
         """
         depth = len(update.allocation.held)
         larger = min((other for other in state.steps if other > depth), default=None)
@@ -86,7 +99,16 @@ class InclusiveFL(FederatedMethod):
 
 
 def class_steps(before: AdapterState, updates: Sequence[ClientUpdate], server: Server) -> dict[int, AdapterState]:
-    """Return the mean update of the blocks over the clients of each depth, by depth."""
+    """Return the mean update of the blocks over the clients of each depth.
+
+    Args:
+        before: The tensors before the round.
+        updates: The updates of the clients.
+        server: The server, which defines the weights of the clients.
+
+    Returns:
+        A dict from each depth to the mean differences to `before`, keyed by tensor name.
+    """
     classes: dict[int, list[ClientUpdate]] = {}
     for update in updates:
         classes.setdefault(len(update.allocation.held), []).append(update)
@@ -99,7 +121,13 @@ def class_steps(before: AdapterState, updates: Sequence[ClientUpdate], server: S
 
 
 def mean_of_blocks(step: Mapping[str, torch.Tensor], blocks: range, place: int) -> AdapterState:
-    """Return the mean of corresponding tensors over `blocks`, under their names in block number `place`."""
+    """Return the mean of the corresponding tensors of several blocks.
+
+    Args:
+        step: The tensors of the blocks, keyed by name.
+        blocks: The numbers of the blocks to average over.
+        place: The number of the block whose tensor names are used as the keys of the result.
+    """
     gathered: dict[str, list[torch.Tensor]] = {}
     for name, tensor in step.items():
         if layer_of(name) in blocks:

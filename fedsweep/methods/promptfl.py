@@ -1,7 +1,8 @@
 """PromptFL: Let Federated Participants Cooperatively Learn Prompts Instead of Models.
 
 Tao Guo, Song Guo, Junxiao Wang, Xueyang Tang, Wenchao Xu. IEEE Transactions on Mobile Computing, 2023. Clients learn
-context vectors before the classes' names, as in CoOp, and the server averages them. Both encoders of CLIP stay frozen.
+context vectors before the classes' names, as in CoOp, and the server averages the vectors. Both encoders of CLIP stay
+frozen.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,27 +19,36 @@ from fedsweep.models.layered import LayeredModel
 
 
 class PromptFL(FrozenEncoders, OwnWeights, ExportObstacle):
-    """FedAvg on context vectors before the classes' names, the same for all classes; CLIP's encoders stay frozen."""
+    """FedAvg on learned context vectors, which precede the classes' names in CLIP's prompts.
+
+    All classes share the vectors, and both encoders of CLIP stay frozen.
+    """
 
     name: Literal["promptfl"] = "promptfl"
     context: int = Field(
-        16, gt=0, description="number of learned vectors before a class's name, in place of the prompt's words"
+        16,
+        gt=0,
+        description="number of learned context vectors before a class's name, instead of the words of a prompt",
     )
 
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
-        """Raise UserError unless the prompts have room for the vectors and the longest class name."""
+        """Check before a run that the context vectors and the longest class name fit into one prompt.
+
+        Raises:
+            UserError: The prompt is too long, or the weights of the backbone are missing or do not fit.
+        """
         _check_context(self.context, backbone, tuple(class_names), backbone.fingerprint())
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Add the vectors as `prompt.context`, of shape (context, width of the text encoder)."""
+        """Add the trainable context vectors as `prompt.context`, of shape (context, width of the text encoder)."""
         cast(LayeredClip, model).add_context(self.context, seed)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Describe the vectors, which the class CLIPModel of transformers cannot hold."""
+        """Return a description of the context vectors, which exported files cannot contain."""
         return "learned vectors before the classes' names"
 
 
-@lru_cache(maxsize=16)  # called for every arm and seed of a search space
+@lru_cache(maxsize=16)  # because it is called for every arm and seed of a search space
 def _check_context(count: int, backbone: BackboneConfig, class_names: tuple[str, ...], _fingerprint: str) -> None:
     model = cast(LayeredClip, backbone.build(len(class_names), 0, class_names))
     try:

@@ -12,14 +12,17 @@ from fedsweep.types import Client, ClientUpdate, ServerState
 
 
 class ZeroShot(FrozenEncoders):
-    """CLIP without training: in every round, each image is assigned to the class with the most similar prompt."""
+    """CLIP without training, as a baseline.
+
+    In every round, each image is assigned to the class with the most similar prompt.
+    """
 
     name: Literal["zero_shot"] = "zero_shot"
 
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Measure CLIP's loss on the clients' images; the updates contain no tensors."""
+        """Measure CLIP's loss on the clients' training images; the updates contain no tensors."""
         trainer.model.load_adapter(state.adapter)
         updates = []
         for client in cohort:
@@ -29,5 +32,5 @@ class ZeroShot(FrozenEncoders):
         return updates
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """Return `state`, because the updates contain no tensors."""
+        """Return `state` unchanged, because the updates contain no tensors."""
         return state

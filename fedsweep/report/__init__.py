@@ -18,7 +18,7 @@ from fedsweep.results import SweepManifest, TrialRecord
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `write_report`."""
+    """The arms, the table, the figures and the files that `write_report` returns."""
 
     arms: Sequence[ArmStatistics]
     """The arms, in the order of the table."""
@@ -34,8 +34,8 @@ class Report:
 def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder: Path) -> Report:
     """Write the table in four formats, report.html and the figures into `folder`, and create `folder` if it is missing.
 
-    The page report.html quotes the research question from `search_space.yaml` in the parent folder. If the sweep has a
-    population that has completed a round, population.csv lists the hyperparameters by round.
+    The page report.html quotes the research question from `search_space.yaml` in the parent folder. For a sweep by
+    population-based training, population.csv lists the hyperparameters of each round.
 
     Raises:
         UserError: No trial has recorded a round.

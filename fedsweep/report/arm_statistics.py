@@ -1,4 +1,4 @@
-"""Trials grouped by arm, and the mean, spread and comparison of each arm over its finished trials."""
+"""Trials grouped by arm, with each arm's mean and spread over finished trials and its comparison with the baseline."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,13 +21,16 @@ MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN = "accuracy/mean", "accuracy/out_of_domain_mea
 
 @dataclass(frozen=True)
 class ArmTrials:
-    """One setting of the varied hyperparameters, with its trials (one per seed) in the order of the plan."""
+    """An arm (one setting of the varied hyperparameters) and its trials in the order of the plan, one per seed."""
 
     values: Mapping[str, Json]
     trials: tuple[TrialRecord, ...]
 
     def finished(self, metric: str) -> dict[int, TrialRecord]:
-        """Return, by seed, the finished trials with a finite last `metric`; means and tests use only these trials."""
+        """Return a dict from seed to finished trial, without trials whose last value of `metric` is not finite.
+
+        Means and tests use only the returned trials.
+        """
         return {
             trial.plan.seed: trial
             for trial in self.trials
@@ -35,12 +38,12 @@ class ArmTrials:
         }
 
     def finals(self, objective: str, metric: str) -> dict[int, float]:
-        """Return, by seed, the last value of `metric` in the trials that finished with a finite `objective`."""
+        """Return a dict from seed to the last value of `metric`, for trials that finished with a finite `objective`."""
         ends = {seed: final(trial, metric) for seed, trial in self.finished(objective).items()}
         return {seed: value for seed, value in ends.items() if value is not None}
 
     def reached(self, metric: str) -> tuple[int, float | None]:
-        """Return the furthest round of any trial, and the mean of `metric` over the trials that reached this round."""
+        """Return the arm's last recorded round, and the mean of `metric` over the trials that reached that round."""
         furthest = max(trial.last_round for trial in self.trials)
         ends = (final(trial, metric) for trial in self.trials if trial.last_round == furthest)
         return furthest, mean(end for end in ends if end is not None)
@@ -52,7 +55,7 @@ class ArmStatistics:
 
     arm: ArmTrials
     values: Mapping[int, float]
-    """The objective at the last round, by seed."""
+    """Dict from seed to the objective at the last round."""
     mean: float | None
     sd: float | None
     """Standard deviation over seeds, with n - 1."""
@@ -65,11 +68,11 @@ class ArmStatistics:
     held_out: tuple[str, ...]
     """Domains that are held out of all clients of this arm."""
     accuracies: Mapping[str, float | None]
-    """Accuracy on each domain, and mean accuracy in and out of domain, by metric; means over seeds, from 0 to 1."""
+    """Dict from metric to its mean over seeds, from 0 to 1: accuracy on each domain, and means in and out of domain."""
     second: float | None
-    """Mean over seeds of the second objective; None if there is none, or if a seed has no value."""
+    """Mean over seeds of the second objective; None without a second objective, or if a seed has no value."""
     columns: Mapping[str, float | None]
-    """Mean over seeds of each deterministic column in `COLUMNS` and of each requested column, by name."""
+    """Dict from column to its mean over seeds, for the deterministic columns in `COLUMNS` and the requested columns."""
     counterpart: str | None = None
     """The `key` of the arm's baseline; a baseline has its own `key`, and an arm without a baseline has None."""
     comparison: Comparison | None = None
@@ -82,7 +85,7 @@ class ArmStatistics:
 
     @property
     def is_baseline(self) -> bool:
-        """True if the arm is a baseline, with which other arms are compared."""
+        """True if the arm is a baseline, that is, if other arms are compared with it."""
         return self.counterpart == self.key
 
     @property
@@ -96,15 +99,19 @@ class ArmStatistics:
         return {name: mark for trial in self.arm.trials for name, mark in trial.plan.marks.items()}
 
     def metric_on(self, domain: str) -> str:
-        """Return the name of the metric for this arm's accuracy on a domain."""
+        """Return the name of the metric for this arm's accuracy on `domain`.
+
+        The name depends on whether `domain` is held out, that is, whether no client has images of it.
+        """
         return domain_metric(domain, domain in self.held_out)
 
 
 def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[ArmStatistics]:
-    """Return the statistics of every arm.
+    """Return the statistics of every arm, in the order of the report's table.
 
-    If the sweep has a baseline, the arms keep the order of `group_by_arm`. Otherwise, the arm with the best mean comes
-    first. Arms without a finished trial always come last, ordered by last round and by the objective at that round.
+    Arms with a finished trial come first. They are in the order of `group_by_arm` if the sweep has a baseline, and
+    otherwise sorted by their mean, best first. Arms without a finished trial follow, sorted by their last round, latest
+    first, and then by the objective at that round.
     """
     arms = {one.key: one for one in (_describe(arm, manifest) for arm in group_by_arm(trials))}
     values = [one.arm.values for one in arms.values()]
@@ -118,7 +125,7 @@ def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Ar
 
 
 def _describe(arm: ArmTrials, manifest: SweepManifest) -> ArmStatistics:
-    """Return the statistics of an arm, without a comparison with its baseline."""
+    """Return the statistics of an arm, still without the comparison with its baseline."""
     values = arm.finals(manifest.metric, manifest.metric)
     trials = arm.finished(manifest.metric).values()
     histories = [trial.history for trial in trials]
@@ -148,23 +155,33 @@ def _describe(arm: ArmTrials, manifest: SweepManifest) -> ArmStatistics:
 
 
 def domain_metric(domain: str, held_out: bool = False) -> str:
-    """Return the name of the metric for the accuracy on a domain."""
+    """Return the name of the metric for the accuracy on a domain; `held_out` means that no client has images of it.
+
+    >>> domain_metric("sketch"), domain_metric("sketch", held_out=True)
+    ('accuracy/domain/sketch', 'accuracy/out_of_domain/sketch')
+    """
     return f"accuracy/{'out_of_domain' if held_out else 'domain'}/{domain}"
 
 
 def same_images(metric: str, arms: Iterable[ArmStatistics]) -> bool:
-    """Return whether all arms compute `metric` on the same domains; always true for a metric of a single domain."""
+    """Return whether all arms compute `metric` on images of the same domains, so that their values are comparable.
+
+    The result is always True for the accuracy on a single domain. Arms without a recorded round are ignored.
+    """
     one_domain = metric.startswith(("accuracy/domain/", "accuracy/out_of_domain/"))
     return one_domain or len({one.held_out for one in arms if one.arm.reached(metric)[0] >= 0}) < 2
 
 
 def printed(manifest: SweepManifest, one: ArmStatistics, metric: str) -> float | None:
-    """Return the reference paper's value of a metric for an arm (accuracies from 0 to 1), or None if it has none."""
+    """Return the value of a metric that the reference paper reports for an arm, or None; accuracies are from 0 to 1."""
     return manifest.reference.value(one.arm.values, metric) if manifest.reference else None
 
 
 def efficient_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[ArmStatistics]:
-    """Return the Pareto-efficient arms by their means over finished seeds, ordered by the second objective."""
+    """Return the arms that are Pareto-efficient in the means of both objectives, sorted by the second objective.
+
+    The list is empty if the sweep has only one objective.
+    """
     if manifest.against is None:
         return []
     known = [one for one in arms if one.second is not None]
@@ -174,12 +191,12 @@ def efficient_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> li
 
 
 def asked_columns(manifest: SweepManifest) -> list[Column]:
-    """Return the columns that the search space requests; the list is empty if the table has its default columns."""
+    """Return the table columns that the search space requests, or an empty list if it requests none."""
     return [column(name, manifest.metric, manifest.mode) for name in manifest.columns]
 
 
 def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float]:
-    """Return a sort key: arms with a mean come first, best mean first; other arms follow by last round and value."""
+    """Return a key that sorts arms with a mean first, best mean first, and other arms by last round and objective."""
     sign = -1 if manifest.mode == "max" else 1
     if one.mean is not None:
         return False, 0, sign * one.mean
@@ -188,7 +205,10 @@ def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float
 
 
 def best_places(arms: Sequence[ArmStatistics], mode: str, most: int) -> list[int]:
-    """Return the sorted indices of at most `most` arms: the baselines, and the arms with the best means."""
+    """Return the indices of the baselines and of the arms with the best means, at most `most` in ascending order.
+
+    The best mean is the highest if `mode` is `max`, and the lowest if it is `min`.
+    """
     sign = -1 if mode == "max" else 1
     ranked = sorted(range(len(arms)), key=lambda place: (not arms[place].is_baseline, sign * (arms[place].mean or 0.0)))
     return sorted(ranked[:most])
@@ -197,7 +217,8 @@ def best_places(arms: Sequence[ArmStatistics], mode: str, most: int) -> list[int
 def group_by_arm(trials: Iterable[TrialRecord]) -> list[ArmTrials]:
     """Group trials by arm.
 
-    Arms are sorted by their numeric values, because a plan may be shuffled. Other values keep the order of the plan.
+    Arms are sorted by the values of numeric hyperparameters, because a plan may be shuffled. Values that are not
+    numbers keep the order of the plan.
     """
     grouped: dict[str, list[TrialRecord]] = {}
     for trial in sorted(trials, key=lambda one: one.plan.number):
@@ -220,28 +241,32 @@ def ended(trial: TrialRecord) -> str:
 
 
 def recorded(history: Sequence[RoundRecord], metric: str) -> dict[int, float]:
-    """Return the finite values of a metric by round; `loss/train` has no value for the untuned model."""
+    """Return a dict from round to the value of a metric.
+
+    Rounds in which the metric is missing or not finite are left out, for example round 0 (the untuned model) for
+    `loss/train`.
+    """
     values = {record.round: record.metrics.get(metric, math.nan) for record in history}
     return {number: value for number, value in values.items() if math.isfinite(value)}
 
 
 def final(trial: TrialRecord, metric: str) -> float | None:
-    """Return the metric at the last recorded round, or None if it is missing or not finite."""
+    """Return a metric at the last recorded round of a trial, or None if the metric is missing or not finite."""
     return recorded(trial.history[-1:], metric).get(trial.last_round)
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Return the arithmetic mean, or None if `values` is empty or contains None, since a seed would be missing."""
+    """Return the arithmetic mean, or None if `values` is empty or contains None (a seed without a value)."""
     listed = list(values)
     known = [value for value in listed if value is not None]
     return math.fsum(known) / len(known) if known and len(known) == len(listed) else None
 
 
 def notes(arm: ArmTrials, metric: str, show: Callable[[float], str] | None = None) -> list[str]:
-    """Return notes on the trials that are not part of the mean. Seeds that ended in the same way share a note.
+    """Return notes on the trials that are not part of the arm's mean; seeds that ended in the same way share a note.
 
-    An example of a note is `seeds 0, 2 pruned at round 3`. If `show` is given, which formats a value of the metric, the
-    note ends with the mean that these seeds had reached: `seeds 0, 2 pruned at round 3 (48.12)`.
+    An example of a note is `seeds 0, 2 pruned at round 3`. If the function `show` is given, which formats a value of
+    `metric`, each note ends with the mean value that its seeds had reached: `seeds 0, 2 pruned at round 3 (48.12)`.
     """
     finished, fates = arm.finished(metric), dict[str, dict[int, TrialRecord]]()
     for trial in arm.trials:

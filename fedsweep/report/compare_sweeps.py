@@ -34,7 +34,7 @@ class Side:
 
     @classmethod
     def of(cls, name: str, manifest: SweepManifest, trials: Sequence[TrialRecord], arm: Arm) -> Side:
-        """Summarise all arms of a sweep, or only the arm that has the values in `arm`. An empty `arm` selects all arms.
+        """Summarise all arms of a sweep if `arm` is empty, and otherwise the only arm that has the values in `arm`.
 
         Raises:
             UserError: No arm or several arms have the values of `arm`.
@@ -56,7 +56,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Pairs of arms, one arm from each side, and their comparisons (second minus first)."""
+    """Pairs of arms, one from side A and one from side B, and the comparison of each pair (B minus A)."""
 
     sides: tuple[Side, Side]
     pairs: tuple[tuple[ArmStatistics, ArmStatistics], ...]
@@ -64,10 +64,10 @@ class Pairing:
 
     @classmethod
     def of(cls, first: Side, second: Side, by_arm: bool) -> Pairing:
-        """Pair the arms that both sides contain if `by_arm`, and otherwise the single arm of each side.
+        """Pair the arms that both sides contain or, if `by_arm` is false, the single arm of each side.
 
         Raises:
-            UserError: The sides have different objectives, are the same, or have no arm in common.
+            UserError: The sides have different objectives, the same arms of the same sweep, or no arm in common.
         """
         one, other = first.manifest, second.manifest
         if (one.metric, one.mode) != (other.metric, other.mode):
@@ -84,7 +84,9 @@ class Pairing:
                 f"`{first.name}:{arm_argument(first.arms[0].arm.values)}`."
             )
         if one.id == other.id and all(a.arm.values == b.arm.values for a, b in pairs):
-            raise UserError(f"`{first.name}` and `{second.name}` are the same.")
+            raise UserError(
+                f"`{first.name}` and `{second.name}` must be different sweeps or arms, but they are the same."
+            )
         return cls((first, second), tuple(pairs), tuple(paired_tests([(b.values, a.values) for a, b in pairs])))
 
     @property
@@ -93,7 +95,7 @@ class Pairing:
         return Units.of(self.sides[0].manifest.metric, [one for pair in self.pairs for one in pair])
 
     def section(self) -> Section:
-        """Return a table with one row per pair."""
+        """Return a table of the comparisons, with one row per pair of arms."""
         units = self.units
         rows = [
             {
@@ -113,7 +115,7 @@ class Pairing:
         return Section.of("Comparison", rows, 1, [*who, "Differences are B minus A.", *explained])
 
     def csv(self) -> str:
-        """Return the comparisons as CSV in full precision, one row per pair, with the column names of table.csv."""
+        """Return the comparisons as CSV in full precision, one row per pair, with columns named as in table.csv."""
         rows = []
         for pair, found in zip(self.pairs, self.comparisons, strict=True):
             row: dict[str, object] = {}
@@ -125,7 +127,7 @@ class Pairing:
         return data_frame.of_records(rows).to_csv(index=False)
 
     def findings(self) -> list[str]:
-        """Return the result of each pair, and a sentence on the hyperparameters in which the two sides differ."""
+        """Return sentences on the result of each pair of arms and on the hyperparameters in which A and B differ."""
         seeds = tuple(dict.fromkeys(seed for side in self.sides for seed in side.manifest.seeds))
         manifest = self.sides[1].manifest.model_copy(update={"seeds": seeds})
         said = [
@@ -141,7 +143,10 @@ class Pairing:
         return here if here == there else f"{here} / {there}"
 
     def _apart(self) -> str:
-        """Return a sentence on the hyperparameters that differ between one trial of side A and one of side B."""
+        """Return a sentence on the hyperparameters in which sides A and B differ.
+
+        The sentence compares two trials of the first pair of arms, if possible with the same seed.
+        """
         first, second = (one.arm.trials for one in self.pairs[0])
         by_seed = {trial.plan.seed: trial for trial in second}
         pairs = [(trial, by_seed[trial.plan.seed]) for trial in first if trial.plan.seed in by_seed]

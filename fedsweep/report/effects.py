@@ -1,4 +1,4 @@
-"""Main effects and interactions of a crossed grid (repeated-measures ANOVA over seeds), and importances of a search."""
+"""Effects of factors in a full grid (repeated-measures ANOVA over seeds), and of hyperparameters in a search."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ GRID = "grid"  # the search over all combinations
 
 @dataclass(frozen=True)
 class Effect:
-    """A main effect of one factor, or the interaction of two."""
+    """The main effect of one factor, or the interaction of two factors."""
 
     factors: tuple[Names, ...]
     share: float
     """Share of the variation between all trials, 0 to 1 (eta squared)."""
     f: float | None
-    """The mean square of the effect divided by the mean square of its interaction with the seeds; None if that is 0."""
+    """Mean square of the effect divided by that of its interaction with the seeds; None if the divisor is 0."""
     degrees: tuple[float, float]
     """Degrees of freedom of F, after the correction for unequal variances."""
     p: float | None
@@ -43,20 +43,20 @@ class Effect:
 
     @property
     def name(self) -> str:
-        """The factors, such as `rank` or `rank x position`."""
+        """The names of the factors: `rank` for a main effect, `rank x position` for an interaction."""
         return " x ".join(", ".join(short_names(factor).values()) for factor in self.factors)
 
     @property
     def verdict(self) -> str:
-        """The conclusion at level 0.05 after Holm's correction."""
+        """The p-value after Holm's correction as text, for example `p 0.400, not detectable`, or `not testable`."""
         if self.p_holm is None:
             return "not testable"
-        return f"Holm p {shown_p(self.p_holm)}" + ", not detectable" * (self.p_holm > LEVEL)
+        return f"p {shown_p(self.p_holm)}" + ", not detectable" * (self.p_holm > LEVEL)
 
 
 @dataclass(frozen=True)
 class Level:
-    """The marginal mean of one value of a factor, over all values of the other factors."""
+    """One value of a factor, with its marginal mean: the objective averaged over all values of the other factors."""
 
     value: Mapping[str, Json]
     mean: float
@@ -69,7 +69,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Factorial:
-    """The effects of all factors of a crossed grid."""
+    """The analysis of variance of a full grid: effects, marginal means, and shares of the variation."""
 
     seeds: tuple[int, ...]
     effects: tuple[Effect, ...]
@@ -84,29 +84,34 @@ class Factorial:
 
     @property
     def unexplained(self) -> list[Share]:
-        """The non-zero shares that neither single factors nor pairs explain."""
+        """The non-zero shares of the variation that neither a single factor nor a pair of factors explains."""
         rest = {"three or more factors": self.higher, "seed": self.of_seeds, "arm by seed": self.rest}
         return [Share(name, share) for name, share in rest.items() if share > 0]
 
 
 @dataclass(frozen=True)
 class _Grid:
-    """The objective in every cell, as an array of shape (seeds, levels of each factor)."""
+    """The objective for every seed and every combination of the factors' levels."""
 
     levels: Mapping[Names, Sequence[dict[str, Json]]]
-    """The levels of each factor, as arms with only its hyperparameters."""
+    """The levels of each factor; a level is a dict with the values of the factor's hyperparameters."""
     seeds: tuple[int, ...]
-    values: Array
+    values: Array  # of shape (seeds, levels of the first factor, levels of the second factor, ...)
 
 
 def decompose(
     names: Sequence[str], arms: Sequence[ArmStatistics], baseline: Mapping[str, Json] | None
 ) -> Factorial | str:
-    """Decompose the variation in a grid of at least two factors, or return the reason if this is impossible.
+    """Split the variation of the objective in a full grid between factors, or return the reason if this is impossible.
 
-    Each effect is tested against its own interaction with the seeds, which pairs the arms (repeated measures). Degrees
-    of freedom follow Greenhouse and Geisser (1959), since variances of differences need not be equal. Holm's correction
-    covers all tested effects.
+    Each effect is tested against its own interaction with the seeds, because all arms share the seeds (repeated
+    measures). The degrees of freedom are corrected by the method of Greenhouse and Geisser (1959), since the
+    differences between arms may have unequal variances. Holm's correction covers all tested effects.
+
+    Args:
+        names: The dotted names of the varied hyperparameters.
+        arms: The arms of the grid, which must cover all combinations of at least two factors.
+        baseline: The values with which marginal means are compared, if there is a baseline.
     """
     grid = _grid(names, arms)
     if isinstance(grid, str):
@@ -178,9 +183,13 @@ def _effect(grid: _Grid, chosen: tuple[Names, ...], total: float) -> Effect:
 
 
 def _sphericity(own: Array, free: int) -> float:
-    """Return Greenhouse and Geisser's epsilon, from 1 / `free` (variance in one direction) to 1 (equal variances).
+    """Return Greenhouse and Geisser's epsilon, the factor that corrects degrees of freedom for unequal variances.
 
-    `free` is the number of degrees of freedom of the effect.
+    Epsilon is 1 if all contrasts of the effect have equal variances, and 1 / `free` if only one contrast varies.
+
+    Args:
+        own: The effect in each seed, of shape (seeds, combinations of levels).
+        free: The degrees of freedom of the effect before the correction.
     """
     deviations = own - own.mean(0)
     # A (seeds, seeds) matrix with the non-zero eigenvalues of the covariance, up to a factor that cancels below.
@@ -215,26 +224,28 @@ class Effects:
     """One sentence on all factors."""
     sections: Sequence[Section] = ()
     missing: str = ""
-    """The reason why there are no shares, as a sentence; empty if there are shares, or if nothing can be divided."""
+    """The reason why there are no shares, as a sentence; empty if there are shares or if only one factor varies."""
     decomposed: bool = False
     """True for shares of the variation between the trials of a grid, False for the importances of a search."""
 
     @classmethod
     def of(cls, manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Effects:
-        """Compute the effects or importances from the finished trials."""
+        """Compute the effects of the factors of a grid, or the importances in a search, from the finished trials."""
         if manifest.search != GRID:
             drawn = importances(manifest, [trial for one in arms for trial in one.arm.trials])
             if isinstance(drawn, str):
                 return cls(missing=f"No importances: {drawn}.")
             said = "; ".join(f"{one.name} {100 * one.share:.0f}%" for one in drawn)
-            return cls(drawn, [f"Importance for {manifest.metric} by fANOVA: {said}."], [_importance(drawn)])
+            finding = f"Importance of each hyperparameter for {manifest.metric} (fANOVA): {said}."
+            return cls(drawn, [finding], [_importance(drawn)])
         found = decompose(dotted := names(manifest, arms), arms, manifest.baseline)
         if isinstance(found, str):
             return cls(missing=f"No main effects: {found}." if len(dotted) > 1 else "")
         shares = [*(Share(one.name, one.share) for one in found.effects), *found.unexplained]
         said = "; ".join(f"{one.name} {100 * one.share:.0f}% ({one.verdict})" for one in found.effects)
         sections = [_variation(found), _marginal(found, Units.of(manifest.metric, arms))]
-        return cls(shares, [f"Shares of the variation between trials: {said}."], sections, decomposed=True)
+        finding = f"Shares of the variation between trials, with p-values after Holm's correction: {said}."
+        return cls(shares, [finding], sections, decomposed=True)
 
 
 def _variation(found: Factorial) -> Section:

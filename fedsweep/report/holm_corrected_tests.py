@@ -1,4 +1,4 @@
-"""Paired tests of arms against their baseline arms over common seeds, Holm-corrected over the arms."""
+"""Tests of arms against their baseline, paired by seed and corrected for the number of arms by Holm's method."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,11 @@ Verdict = Literal["higher", "lower", "no detectable difference", "constant", "to
 
 @dataclass(frozen=True)
 class Comparison:
-    """An arm minus the baseline arm, in the objective's own unit.
+    """The difference between an arm and its baseline (arm minus baseline), in the unit of the objective.
 
     `interval` and the p-values are None if there are fewer than two common seeds. They are also None if all seeds have
-    the same non-zero difference, since t would be infinite without a spread.
+    the same non-zero difference, since a standard deviation of 0 would make any difference significant. If the
+    difference is 0 for all seeds, the p-values are 1 and `interval` is None.
     """
 
     seeds: tuple[int, ...]
@@ -41,18 +42,21 @@ class Comparison:
     bootstrap: Interval | None = None
     """The 95% interval by the studentized bootstrap, uncorrected; None for fewer than five pairs."""
     p_exact: float | None = None
-    """The p-value of the sign-flip test, which assumes symmetry only; never below 2 / 2^n."""
+    """The p-value of the sign-flip test, which assumes only a symmetric distribution; at least 2 / 2^n for n pairs."""
     p_exact_holm: float | None = None
     effect: float | None = None
     """Hedges' g of the paired differences."""
     spread: float | None = None
-    """The standard deviation of the paired differences (n - 1), unless all are equal."""
+    """The standard deviation of the paired differences (divisor n - 1); None if all differences are equal."""
     level: float = LEVEL
-    """The level of Holm's first step, 0.05 over the number of tests, used for planning."""
+    """The level of Holm's first step: 0.05 divided by the number of tests."""
 
     @property
     def verdict(self) -> Verdict:
-        """The conclusion at level 0.05 after Holm's correction; `constant` if no test is possible."""
+        """The conclusion at level 0.05 after Holm's correction.
+
+        `constant` means that no test is possible, because all seeds have the same non-zero difference.
+        """
         if self.difference is None or len(self.seeds) < 2:
             return "too few seeds"
         if self.p_holm is None:
@@ -63,14 +67,19 @@ class Comparison:
 
     @property
     def detectable(self) -> float | None:
-        """The smallest difference that this many seeds detect with a power of 0.8, given their spread and `level`."""
+        """The smallest true difference, in the unit of the objective, that would be detected with a power of 0.8.
+
+        The test is a paired t-test at `level` with the seeds of this comparison. The standard deviation of the
+        differences is assumed to be the observed one.
+        """
         return None if self.spread is None else self.spread * detectable_effect(len(self.seeds), self.level)
 
     @property
     def seeds_needed(self) -> int | None:
-        """The number of seeds that would detect the difference with a power of 0.8.
+        """The number of seeds with which the observed difference would be detected with a power of 0.8.
 
-        None if the difference was already detected, or if the number is above 10,000.
+        The test is a paired t-test at `level`. The number is None if the difference is already detected, or if more
+        than 10,000 seeds are needed.
         """
         if self.difference is None or self.spread is None or self.verdict != "no detectable difference":
             return None
@@ -78,12 +87,15 @@ class Comparison:
 
     @property
     def exact_can_tell(self) -> bool:
-        """True if the exact p-value can be at most 0.05 after Holm's correction with this number of pairs."""
+        """True if there are enough pairs for the exact p-value to be at most 0.05 after Holm's correction."""
         return least_exact(len(self.seeds)) <= self.level
 
 
 def paired_tests(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]) -> list[Comparison]:
-    """Compare each arm with its baseline, both given as values by seed, and correct the p-values by Holm's method."""
+    """Compare each arm with its baseline, and correct the p-values for the number of comparisons by Holm's method.
+
+    Each pair contains two dicts from seed to objective, the first one for an arm and the second one for its baseline.
+    """
     found = [_paired(arm, baseline) for arm, baseline in pairs]
     p = [one.p for one in found if one.p is not None]
     corrected, exact = iter(holm(p)), iter(holm([one.p_exact for one in found if one.p_exact is not None]))
@@ -94,7 +106,10 @@ def paired_tests(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p-values: max over j <= i of min(1, (m - j + 1) p_(j)), in the order given.
+    """Return p-values corrected by Holm's method, in the order of `p_values`.
+
+    The method multiplies the smallest of m p-values by m, the next by m - 1, and so on. A corrected p-value is at most
+    1, and never below the corrected value of a smaller p-value.
 
     Source: S. Holm (1979), A simple sequentially rejective multiple test procedure.
 
@@ -109,9 +124,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def least_exact(n: int) -> float:
-    """Return the smallest possible p of a two-sided sign-flip or Wilcoxon test of n pairs.
+    """Return the smallest possible p-value of a two-sided sign-flip or Wilcoxon test of `n` pairs.
 
-    This p occurs if all differences have the same sign.
+    The smallest p-value occurs if all differences have the same sign.
 
     >>> least_exact(3), least_exact(5), least_exact(6)
     (0.25, 0.0625, 0.03125)
@@ -120,7 +135,7 @@ def least_exact(n: int) -> float:
 
 
 def pairs_for_exact(level: float) -> int:
-    """Return the fewest pairs with which an exact test can reach `level`.
+    """Return the smallest number of pairs with which the p-value of an exact test can be at most `level`.
 
     >>> pairs_for_exact(0.05), pairs_for_exact(0.05 / 3)
     (6, 7)
@@ -129,11 +144,11 @@ def pairs_for_exact(level: float) -> int:
 
 
 def sign_flip(differences: Sequence[float]) -> float:
-    """Return the two-sided p of the sign-flip test.
+    """Return the two-sided p-value of the sign-flip test of paired differences.
 
-    It is the share of sign patterns whose mean is at least as far from 0 as the observed mean. Up to 14 pairs, all
-    patterns are tried. For more pairs, the observed pattern and 16,384 random ones are tried, which are the same in
-    every call.
+    The test flips the signs of the differences in all possible ways. The p-value is the share of sign patterns for
+    which the mean is at least as far from 0 as the observed mean. For more than 14 pairs, the test uses only the
+    observed pattern and 16,384 random patterns, which are the same in every call.
     """
     test = stats.permutation_test(
         (np.asarray(differences),), np.mean, permutation_type="samples", n_resamples=PATTERNS, vectorized=True,
@@ -143,10 +158,12 @@ def sign_flip(differences: Sequence[float]) -> float:
 
 
 def hedges_g(differences: Sequence[float]) -> float:
-    """Return Hedges' g: the mean of paired differences over their sd (n - 1), times 1 - 3 / (4 (n - 1) - 1) for n > 2.
+    """Return the effect size of n paired differences: Hedges' g.
 
-    Source: L. Hedges (1981), Distribution theory for Glass's estimator of effect size. For n = 2 his approximate
-    correction is negative, so none is applied.
+    Hedges' g is the mean of the differences divided by their standard deviation (divisor n - 1), times a correction for
+    small n, 1 - 3 / (4 (n - 1) - 1). For n = 2, this factor would be negative, so no correction is applied.
+
+    Source: L. Hedges (1981), Distribution theory for Glass's estimator of effect size.
     """
     n = len(differences)
     correction = 1 - 3 / (4 * (n - 1) - 1) if n > 2 else 1.0

@@ -1,4 +1,4 @@
-"""Importance of the hyperparameters of a sampled search: Optuna's fANOVA over the finished trials."""
+"""The importance of the hyperparameters in a search, by Optuna's fANOVA over the finished trials."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ LEAST = 10  # a forest is fitted to at least this many finished trials
 
 @dataclass(frozen=True)
 class Share:
-    """The share of the variation, from 0 to 1, that one or several hyperparameters explain."""
+    """The share of the objective's variation, from 0 to 1, that one or several hyperparameters explain."""
 
     name: str
     share: float
@@ -27,10 +27,10 @@ class Share:
 
 
 def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Share] | str:
-    """Return the fANOVA of the finished trials, most important first, or the reason why there is none.
+    """Return the share of each hyperparameter by fANOVA, largest share first, or the reason if this is impossible.
 
-    Importances refer to the ranges that the finished trials cover. A range is logarithmic if the search samples the
-    hyperparameter on a logarithmic scale. Hyperparameters that only some trials have are left out.
+    The shares refer to the ranges that the finished trials cover. A range is logarithmic if the search samples the
+    hyperparameter on a logarithmic scale. Hyperparameters that are missing in some trials are left out.
 
     Source: F. Hutter, H. Hoos and K. Leyton-Brown (2014), An efficient approach for assessing hyperparameter
     importance.
@@ -70,10 +70,10 @@ def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[
 
 
 def _axis(values: Sequence[Json], log: bool) -> list[float] | list[str]:
-    """Return the values as numbers, or as strings if any value is not a number.
+    """Return the values of a hyperparameter as numbers, or as strings if any value is not a number.
 
-    If `log` is true and all numbers are positive, return their logarithms, since Optuna's forests ignore logarithmic
-    axes.
+    If `log` is true and all numbers are positive, return the logarithms of the numbers, since Optuna's fANOVA treats
+    every range as linear.
     """
     numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) < len(values):

@@ -1,4 +1,4 @@
-"""Confidence intervals of paired differences, detectable differences, and numbers of seeds needed."""
+"""Confidence intervals of means, and the power of paired t-tests."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from scipy.optimize import brentq
 from fedsweep.common.randomness import stream
 
 LEVEL = 0.05
-"""The two-sided level of the tests after Holm's correction; uncorrected intervals have a coverage of 1 - LEVEL."""
+"""The two-sided level of the tests after Holm's correction; intervals have a coverage of 1 - LEVEL, uncorrected."""
 LEAST_RESAMPLED = 5
 """The least number of values for a bootstrap; fewer values give too few different resamples to keep the level."""
 RESAMPLES = 9_999
@@ -19,7 +19,7 @@ Interval = tuple[float, float]
 
 
 def t_interval(values: Sequence[float]) -> Interval | None:
-    """Return Student's t interval of the mean; None for fewer than two values, and if all values are equal."""
+    """Return Student's 95% interval of the mean, or None if there are fewer than two values or all values are equal."""
     if len(values) < 2 or not np.ptp(values):
         return None
     mean, error = float(np.mean(values)), float(stats.sem(values))
@@ -28,11 +28,13 @@ def t_interval(values: Sequence[float]) -> Interval | None:
 
 
 def bootstrap_interval(values: Sequence[float]) -> Interval | None:
-    """Return the studentized bootstrap interval of the mean, from 9,999 resamples that are the same in every call.
+    """Return the 95% interval of the mean by a studentized bootstrap; equal values give equal intervals.
 
-    Return None for fewer than five values, and if too many resamples have no spread. Percentile and BCa intervals of so
-    few values are too short: at n = 6 they contain the mean in 85% of samples, and the studentized interval in 94 to
-    95% (`benchmarks/honesty.py`).
+    The bootstrap draws 9,999 resamples. Return None if there are fewer than five values, or if the values of too many
+    resamples are all equal.
+
+    Percentile and BCa intervals would be too short for few values: with six values, they contain the true mean in 85%
+    of samples. The studentized interval contains the true mean in 94 to 95% of samples (`benchmarks/honesty.py`).
 
     Source: B. Efron (1981), Nonparametric standard errors and confidence intervals; P. Hall (1988).
     """
@@ -59,7 +61,12 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(256)
 
 
 def power(effect: float, n: int, level: float) -> float:
-    """Return the power of a two-sided paired t-test; `effect` is in standard deviations of the paired differences.
+    """Return the power of a two-sided paired t-test, that is, the probability that the test detects a true difference.
+
+    Args:
+        effect: The true difference, in standard deviations of the paired differences.
+        n: The number of pairs.
+        level: The level of the test.
 
     Source: J. Cohen (1988), Statistical power analysis, chapter 2.
     """
@@ -73,7 +80,10 @@ def power(effect: float, n: int, level: float) -> float:
 
 @cache
 def detectable_effect(n: int, level: float) -> float:
-    """Return the difference, in standard deviations of the paired differences, that n seeds detect with power 0.8."""
+    """Return the smallest true difference that a paired t-test of `n` pairs at `level` detects with a power of 0.8.
+
+    The difference is in standard deviations of the paired differences.
+    """
     high = 1.0
     while power(high, n, level) < POWER:
         high *= 2
@@ -82,6 +92,10 @@ def detectable_effect(n: int, level: float) -> float:
 
 @cache
 def seeds_needed(effect: float, level: float) -> int | None:
-    """Return the fewest seeds that detect `effect` with a power of 0.8; None if more than 10,000."""
+    """Return the number of seeds with which a paired t-test at `level` detects `effect` with a power of 0.8.
+
+    `effect` is the true difference, in standard deviations of the paired differences. Return None if more than 10,000
+    seeds are needed.
+    """
     found = bisect_left(range(MOST_SEEDS + 1), POWER, lo=2, key=lambda n: power(effect, n, level))
     return found if found <= MOST_SEEDS else None

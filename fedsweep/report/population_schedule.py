@@ -1,4 +1,4 @@
-"""Schedules of a population: the hyperparameters of each member by round, as CSV and as sentences."""
+"""The hyperparameters by round in population-based training, as CSV and as sentences."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ POPULATION = "pbt"  # the scheduler whose trials continue other trials
 
 @dataclass(frozen=True)
 class Lineage:
-    """A trial and its ancestors, which are the trials whose states it continues, oldest first."""
+    """A trial of a population and its ancestors, oldest first. Each trial continues the state of the trial before."""
 
     trials: tuple[TrialRecord, ...]
 
     @classmethod
     def of(cls, trial: TrialRecord, by_key: Mapping[str, TrialRecord]) -> "Lineage":
-        """Follow a trial back to its oldest known ancestor."""
+        """Return the lineage of a trial; its ancestors are looked up in `by_key`, a dict from key to trial."""
         found = [trial]
         while (start := found[-1].plan.start) is not None and start.key in by_key:
             found.append(by_key[start.key])
@@ -29,18 +29,24 @@ class Lineage:
 
     @property
     def end(self) -> TrialRecord:
-        """The trial itself, with the history of the whole lineage."""
+        """The youngest trial; its history contains all rounds of the lineage."""
         return self.trials[-1]
 
     def segments(self) -> list[tuple[int, int, TrialRecord]]:
-        """Return the first round, last round and trial of each segment. Trials that trained no round are left out."""
+        """Return the segments of the lineage: for each trial, its first and last trained round and the trial itself.
+
+        Trials that trained no round of the lineage are left out.
+        """
         firsts = [one.plan.start.round + 1 if one.plan.start else 1 for one in self.trials]
         lasts = [*(first - 1 for first in firsts[1:]), self.end.last_round]
         found = zip(firsts, lasts, self.trials, strict=True)
         return [(first, last, one) for first, last, one in found if last >= first]
 
     def values(self, name: str) -> list[tuple[int, int, float]]:
-        """Return the first round, the last round and the value of the numeric hyperparameter `name` of each segment."""
+        """Return the first round, the last round and the value of the hyperparameter `name` for each segment.
+
+        Segments in which the value is not a number are left out.
+        """
         return [
             (first, last, float(value))
             for first, last, one in self.segments()
@@ -57,9 +63,10 @@ def best(manifest: SweepManifest, found: Sequence[Lineage]) -> Lineage | None:
 
 
 def played(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Lineage]:
-    """Return the members of a population that have completed a round, in the order of the plan.
+    """Return the lineage of each member of a population, in the order of the plan.
 
-    Replaced trials are not members. The list is empty if the sweep has no population.
+    Members are the trials that were not replaced by a copy of a better trial. Members that have not completed a round
+    are left out. The list is empty if the sweep does not use population-based training.
     """
     if manifest.scheduler != POPULATION:
         return []
@@ -69,7 +76,10 @@ def played(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Linea
 
 
 def schedule_sentences(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[str]:
-    """Return sentences on continued trials and on the best schedule; empty if the sweep has no population."""
+    """Return sentences on the replacement of trials in a population and on the hyperparameters of the best member.
+
+    The list is empty if the sweep does not use population-based training.
+    """
     if manifest.scheduler != POPULATION:
         return []
     schedules = []
@@ -84,10 +94,10 @@ def schedule_sentences(manifest: SweepManifest, trials: Sequence[TrialRecord]) -
 
 
 def schedules(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> str | None:
-    """Return the hyperparameters of a population as CSV; None if no population has completed a round.
+    """Return the hyperparameters of a population by round as CSV, or None if no population has completed a round.
 
-    Each member has one row per round, with the trial that trained the round, its hyperparameters, and the objective
-    after the round.
+    Each member of the population has one row per round, with the trial that trained the round, its hyperparameters,
+    and the objective after the round.
     """
     rows: list[dict[str, Json]] = []
     for lineage in played(manifest, trials):

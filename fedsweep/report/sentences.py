@@ -55,14 +55,14 @@ def _about_efficient(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
     ]
     more = f" and {len(best) - LABELLED} more" if len(best) > LABELLED else ""
     count = sum(one.second is not None for one in arms)
-    return [f"Efficient arms in {manifest.metric} against {metric} ({len(best)} of {count}): {'; '.join(said)}{more}."]
+    return [f"Efficient arms by {manifest.metric} and {metric} ({len(best)} of {count}): {'; '.join(said)}{more}."]
 
 
 def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Collection[str]) -> list[str]:
     """Return the legend of the table, as a list of sentences.
 
-    It names the objective, the rounds, the seeds, the baseline and the test. Special columns and trials that did not
-    finish have sentences of their own.
+    The legend names the objective, rounds, seeds, baseline and test. It also explains special columns, and counts the
+    trials that did not finish.
 
     Args:
         manifest: The sweep.
@@ -89,13 +89,17 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
 
 
 def _baseline(baseline: Arm | None, arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> str | None:
-    """Return a phrase on the baseline's values and on hyperparameters it leaves open; None if no arm is a baseline."""
+    """Return a phrase with the baseline's values, or None if no arm is a baseline.
+
+    If there are several baseline arms, the phrase also names the hyperparameters in which an arm and its baseline have
+    the same value.
+    """
     baselines = [one for one in arms if one.is_baseline]
     if baseline is None or not baselines:
         return None
     there = {name for one in baselines for name in one.arm.values}
     shared = ", ".join(name for name in dotted if name in there and name not in baseline)
-    named = ", ".join(setting(name, value) for name, value in baseline.items()) or "as is"
+    named = ", ".join(setting(name, value) for name, value in baseline.items()) or "the experiment without changes"
     return f"{named} with the same {shared} as the arm" if shared else named
 
 
@@ -136,9 +140,9 @@ def _about_best(
 
 
 def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, dotted: Sequence[str]) -> str:
-    """Return the label of a comparison, such as `rank 4 against 8`.
+    """Return the label of a comparison of `arm` with `other`, such as `rank 4 against 8`.
 
-    Hyperparameters that the baseline leaves open come first: `lr 0.1, rank 4 against 8`.
+    Shared values of hyperparameters that `baseline` does not set come first, as in `lr 0.1, rank 4 against 8`.
     """
     differing = [name for name in dotted if (name in arm, arm.get(name)) != (name in other, other.get(name))]
     shared = [name for name in dotted if name in arm and name in other and name not in baseline]
@@ -149,12 +153,13 @@ def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, 
 
 
 def about_comparison(manifest: SweepManifest, found: Comparison, units: Units) -> str:
-    """Return sentences on the result of a comparison, which continue a label such as `rank 4 against 8:`."""
+    """Return the result of a comparison in sentences, to be written after a label such as `rank 4 against 8:`."""
     doubts = []  # raised by the tests that do not assume normality
     if found.bootstrap is not None and found.bootstrap[0] <= 0 <= found.bootstrap[1]:
         doubts.append(f"the bootstrap interval {units.interval(found.bootstrap)} contains zero")
     if found.exact_can_tell and found.p_exact_holm is not None and found.p_exact_holm > LEVEL:
-        doubts.append(f"the exact test does not detect it (Holm p {shown_p(found.p_exact_holm)})")
+        p = shown_p(found.p_exact_holm)
+        doubts.append(f"the exact test does not detect the difference (p {p} after Holm's correction)")
     needed = f"about {float(f'{found.seeds_needed:.2g}'):.0f}" if found.seeds_needed else "more than 10,000"
     (said,) = texts(
         "comparison",

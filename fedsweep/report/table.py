@@ -1,4 +1,4 @@
-"""The ablation table: one set of cells for the terminal, Markdown, LaTeX and the page."""
+"""The ablation table: one set of cells for the terminal, Markdown, LaTeX and the HTML page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -54,16 +54,16 @@ class AblationTable:
 
     @property
     def means(self) -> dict[str, str]:
-        """The metrics of the columns for accuracy in and out of domain, without the objective.
+        """The metrics of the columns `in domain` and `out of domain`, keyed by heading, without the objective.
 
-        The mapping is empty if no arm holds out domains.
+        The dict is empty if no arm holds out a domain, that is, if clients have images of every domain.
         """
         columns = {IN_DOMAIN: MEAN_ACCURACY, OUT_OF_DOMAIN: MEAN_OUT_OF_DOMAIN}
         held_out = any(one.held_out for one in self.arms)
         return {name: metric for name, metric in columns.items() if held_out and metric != self.manifest.metric}
 
     def cells(self) -> list[dict[str, str]]:
-        """Return the cells of each row by column, without columns that are empty in every row."""
+        """Return a dict from column to text for each row, without optional columns that are empty in every row."""
         rows = [settings(one, self.names) | self._numbers(one) for one in self.arms]
         optional = {"paper", "sd", *self.means, "worst client", "worst domain", "MB sent", "note"}
         optional -= {column.heading for column in asked_columns(self.manifest)}
@@ -102,9 +102,10 @@ class AblationTable:
         return row | {"MB sent": self._cell(one, COLUMNS["megabytes"])}
 
     def _cell(self, one: ArmStatistics, column: Column) -> str:
-        """Return the text of a cell: the mean over seeds.
+        """Return the text of a cell, which is a mean over seeds.
 
-        If some seeds missed the target of a target column, return how many seeds reached the target instead.
+        If a seed missed the target of a column such as `rounds_to=0.7`, return the number of seeds that reached the
+        target instead.
         """
         value = one.columns[column.name]
         if value is None and column.name.startswith(TARGET) and one.n:
@@ -113,18 +114,21 @@ class AblationTable:
         return (fit if column.digits is None else replace(fit, decimals=column.digits)).value(value)
 
     def reached(self, one: ArmStatistics, target: Column) -> int:
-        """Return the number of finished seeds that reached `target`."""
+        """Return the number of finished seeds that reached the target of a column such as `rounds_to=0.7`."""
         return sum(target.of(trial) is not None for trial in one.arm.finished(self.manifest.metric).values())
 
     @property
     def second_column(self) -> tuple[str, ...]:
-        """The metric of the second objective; empty if there is none, or if a default column shows the metric."""
+        """The metric of the second objective, as a tuple of at most one name.
+
+        The tuple is empty if there is no second objective, or if the default column `MB sent` shows the metric.
+        """
         against = self.manifest.against
         return () if against is None or against.metric == "megabytes/sent" else (against.metric,)
 
     @cached_property
     def efficient(self) -> set[str]:
-        """The keys of the Pareto-efficient arms."""
+        """The `key` of each Pareto-efficient arm."""
         return {one.key for one in efficient_arms(self.manifest, self.arms)}
 
     def findings(self) -> list[str]:
@@ -152,6 +156,6 @@ class AblationTable:
         words = [name in PROSE or name in self.names for name in rows[0]]
         table = markdown_table([*rows[0]], [[*row.values()] for row in rows], words)
         bullets = "\n".join(f"- {sentence}" for sentence in self.findings())
-        head = f"# {self.manifest.name}, experiment {self.manifest.experiment}"
+        head = f"# {self.manifest.name}, on experiment {self.manifest.experiment}"
         parts = [head, table, bullets, " ".join(self.caption()), *(one.markdown() for one in self.sections)]
         return "\n\n".join(part for part in parts if part) + "\n"

@@ -21,7 +21,7 @@ GAP = 2  # spaces between columns on a terminal
 
 
 def _on_one_line(value: object) -> object:
-    """Join the lines of a text; return other values unchanged."""
+    """Join the lines of a text by spaces; return other values unchanged."""
     return " ".join(line for line in value.split("\n") if line) if isinstance(value, str) else value
 
 
@@ -36,7 +36,7 @@ TEMPLATES.globals.update(
 
 
 def texts(macro: str, **facts: object) -> list[str]:
-    """Render a macro of `texts.jinja`, which is a Markdown list, and return the list items, each on one line."""
+    """Render a macro of `texts.jinja` with `facts`, and return the items of the rendered list, each on one line."""
     made = getattr(TEMPLATES.get_template("texts.jinja").module, macro)(**facts)
     items = f"\n{made}".split("\n- ")[1:]
     return [" ".join(line for line in item.split("\n") if line) for item in items]
@@ -59,7 +59,7 @@ class TextColumn:
 
     @property
     def width(self) -> int:
-        """The least width, in terminal cells, at which lines break between words only."""
+        """The smallest width, in terminal cells, at which no word is broken, but at most `enough`."""
         lines = [*self.heading.splitlines(), *self.cells]
         if self.enough is not None:
             return min(self.enough, max(map(cell_len, lines)))
@@ -67,12 +67,17 @@ class TextColumn:
 
 
 def width_of(columns: Sequence[TextColumn]) -> int:
-    """Return the least width of a table with these columns, in terminal cells."""
+    """Return the smallest width of a table with the given columns, in terminal cells."""
     return sum(one.width + GAP for one in columns) - GAP
 
 
 def fitting(columns: Sequence[TextColumn], width: int, order: Sequence[str]) -> tuple[list[TextColumn], Sequence[str]]:
-    """Drop as few columns as possible, in the order of `order`, so that the others fit into `width`.
+    """Drop as few columns as possible so that the remaining columns fit into `width` terminal cells.
+
+    Args:
+        columns: The columns of the table.
+        width: The available width, in terminal cells.
+        order: The names of the columns that may be dropped, in the order of dropping.
 
     Returns:
         The remaining columns, and the names of the dropped columns.
@@ -85,7 +90,7 @@ def fitting(columns: Sequence[TextColumn], width: int, order: Sequence[str]) -> 
 
 
 def terminal_table(columns: Sequence[TextColumn], title: str | None = None, bold: Iterable[bool] = ()) -> Table:
-    """Return a table for a `rich` console; `bold` marks the rows in bold, and numbers are never cut."""
+    """Return a table for a `rich` console that never cuts a number; `bold` has one flag per row, or is empty."""
     grid = Table(
         box=SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )
@@ -100,7 +105,13 @@ def terminal_table(columns: Sequence[TextColumn], title: str | None = None, bold
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[bool]) -> str:
-    """Return a Markdown table; a column is left-aligned if its entry in `words` is true."""
+    """Return a Markdown table.
+
+    Args:
+        head: The headings of the columns.
+        rows: The cells of each row.
+        words: One flag per column: true for a column of text (left-aligned), false for numbers (right-aligned).
+    """
     rules = ["---" if word else "---:" for word in words]
     cells = [[*map(_escaped, head)], rules, *([*map(_escaped, row)] for row in rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
@@ -118,27 +129,34 @@ class Section:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     words: int
-    """The number of text columns, from the left; the others are numbers."""
+    """The number of text columns, from the left; all other columns contain numbers."""
     explained: str
     papers: Sequence[bool] = ()
-    """For each row, whether the row contains a paper's values for the arm above; empty if no row does."""
+    """One flag per row: true if the row contains a paper's values for the arm above. Empty if no row does."""
 
     @classmethod
     def of(cls, title: str, rows: Sequence[Mapping[str, str]], words: int, explained: Sequence[str]) -> Section:
-        """Return a section from one or more rows with the same columns, and the sentences that explain them."""
+        """Return a section for one or more rows with the same columns.
+
+        Args:
+            title: The title of the table.
+            rows: A dict from column to text for each row.
+            words: The number of text columns, from the left; all other columns contain numbers.
+            explained: The sentences that explain the table.
+        """
         return cls(title, [*rows[0]], [[*row.values()] for row in rows], words, " ".join(explained))
 
     def markdown(self) -> str:
-        """Return heading, table and explanation as Markdown."""
+        """Return the title, the table and the explanation as Markdown."""
         papers = self.papers or [False] * len(self.rows)
         rows = [[f"*{row[0]}*", *row[1:]] if paper else row for row, paper in zip(self.rows, papers, strict=True)]
         table = markdown_table(self.head, rows, [place < self.words for place in range(len(self.head))])
         return "\n\n".join([f"## {self.title}", table, self.explained])
 
     def terminal(self, width: int, order: Sequence[str]) -> tuple[Table, list[str]]:
-        """Return the table for a terminal, and the names of the columns that were dropped to fit into `width`.
+        """Return the table for a terminal of `width` cells, and the names of the columns that did not fit.
 
-        Columns are dropped in the order of `order`.
+        Columns are dropped in the order in which `order` lists their names.
         """
         columns = []
         for place, name in enumerate(self.head):
@@ -183,7 +201,7 @@ def _cell(one: ArmStatistics, metric: str, value: float | None) -> str:
 
 
 def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:
-    """Return a table that compares all arms with finished trials; None if no baseline arm has a finished trial."""
+    """Return a table that compares arms with their baseline; None if no baseline arm has a finished trial."""
     arms = [one for one in arms if one.n]
     if not any(one.is_baseline for one in arms):
         return None
@@ -202,7 +220,10 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
 
 
 def cells(found: Comparison, units: Units) -> dict[str, str]:
-    """Return the cells of one comparison by column; the exact p is shown only if it can be at most 0.05."""
+    """Return a dict from column to text for one comparison.
+
+    The exact p-value is left out if there are too few pairs for it to be at most 0.05.
+    """
     needed = NOTHING if found.seeds_needed is None else str(found.seeds_needed)
     if found.seeds_needed is None and found.effect is not None and found.verdict == "no detectable difference":
         needed = ">10000"

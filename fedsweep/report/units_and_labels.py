@@ -49,7 +49,7 @@ class Units:
 
     @classmethod
     def of(cls, metric: str, arms: Sequence[ArmStatistics]) -> "Units":
-        """Return the units of the objective `metric`."""
+        """Return the units in which the objective `metric` of `arms` is shown."""
         ends = (one.mean if one.mean is not None else one.arm.reached(metric)[1] for one in arms)
         return cls.fit(is_accuracy(metric), ends)
 
@@ -77,7 +77,7 @@ def shown_p(p: float | None) -> str:
 
 
 def title(metric: str) -> str:
-    """Return a metric's title for an axis, with its unit.
+    """Return the title of a metric for the axis of a figure, with the unit.
 
     >>> title("accuracy/domain/sketch"), title("accuracy/out_of_domain/sketch")
     ('Accuracy on sketch (%)', 'Accuracy on sketch, out of domain (%)')
@@ -101,9 +101,10 @@ def arm_words(arm: Mapping[str, Json], dotted: Sequence[str]) -> str:
 
 
 def settings(one: ArmStatistics, dotted: Sequence[str]) -> dict[str, str]:
-    """Return the cells that identify an arm, by column.
+    """Return the cells that identify an arm, as a dict from column to text.
 
-    Each hyperparameter has a column. Names of arms and left-out components are in the column `arm`.
+    Each hyperparameter has a column. The column `arm` contains names that the search space gives to arms, and the
+    components that an ablation removes.
     """
     values = one.arm.values
     cells = {

@@ -1,4 +1,4 @@
-"""The results folder, which holds the records of all sweeps and runs as plain files. MLflow shows a copy of them.
+"""The results folder, which contains the records of all sweeps and runs as plain files. MLflow shows a copy of them.
 
 The files of a trial are written atomically. The key of a trial is a digest of its configuration, code and data.
 
@@ -10,11 +10,12 @@ The files of a trial are written atomically. The key of a trial is a digest of i
     trials/<key>/trial.json         configuration of the trial (TrialPlan)
     trials/<key>/checkpoint.safetensors   state and history after the last complete round
     trials/<key>/tsne.csv tsne.png  t-SNE of the features after the last round, if the experiment requests it
-    trials/<key>/outcome.json       Outcome; absent until the trial has ended
+    trials/<key>/outcome.json       outcome of the trial (Outcome); absent until the trial has ended
     trials/<key>/gpus.json          attempts to run the trial on a GPU (Attempts)
 <root>/runs/<experiment>/<time>/    a run outside of a sweep, with the files of a trial
 
-If `--store` is a URI, these files are objects in a remote store, and the root is a local mirror of the needed ones.
+If `--store` is a URI, these files are objects in a remote store. <root> is then a local folder with copies of the files
+that this machine needs.
 """
 
 from fedsweep.results.folders import Store, SweepStore, TrialStore

@@ -1,4 +1,7 @@
-"""Arms of a sweep: their identity, parsing and labels, and the values that a paper reports for them. No torch."""
+"""Functions that parse, compare and label the arms of a sweep, and the values that a paper reports for arms.
+
+This module does not import torch.
+"""
 
 import json
 import re
@@ -20,7 +23,7 @@ IN_WORDS = (NAMED, ABLATED)  # entries of an arm that are not hyperparameters
 class ReferenceArm(Config):
     """The values that a paper reports for one arm."""
 
-    arm: Arm = Field(description="an arm of the grid")
+    arm: Arm = Field(description="an arm of the grid, as values by dotted name")
     values: dict[str, float] = Field(min_length=1, description="metrics after the last round, accuracies in percent")
 
     def _violations(self) -> Iterator[str]:
@@ -34,7 +37,9 @@ class Reference(Config):
     """The values that a paper reports. Tables show them next to the sweep's own values."""
 
     source: str = Field(description="the paper and its table, e.g. `FedRA (Su, Li and Xue), Table 1`")
-    arms: tuple[ReferenceArm, ...] = Field(min_length=1, description="`{arm: ..., values: {metric: number}}` per arm")
+    arms: tuple[ReferenceArm, ...] = Field(
+        min_length=1, description="the arms, each as `{arm: ..., values: {METRIC: NUMBER}}`"
+    )
 
     def _violations(self) -> Iterator[str]:
         if not self.source.strip():
@@ -49,11 +54,13 @@ class Reference(Config):
         return list(dict.fromkeys(metric for one in self.arms for metric in one.values))
 
     def of_arm(self, arm: Mapping[str, Json]) -> dict[str, float]:
-        """Return the paper's values for an arm by metric, or an empty dict if the paper has none."""
+        """Return the paper's values for an arm, keyed by metric, or an empty dict if the paper reports none."""
         return next((one.values for one in self.arms if identity(one.arm) == identity(arm)), {})
 
     def value(self, arm: Mapping[str, Json], metric: str) -> float | None:
-        """Return the paper's value of a metric for an arm, accuracies from 0 to 1, or None if the paper has none.
+        """Return the paper's value of a metric for an arm, or None if the paper reports none.
+
+        Accuracies are returned as shares from 0 to 1.
 
         >>> paper = Reference(source="Table 1", arms=(ReferenceArm(arm={"rank": 4}, values={"accuracy/mean": 54.73}),))
         >>> paper.value({"rank": 4}, "accuracy/mean"), paper.value({"rank": 8}, "accuracy/mean")
@@ -74,9 +81,10 @@ def is_accuracy(metric: str) -> bool:
 
 
 def identity(values: Json | Mapping[str, Json]) -> str:
-    """Return JSON text that is equal for equal values, to be used as a key.
+    """Return the values as JSON text, which can be the key of a dict.
 
-    Python itself does not distinguish the keys `1`, `1.0` and `True`, and does not accept lists as keys.
+    The values themselves cannot be keys, because Python does not distinguish the keys `1`, `1.0` and `True`, and does
+    not accept lists as keys.
     """
     return json.dumps(values, sort_keys=True)
 
@@ -87,10 +95,10 @@ def agrees(part: Mapping[str, Json], arm: Mapping[str, Json]) -> bool:
 
 
 def parse_arm(text: str) -> Arm:
-    """Parse an arm such as `lora.rank=4,seed=0`, whose values are YAML.
+    """Parse an arm such as `lora.rank=4,seed=0`, whose values are written in YAML.
 
     Raises:
-        UserError: The text has another form, or a name occurs twice.
+        UserError: The text is not a list of NAME=VALUE, a value is not valid YAML, or a name occurs twice.
 
     >>> parse_arm("federation.depths=[12, 6],arm='a, b'")
     {'federation.depths': [12, 6], 'arm': 'a, b'}
@@ -99,10 +107,10 @@ def parse_arm(text: str) -> Arm:
     for word in at_commas(text):
         name, sign, value = (part.strip() for part in word.partition("="))
         if not sign or not name:
-            raise UserError(f"an arm must look like `lora.rank=4,seed=0`, but got `{text}`.")
+            raise UserError(f"an arm must be a list of NAME=VALUE, such as `lora.rank=4,seed=0`, but it is `{text}`.")
         if name in arm:
             raise UserError(f"an arm must set each hyperparameter once, but `{text}` sets `{name}` twice.")
-        arm[name] = parse_yaml(value, f"the arm's `{word.strip()}`")
+        arm[name] = parse_yaml(value, f"the entry `{word.strip()}` of the arm")
     return arm
 
 
@@ -116,7 +124,7 @@ def arm_argument(arm: Mapping[str, Json]) -> str:
 
 
 def at_commas(text: str) -> list[str]:
-    """Split a text at the commas outside brackets and quotes."""
+    """Split a text at its commas, except for commas inside brackets or quotes."""
     parts, depth = [""], 0
     for piece in re.findall(r"""(?s)"(?:\\.|[^"\\])*"|'[^']*'|.""", text):
         depth += (piece in "[{(") - (piece in "]})")
@@ -128,10 +136,10 @@ def at_commas(text: str) -> list[str]:
 
 
 def counterparts(arms: Collection[Mapping[str, Json]], baseline: Mapping[str, Json]) -> dict[str, Arm]:
-    """Map the `identity` of each arm to its counterpart, the arm with which it is compared.
+    """Map the `identity` of each arm to its counterpart, the arm to which it is compared.
 
-    A counterpart has the values of the baseline and otherwise the values of the arm. It may be the arm itself. Arms
-    without a counterpart are left out.
+    The counterpart of an arm has the values in `baseline`, and otherwise the same values as the arm. An arm can be its
+    own counterpart. Arms whose counterpart is not in `arms` are left out.
 
     >>> rank_8 = {"lora.rank": 8, "optimizer.lr": 0.1}
     >>> counterparts([{"lora.rank": 4, "optimizer.lr": 0.1}, rank_8], {"lora.rank": 8}) == {
@@ -149,7 +157,7 @@ def counterparts(arms: Collection[Mapping[str, Json]], baseline: Mapping[str, Js
             others[identity(rest)] = dict(one)
     found: dict[str, Arm] = {}
     for arm in arms:
-        for names in open_names:  # arms have different names if axes have conditions
+        for names in open_names:  # arms differ in their names if some axes are conditional
             rest = {name: arm[name] for name in names if name in arm}
             if identity(rest) in others:
                 found[identity(arm)] = others[identity(rest)]
@@ -157,7 +165,7 @@ def counterparts(arms: Collection[Mapping[str, Json]], baseline: Mapping[str, Js
 
 
 def arm_label(arm: Mapping[str, Json]) -> str:
-    """Return an arm as readable text, with floats in six significant digits.
+    """Return an arm as readable text, in which floats have six significant digits.
 
     >>> arm_label({"lora.rank": 4, "optimizer.lr": 0.012345678})
     'lora.rank=4, optimizer.lr=0.0123457'
@@ -172,7 +180,7 @@ def arm_label(arm: Mapping[str, Json]) -> str:
 
 
 def short_names(dotted: Iterable[str]) -> dict[str, str]:
-    """Return, for each dotted name, the shortest ending that no other name has.
+    """Map each dotted name to its shortest ending that no other name shares.
 
     >>> short_names(["lora.rank", "optimizer.lr", "method.server.lr", "without"])
     {'lora.rank': 'rank', 'optimizer.lr': 'optimizer.lr', 'method.server.lr': 'server.lr', 'without': 'without'}
@@ -183,7 +191,14 @@ def short_names(dotted: Iterable[str]) -> dict[str, str]:
 
 
 def setting(name: str, value: Json, sign: str = " ", digits: int = 4) -> str:
-    """Return one entry of an arm as readable text, e.g. `rank 4` or `without cross`."""
+    """Return one entry of an arm as readable text, e.g. `rank 4` or `without cross`.
+
+    Args:
+        name: The name of the entry.
+        value: The value of the entry.
+        sign: The text between the name and the value.
+        digits: The number of significant digits of floats.
+    """
     if name == NAMED:
         return str(value)
     if name == ABLATED and isinstance(value, list):
@@ -192,9 +207,10 @@ def setting(name: str, value: Json, sign: str = " ", digits: int = 4) -> str:
 
 
 def shown_setting(value: Json, digits: int = 4) -> str:
-    """Return a value as readable text.
+    """Return a value as readable text, written as in YAML except for floats and objects.
 
-    It is shown as in YAML, but floats have `digits` significant digits, and the name of an object comes first.
+    Floats have `digits` significant digits. An object is written as its name, followed by its other fields in
+    parentheses.
 
     >>> shown_setting({"name": "all_small", "depth": 3}), shown_setting([4, 4]), shown_setting(["l0", None])
     ('all_small (depth 3)', '[4, 4]', '[l0, null]')

@@ -37,7 +37,10 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(path: Path, like: ServerState, device: str = "cpu") -> Checkpoint:
-    """Read a checkpoint onto a device. Its state gets the class of `like`."""
+    """Read a checkpoint and move its tensors to a device.
+
+    `like` is a server state of the same method. The state in the checkpoint is restored as an object of the same class.
+    """
     from safetensors import safe_open
 
     with safe_open(path, framework="pt", device=device) as file:
@@ -63,25 +66,28 @@ def load_history(path: Path) -> History:
 
 
 def without_tensors(file: BinaryIO) -> bytes:
-    """Return the bytes of a checkpoint without its tensors.
+    """Return a copy of a checkpoint file without its tensors, as bytes. The copy contains the complete history.
 
-    If the file is replaced during the call, the result is either the old or the new version.
+    If the file is replaced during the call, the copy is made from either the old or the new version.
     """
     from safetensors.numpy import save as to_bytes
 
     size = FIRST_BYTES
-    for _ in range(2):  # a single read, because two reads may return parts of different checkpoints
+    for _ in range(2):  # in a single read, because two reads may return parts of different checkpoints
         file.seek(0)
         start = file.read(size)
         header = int.from_bytes(start[:8], "little")
         if 8 + header <= len(start):
             return to_bytes({}, json.loads(start[8 : 8 + header])["__metadata__"])
-        size = 8 + header + FIRST_BYTES  # the header may have grown by the next read
+        size = 8 + header + FIRST_BYTES  # with reserve, because the header may have grown by the next read
     raise OSError("a checkpoint changes faster than it can be read")
 
 
 def _pack(node: Any, path: str, tensors: dict[str, Any]) -> Any:
-    """Return `node` as plain JSON, and copy its tensors to `tensors`, each under its path in the state."""
+    """Convert a part of a server state to JSON values, and copy its tensors to `tensors`.
+
+    The keys of `tensors` are paths in the state. `path` is the path of `node`.
+    """
     if hasattr(node, "numel"):
         path = path if path not in tensors else f"{path}#{len(tensors)}"
         tensors[path] = node.detach().cpu().contiguous().clone()
@@ -92,8 +98,8 @@ def _pack(node: Any, path: str, tensors: dict[str, Any]) -> Any:
         return {"tuple": [_pack(value, f"{path}/{index}", tensors) for index, value in enumerate(node)]}
     if node is None or isinstance(node, bool | int | float | str):
         return {"value": node}
-    kinds = "tensors, dicts with plain keys, tuples and plain values"
-    raise TypeError(f"a server state may hold {kinds}, but {path} is {type(node).__name__}")
+    kinds = "tensors, tuples, dicts with keys of type str or int, numbers, strings, booleans and None"
+    raise TypeError(f"a server state may contain only {kinds}, but {path} is of type {type(node).__name__}")
 
 
 def _unpack(node: dict[str, Any], fill: Callable[[str], Any]) -> Any:

@@ -1,4 +1,7 @@
-"""The results folder, the folder of a sweep and the folder of a trial. Each is local or a mirror of a remote store."""
+"""Classes for the results folder, the folder of a sweep and the folder of a trial.
+
+Each folder is local or a mirror of a folder in a remote store.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ from fedsweep.results.tsne_files import FILES
 
 Record = TypeVar("Record", bound=Config)
 SHORTEN = {"checkpoint.safetensors": without_tensors}
-"""Functions that read only those parts of large files that the driver, the process that runs a sweep, needs."""
+"""For each large file, a function that reads only the part that the driver (the process that runs a sweep) needs."""
 
 
 def read_record(kind: type[Record], path: Path) -> Record:
-    """Read a record from a JSON file, or raise UserError if the file does not contain a valid one."""
+    """Read a record of class `kind` from a JSON file, or raise UserError if the file contains no valid record."""
     return kind.of(read_json(path), str(path))
 
 
@@ -38,9 +41,11 @@ def write_record(path: Path, record: Config) -> None:
 
 
 class TrialStore:
-    """The folder of one trial. Files that the driver writes are also sent to the remote store, if there is one.
+    """The folder of one trial, which contains its plan, checkpoint, outcome and attempts.
 
-    Methods raise UnreachableError if files cannot be downloaded, or if files that workers need cannot be sent.
+    If the results are in a remote store, the files that the driver (the process that runs the sweep) writes are also
+    sent there. Methods raise UnreachableError if files cannot be downloaded, or if files that workers need cannot be
+    sent.
     """
 
     def __init__(self, folder: Path, remote: Remote = NOTHING) -> None:
@@ -48,21 +53,21 @@ class TrialStore:
         self.checkpoint = folder / "checkpoint.safetensors"
 
     def plan(self, plan: TrialPlan) -> None:
-        """Write the trial's plan, which must happen before the trial starts."""
+        """Write the plan of the trial. The plan must be written before the trial starts."""
         write_record(self.folder / "trial.json", plan)
         self.remote.push(needed=True)
 
     @property
     def planned(self) -> bool:
-        """True if the plan has been written."""
+        """True if the trial's plan has been written."""
         return (self.folder / "trial.json").exists()
 
     def recorded(self) -> Sequence[RoundRecord]:
-        """Return all rounds that are on disk."""
+        """Return the records of all rounds in the local checkpoint, or an empty list if there is no checkpoint."""
         return load_history(self.checkpoint) if self.checkpoint.exists() else []
 
     def history(self) -> Sequence[RoundRecord]:
-        """Return the recorded rounds. If the trial has ended, rounds after that of its outcome are left out."""
+        """Return the records of the trial's rounds. Rounds after the round of its outcome are left out."""
         outcome = self.outcome()
         return [one for one in self.recorded() if outcome is None or one.round <= outcome.round]
 
@@ -72,12 +77,20 @@ class TrialStore:
         return read_record(Outcome, path) if path.exists() else None
 
     def begin_from(self, other: TrialStore, round: int) -> None:
-        """Copy the state and history of another trial; raise ValueError unless its last round is `round`."""
+        """Copy the checkpoint of another trial, so that this trial continues where the other trial ended.
+
+        Args:
+            other: The other trial.
+            round: The expected last round of the other trial.
+
+        Raises:
+            ValueError: The last round of the other trial is not `round`.
+        """
         other.remote.pull(whole=True)
         history = other.recorded()
         if not history or history[-1].round != round:
-            stands = history[-1].round if history else "none"
-            raise ValueError(f"the last round of trial {other.folder.name} must be {round}, but it is {stands}")
+            found = f"it is {history[-1].round}" if history else "no round is recorded"
+            raise ValueError(f"the last round of trial {other.folder.name} must be {round}, but {found}")
         write_atomically(self.checkpoint, other.checkpoint.read_bytes())
 
     def end(self, outcome: Outcome) -> None:
@@ -91,7 +104,12 @@ class TrialStore:
         self.remote.push()
 
     def take(self, other: TrialStore, ends: Collection[OutcomeName]) -> None:
-        """Copy the rounds of the same trial in another sweep, and its outcome if `ends` contains it."""
+        """Copy the results of the same trial from another sweep.
+
+        Args:
+            other: The trial's folder in the other sweep.
+            ends: The outcomes that may be copied. If the trial had another outcome, only its rounds are copied.
+        """
         other.remote.pull(whole=True)
         for name in (*FILES, self.checkpoint.name):
             if (other.folder / name).exists():
@@ -101,7 +119,7 @@ class TrialStore:
             write_record(self.folder / "outcome.json", outcome)
 
     def read(self) -> TrialRecord:
-        """Return all records of the trial."""
+        """Return the trial's plan, outcome, history, t-SNE files and attempts."""
         plan = read_record(TrialPlan, self.folder / "trial.json")
         artifacts = {name: self.folder / name for name in FILES if (self.folder / name).exists()}
         return TrialRecord(plan, self.outcome(), self.history(), artifacts, self.attempts().attempts)
@@ -124,7 +142,7 @@ class SweepStore:
         self.folder, self.remote = folder, remote
 
     def create(self, manifest: SweepManifest, files: Mapping[str, str]) -> None:
-        """Write the manifest and copies of the YAML files."""
+        """Write the manifest of the sweep and copies of its YAML files."""
         for name, text in files.items():
             write_atomically(self.folder / name, text.encode())
         write_record(self.folder / "sweep.json", manifest)
@@ -135,9 +153,11 @@ class SweepStore:
         return read_record(SweepManifest, self.folder / "sweep.json")
 
     def show(self, columns: tuple[str, ...], asked: bool) -> None:
-        """Record the columns of reports.
+        """Record the columns that reports of the sweep show.
 
-        If the user `asked` for these columns, they take precedence over later changes of the YAML file.
+        Args:
+            columns: The names of the columns.
+            asked: Whether the user chose the columns. If so, they take precedence over later changes of the YAML file.
         """
         manifest = self.manifest()
         if manifest.columns != columns:
@@ -146,33 +166,33 @@ class SweepStore:
             write_record(self.folder / "sweep.json", shown)
 
     def fetch(self) -> None:
-        """Update the folder from the remote store, unless a local process runs the sweep and keeps it up to date."""
+        """Update the folder from the remote store, unless a process on this machine is running the sweep."""
         if self.remote is not NOTHING:
             with contextlib.suppress(LockedError), locked(self.folder / ".lock", "taken"):
                 self.remote.pull(discard=True)
                 self.remote.save()
 
     def trial(self, key: str) -> TrialStore:
-        """Return the folder of one trial."""
+        """Return the folder of the trial with this key."""
         return TrialStore(inside(self.folder / "trials", key), self.remote.below("trials", key))
 
     def ended(self) -> list[str]:
-        """Return the keys of the trials that have ended."""
+        """Return the keys of the trials that have ended. A key is the name of the trial's folder."""
         if (mirror := self.remote.mirror) is not None:
             names = persistently(lambda: mirror.names("trials"))
             return [Path(name).parent.name for name in names if name.endswith("/outcome.json")]
         return [path.parent.name for path in (self.folder / "trials").glob("*/outcome.json")]
 
     def trials(self) -> list[TrialRecord]:
-        """Return all trials in the order of the plan."""
+        """Return the records of all planned trials, sorted by their number in the sweep's plan."""
         trials = [TrialStore(path.parent).read() for path in (self.folder / "trials").glob("*/trial.json")]
         return sorted(trials, key=lambda trial: trial.plan.number)
 
 
 class Store:
-    """The results folder, or the local mirror of a remote one.
+    """The results folder, or the local mirror of a remote results folder.
 
-    Methods raise UserError for names that lead out of the folder.
+    Methods raise UserError for names that lead out of the folder, such as `../runs`.
     """
 
     def __init__(self, root: Path, uri: str | None = None) -> None:
@@ -182,7 +202,7 @@ class Store:
 
     @classmethod
     def at(cls, address: str | Path) -> Store:
-        """Open a results folder, or the local mirror of a URI; raise UserError if a remote store is not accessible."""
+        """Open a results folder, given its path or URI. Raise UserError if a remote store is not accessible."""
         if not is_uri(address):
             return cls(Path(address))
         uri = str(address).rstrip("/")
@@ -198,9 +218,12 @@ class Store:
             check_writable(self.uri)
 
     def remote(self, folder: Path, plays: bool = False) -> Remote:
-        """Return the remote counterpart of a folder.
+        """Return the remote folder that corresponds to a local folder of the results.
 
-        Checkpoints are downloaded without tensors, unless `plays` is set because this process trains the run itself.
+        Args:
+            folder: The local folder.
+            plays: Whether this process trains the run in the folder and therefore needs the tensors in its checkpoint.
+                Otherwise, checkpoints are downloaded without tensors, and are never sent.
         """
         if self.uri is None:
             return NOTHING
@@ -213,19 +236,26 @@ class Store:
         return SweepStore(folder, self.remote(folder))
 
     def run(self, name: str, stamp: str) -> TrialStore:
-        """Return the folder of a run outside of sweeps."""
+        """Return the folder of a run outside of sweeps, given the name of its experiment and its start time `stamp`."""
         folder = inside(self.root / "runs", name, stamp)
         return TrialStore(folder, self.remote(folder, plays=True))
 
     def runs(self) -> list[TrialStore]:
-        """Return the existing runs outside of sweeps, updated from the remote store."""
+        """Return the folders of all runs outside of sweeps, updated from the remote store."""
         remote = self.remote(self.root / "runs")
         remote.pull()
         remote.save()
         return [TrialStore(path.parent) for path in sorted((self.root / "runs").glob("**/trial.json"))]
 
     def whole_run(self, name: str, stamp: str) -> TrialStore:
-        """Return a run outside of sweeps, and download the tensors of its checkpoint if they are missing."""
+        """Return the folder of a run outside of sweeps, with a complete checkpoint.
+
+        The tensors of the checkpoint are downloaded if they are missing.
+
+        Args:
+            name: The name of the experiment.
+            stamp: The start time of the run.
+        """
         # Only the mirror of `runs` records which checkpoints were downloaded without tensors.
         remote = self.remote(self.root / "runs").below(name, stamp)
         remote.pull(whole=True)
@@ -233,13 +263,17 @@ class Store:
         return TrialStore(inside(self.root / "runs", name, stamp))
 
     def sweeps(self) -> list[SweepStore]:
-        """Return the existing sweeps, oldest first. Of remote sweeps, only the manifest is downloaded."""
+        """Return the folders of all sweeps, oldest first. Of remote sweeps, only the manifests are downloaded."""
         local = (path.parent for path in (self.root / "sweeps").glob("**/sweep.json"))
         found = [SweepStore(folder, self.remote(folder)) for folder in (self._remote_sweeps if self.uri else local)]
         return sorted(found, key=lambda sweep: sweep.manifest().created)
 
     def find(self, name: str, sweep_id: str | None = None) -> SweepStore:
-        """Return the newest sweep of a search space, or the one with the given id, updated from the remote store.
+        """Return the folder of a sweep, updated from the remote store.
+
+        Args:
+            name: The search space.
+            sweep_id: The id of the sweep; None for the newest sweep of the search space.
 
         Raises:
             UserError: There is no such sweep.
@@ -257,7 +291,7 @@ class Store:
 
     @cached_property
     def _remote_sweeps(self) -> list[Path]:
-        """The local folders of the remote sweeps, each with its manifest. The remote store is listed only once."""
+        """The local folders of all remote sweeps, with their manifests. The remote store is listed only once."""
         place, root = Place(self.where, "sweeps"), self.root / "sweeps"
 
         def manifest(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""The metric history of a run: one record per communication round. No torch."""
+"""The metric history of a run, with one record per communication round. This module does not import torch."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,9 @@ ACCUMULATED = ("megabytes/sent", "bytes/up", "bytes/down", "seconds/round")
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """The metrics after `round` rounds. Round 0 is the untuned model.
+    """The metrics after `round` rounds, where round 0 is the untuned model.
 
-    If a run is repeated, only `seconds`, `memory` and `system` change.
+    All fields except `seconds`, `memory` and `system` are reproducible.
     """
 
     round: int
@@ -35,7 +35,7 @@ def to_json(history: History) -> str:
 
 
 def from_json(text: str) -> list[RoundRecord]:
-    """Parse a history from the JSON of `to_json`."""
+    """Parse a history from the JSON text that `to_json` returned."""
     return [RoundRecord(**record) for record in json.loads(text)]
 
 
@@ -45,23 +45,24 @@ def total_megabytes(history: History) -> float:
 
 
 def mean_of_last(history: History, metric: str, rounds: int = 4) -> float:
-    """Return the mean of a metric over the last `rounds` rounds, without the untuned model.
+    """Return the mean of a metric over the last `rounds` rounds, excluding round 0, the untuned model.
 
-    The default of four rounds is that of FedRA's code.
+    The default is four rounds, as in FedRA's code.
     """
     values = [record.metrics[metric] for record in history if record.round > 0][-rounds:]
     return sum(values) / len(values)
 
 
 def last(history: History, metric: str) -> float | None:
-    """Return the value of a metric after the last recorded round, or None if it is absent."""
+    """Return the value of a metric after the last recorded round, or None if there is no such value."""
     return history[-1].metrics.get(metric) if history else None
 
 
 def over_the_run(history: History, metric: str) -> float | None:
     """Return the value of a metric for a whole run.
 
-    For the metrics in `ACCUMULATED`, this is the sum over all rounds, and for others the value after the last round.
+    For the metrics in `ACCUMULATED`, such as `bytes/up`, this value is the sum over all rounds. For all other metrics,
+    it is the value after the last round.
     """
     if not history or metric not in ACCUMULATED:
         return last(history, metric)

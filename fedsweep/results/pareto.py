@@ -1,4 +1,4 @@
-"""The second objective of a sweep, and Pareto efficiency. No torch."""
+"""The second objective of a sweep, and Pareto efficiency. This module does not import torch."""
 
 from collections.abc import Sequence
 from typing import Literal

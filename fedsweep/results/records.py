@@ -27,33 +27,33 @@ OutcomeName = Literal["finished", "pruned", "diverged", "failed"]
 class SweepManifest(Config):
     """The description of a sweep, written when the sweep starts."""
 
-    id: str = Field(description="unique id, also the folder's name")
+    id: str = Field(description="unique id, which is also the name of the folder")
     name: str = Field(description="the search space, e.g. ablations/lora_rank")
     experiment: str = Field(description="the experiment that the search space varies")
-    created: str = Field(description="time of the start, UTC, ISO 8601")
+    created: str = Field(description="start time in UTC, as in ISO 8601")
     metric: str = Field(description="the objective, e.g. accuracy/mean")
     mode: Mode
     against: Against | None = Field(None, description="the second objective, if there are two")
     rounds: int = Field(description="rounds of a complete trial")
     varied: tuple[str, ...] = Field(description="dotted names of the settings that differ between arms")
-    baseline: Arm | None = Field(None, description="the arm that others are compared to")
+    baseline: Arm | None = Field(None, description="the arm to which the others are compared")
     reference: Reference | None = Field(None, description="a paper's values for some arms")
     seeds: tuple[int, ...]
-    trials: int | None = Field(None, description="final number of trials; null for a population")
+    trials: int | None = Field(None, description="final number of trials; null for population-based training")
     scheduler: str
     search: str
-    processor: str = Field("", description="device and threads, on which the last digits of results depend")
-    fresh: bool = Field(False, description="whether all trials ran anew, with none reused from earlier sweeps")
+    processor: str = Field("", description="device and number of threads, on which the last digits of results depend")
+    fresh: bool = Field(False, description="whether no trial is reused from an earlier sweep")
     domains: tuple[str, ...]
     columns: tuple[str, ...] = Field((), description="columns of the table besides the objective; empty for defaults")
-    logarithmic: tuple[str, ...] = Field((), description="dotted names of values that a search draws on a log scale")
+    logarithmic: tuple[str, ...] = Field((), description="dotted names of settings that are drawn on a log scale")
     overrides: dict[str, Json] = Field(default_factory=dict, description="the user's changes to the experiment")
     options: dict[str, Json] = Field(default_factory=dict, description="the user's changes to the search space")
-    digests: dict[str, str] = Field(description="digests of definition, engine code, data and packages")
+    digests: dict[str, str] = Field(description="digests of the definition, code and data; package versions")
 
 
 class Start(Config):
-    """The other trial, and its round, from which a trial continues."""
+    """The starting point of a trial that continues another trial: the other trial's key and round."""
 
     key: str = Field(description="key of the other trial, whose state and history are copied")
     round: int = Field(ge=0, description="round of the other trial after which this trial continues")
@@ -68,7 +68,7 @@ class TrialPlan(Config):
     seed: int
     config: dict[str, Json] = Field(description="resolved configuration of the run, nested as in an experiment file")
     digests: dict[str, str] = Field(default_factory=dict, description="digests of the run's data and weights")
-    marks: dict[str, str] = Field(default_factory=dict, description="provenance of the results, as tags by name")
+    marks: dict[str, str] = Field(default_factory=dict, description="provenance of the results, as tags keyed by name")
     start: Start | None = Field(None, description="the trial and round that this trial continues; null for none")
 
     @property
@@ -82,29 +82,33 @@ class Outcome(Config):
 
     outcome: OutcomeName
     round: int = Field(description="the last round of the trial")
-    reason: str | None = Field(None, description="reason why the trial was stopped, as readable text")
+    reason: str | None = Field(None, description="why the trial was stopped, as readable text")
     error: str | None = Field(None, description="traceback of the failure or of the error that reported divergence")
 
 
 class Attempt(Config):
-    """One attempt of a worker to run a trial. Measurements are None until it ends, and if the worker was lost."""
+    """One attempt to run a trial. Measurements are None until the attempt ends, and if its worker was lost."""
 
-    gpus: float = Field(ge=0, description="the attempt's share of a GPU, or its number of GPUs")
+    gpus: float = Field(ge=0, description="number of GPUs of the attempt, which can be a fraction")
     round: int | None = Field(None, description="the last round that the attempt reported")
     peak: int | None = Field(None, description="peak memory of the attempt on the GPU, in bytes")
-    beside: int = Field(0, description="bytes in use on the GPU besides the trial's; 0 if other trials shared the GPU")
+    beside: int = Field(0, description="bytes of other processes on the GPU; 0 if other trials shared the GPU")
     total: int | None = Field(None, description="memory of the GPU in bytes")
     seconds: float | None = Field(None, description="duration of the attempt's last round in seconds")
     out_of_memory: bool = Field(False, description="whether the attempt ended because it ran out of GPU memory")
 
 
 class Attempts(Config):
-    """All attempts to run a trial, oldest first (`gpus.json`)."""
+    """All attempts to run a trial, oldest first. They are stored in the file `gpus.json`."""
 
     attempts: tuple[Attempt, ...] = ()
 
     def marks(self) -> dict[str, str]:
-        """Return the MLflow tags: the share of a GPU in the last attempt, and how often memory ran out."""
+        """Return the MLflow tags of the attempts.
+
+        The tag `gpus` is the last attempt's share of a GPU. The tag `out_of_memory` is the number of attempts that ran
+        out of GPU memory, if there are any.
+        """
         if not self.attempts:
             return {}
         ran_out = sum(one.out_of_memory for one in self.attempts)
@@ -113,7 +117,7 @@ class Attempts(Config):
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """A trial as recorded on disk; `outcome` is None until it has ended."""
+    """A trial as recorded on disk. `outcome` is None until the trial has ended."""
 
     plan: TrialPlan
     outcome: Outcome | None
@@ -136,9 +140,9 @@ def count_outcomes(trials: Iterable[TrialRecord]) -> dict[OutcomeName, int]:
 
 
 def stand_in(tags: Mapping[str, str]) -> str | None:
-    """Return the description of a run's stand-ins, images that replace the output of a generator, or None.
+    """Return the description of the stand-ins on which a run trained, or None if there were none.
 
-    `tags` are the tags of the run.
+    Stand-ins are images that replace the output of an image generator. `tags` are the run's provenance tags.
 
     >>> stand_in({"synthetic": "folder"}), stand_in({})
     (None, None)
@@ -147,11 +151,11 @@ def stand_in(tags: Mapping[str, str]) -> str | None:
 
 
 def warning(made: str, where: str = "") -> str:
-    """Return a warning that runs used stand-ins, images that replace the output of a generator.
+    """Return a warning that runs trained on stand-ins, images that replace the output of an image generator.
 
     Args:
         made: Description of the images.
-        where: The runs concerned; empty for a single run.
+        where: Names of the runs; empty for a single run.
 
     >>> warning("surrogates", "all arms")
     'Synthetic images: surrogates (all arms).'

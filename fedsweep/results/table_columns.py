@@ -18,15 +18,15 @@ TARGET = "rounds_to="
 
 @dataclass(frozen=True)
 class Column:
-    """A column of result tables. It has one number per trial, and an arm shows the mean over its finished seeds."""
+    """A column of result tables. Each trial has one value, and tables show the mean over an arm's finished trials."""
 
     name: str
     """The name in a search space, in `--columns` and in table.csv."""
     heading: str
     of: Callable[[TrialRecord], float | None]
-    """Function that returns the value of a trial: a share from 0 to 1, MB of 10^6 bytes, seconds or rounds."""
+    """A function that returns the value of a trial: an accuracy from 0 to 1, MB (10^6 bytes), seconds, or a number."""
     meaning: str
-    """The part of the definition that the heading leaves out."""
+    """The definition, which is shown in parentheses after the heading."""
     percent: bool = False
     digits: int | None = None
     """Number of decimals to show; None for four significant digits."""
@@ -53,7 +53,7 @@ def _gpu_seconds(trial: TrialRecord) -> float | None:
         return None
     seconds, gpus = 0.0, [(one.gpus, one.round) for one in trial.attempts]
     for record in trial.history:
-        # The attempt that ran the round is the first one that reached it, or else the last one, which was cut off.
+        # The attempt that ran the round is the first one that reached it, or the last one, whose report may be missing.
         share = next((given for given, reached in gpus if reached is not None and record.round <= reached), gpus[-1][0])
         seconds += share * record.seconds
     return seconds
@@ -65,7 +65,7 @@ def _most_megabytes(numbers_of_bytes: Iterable[int | None]) -> float | None:
 
 
 def _rounds_to(target: float, metric: str, mode: Mode, trial: TrialRecord) -> float | None:
-    """Return the first round after which the metric is as good as the target."""
+    """Return the first round after which the metric is at least as good as the target, or None if there is none."""
     sign = 1 if mode == "max" else -1
     known = ((record.round, record.metrics.get(metric, math.nan)) for record in trial.history)
     return next((float(number) for number, found in known if sign * found >= sign * target), None)
@@ -75,45 +75,51 @@ COLUMNS: Mapping[str, Column] = {
     column.name: column
     for column in (
         Column("mean_over_domains", "mean of domains", partial(_last, "accuracy/mean"),
-               "mean accuracy in percent, with the same weight for each domain", percent=True),
+               "accuracy in percent, averaged over domains with equal weights", percent=True),
         Column("worst_domain", "worst domain", partial(_last, "accuracy/worst_domain"),
-               "accuracy in percent on each seed's worst domain", percent=True),
+               "accuracy in percent on the worst domain of each seed", percent=True),
         Column("domain_spread", "sd of domains", partial(_last, "accuracy/domain_spread"),
-               "standard deviation of the accuracy over domains with divisor n, in percentage points", percent=True),
+               "standard deviation of the accuracy over domains, with divisor n, in percentage points", percent=True),
         Column("out_of_domain", "out of domain", partial(_last, "accuracy/out_of_domain_mean"),
-               "mean accuracy in percent over the domains that no client of an arm has", percent=True),
+               "accuracy in percent, averaged over the domains of which no client of the arm has images", percent=True),
         Column("mean_client", "mean client", partial(_last, "accuracy/clients/mean"),
-               "mean accuracy in percent of the clients with their own models", percent=True),
+               "accuracy in percent on each client's own test images, averaged over honest clients", percent=True),
         Column("worst_client", "worst client", partial(_last, "accuracy/clients/worst"),
-               "accuracy in percent of each seed's worst client with its own model", percent=True),
+               "accuracy in percent of each seed's worst honest client on its own test images", percent=True),
         Column("bottom_clients", "bottom 10% clients", partial(_last, "accuracy/clients/bottom_10"),
-               "mean accuracy in percent of each seed's worst tenth of the clients, with their own models",
+               "accuracy in percent on own test images, averaged over each seed's worst 10% of the honest clients",
                percent=True),
         Column("megabytes", "MB sent", lambda trial: total_megabytes(trial.history),
-               "10^6 bytes in both directions, whole run"),
-        Column("megabytes_up", "MB up", partial(_megabytes, "bytes/up"), "10^6 bytes sent by clients, whole run"),
-        Column("megabytes_down", "MB down", partial(_megabytes, "bytes/down"), "10^6 bytes sent to clients, whole run"),
+               "10^6 bytes sent in both directions in the whole run"),
+        Column("megabytes_up", "MB up", partial(_megabytes, "bytes/up"),
+               "10^6 bytes sent by clients in the whole run"),
+        Column("megabytes_down", "MB down", partial(_megabytes, "bytes/down"),
+               "10^6 bytes sent to clients in the whole run"),
         Column("parameters_trained", "trained parameters", partial(_mean_of_rounds, "parameters/trained"),
-               "number per client, mean over clients and rounds", digits=0),
+               "number per client, averaged over clients and rounds", digits=0),
         Column("parameters_held", "held parameters", partial(_mean_of_rounds, "parameters/held"),
-               "number per client including frozen ones, mean over clients and rounds", digits=0),
+               "number per client, including frozen ones, averaged over clients and rounds", digits=0),
         Column("seconds", "seconds", lambda trial: sum(one.seconds for one in trial.history),
-               "measured time of training and evaluation, whole run", measured=True),
+               "measured time of training and evaluation in the whole run", measured=True),
         Column("gpu_seconds", "GPU seconds", _gpu_seconds,
-               "seconds of training and evaluation multiplied by the trial's share of a GPU", measured=True),
+               "measured time of training and evaluation, multiplied by the trial's share of a GPU", measured=True),
         Column("peak_memory", "peak MB", lambda trial: _most_megabytes(one.memory for one in trial.history),
-               "peak main memory of a trial's process during the trial, in 10^6 bytes", measured=True),
+               "peak main memory of the process during the trial, in 10^6 bytes", measured=True),
         Column("gpu_memory", "peak GPU MB", lambda trial: _most_megabytes(one.peak for one in trial.attempts),
-               "peak memory of a trial on its GPU, in 10^6 bytes", measured=True),
+               "peak GPU memory during the trial, in 10^6 bytes", measured=True),
     )
 }  # fmt: skip
 """The named columns. `rounds_to=NUMBER` and all metrics are columns, too."""
 
 
 def column(name: str, metric: str, mode: Mode) -> Column:
-    """Return a column by its name, which is a named column, a metric, or `rounds_to=NUMBER`.
+    """Return the column with this name.
 
-    The number is a target for the objective `metric`. If the objective is an accuracy, it is from 0 to 1.
+    Args:
+        name: A name in `COLUMNS`, a metric, or `rounds_to=NUMBER`, where NUMBER is a target for the objective. If the
+            objective is an accuracy, the target is a share from 0 to 1.
+        metric: The objective of the sweep.
+        mode: Whether larger (`max`) or smaller (`min`) values of the objective are better.
 
     >>> column("loss/train", "accuracy/mean", "max").heading, column("rounds_to=0.7", "accuracy/mean", "max").heading
     ('loss/train', 'rounds to 70%')
@@ -123,14 +129,14 @@ def column(name: str, metric: str, mode: Mode) -> Column:
     if name.startswith(TARGET):
         target = float(name.removeprefix(TARGET))
         shown = f"{100 * target:g}%" if is_accuracy(metric) else f"{target:g}"
-        meaning = "first round after which the objective reached the target, `by k of n` if only k of n seeds did"
+        meaning = "first round after which the objective reaches the target; `by k of n` if only k of n seeds reach it"
         return Column(name, f"rounds to {shown}", partial(_rounds_to, target, metric, mode), meaning, digits=1)
     percent = is_accuracy(name)
     return Column(name, name, partial(_last, name), "after the last round" + ", in percent" * percent, percent=percent)
 
 
 def check_columns(names: Sequence[str], metrics: Collection[str], objective: str, where: str) -> None:
-    """Raise UserError if a column's name is unknown or repeated, or if its target is not a valid number."""
+    """Raise UserError if a column's name is unknown or repeated, or if the target in `rounds_to=TARGET` is invalid."""
     known = [*COLUMNS, *metrics]
     taken: set[str | float] = set()
     for name in names:
@@ -140,7 +146,7 @@ def check_columns(names: Sequence[str], metrics: Collection[str], objective: str
             raise UserError(f"{where} lists `{name}` twice.")
         taken.add(meant)
         if not is_target and name not in known:
-            rest = f"; choose from {', '.join(COLUMNS)}, {TARGET}NUMBER and the metrics of the rounds."
+            rest = f"; choose from {', '.join(COLUMNS)}, {TARGET}NUMBER and the metrics that rounds report."
             raise UserError(f"{where} lists `{name}`, which is not a column{near(name, known) or rest}")
 
 
@@ -150,8 +156,8 @@ def _target(name: str, objective: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise UserError(f"{where} needs a number after {TARGET}, such as {TARGET}0.7, but it is {name}.")
+        raise UserError(f"{where} needs a number after `{TARGET}`, as in `{TARGET}0.7`, but it contains `{name}`.")
     if is_accuracy(objective) and not 0 <= value <= 1:
-        share = f"a share from 0 to 1 after {TARGET}, because the objective is {objective}"
-        raise UserError(f"{where} needs {share}, but it is {name}.")
+        share = f"a share from 0 to 1 after `{TARGET}`, because the objective is {objective}"
+        raise UserError(f"{where} needs {share}, but it contains `{name}`.")
     return value

@@ -1,4 +1,7 @@
-"""The points of a t-SNE as a CSV file and a picture. No torch, and matplotlib is imported only to draw a picture."""
+"""The points of a t-SNE, and functions that write them to a CSV file and a picture.
+
+This module does not import torch, and imports matplotlib only to draw a picture.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ COLUMNS = ("x", "y", "class", "domain", "silhouette")
 
 @dataclass(frozen=True)
 class Point:
-    """The position of a test image in the t-SNE plane, and its silhouette from -1 to 1 (Rousseeuw, 1987).
+    """The position of a test image in the t-SNE plane, without a unit, and its silhouette (Rousseeuw, 1987).
 
-    The position has no unit. The silhouette is computed from the features, not from the position.
+    The silhouette, from -1 to 1, measures how well the features of the image fit its class. It is computed from the
+    features, not from the position.
     """
 
     x: float
@@ -37,13 +41,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Embedding:
-    """The points of a t-SNE, ordered by class, domain and position in the data set."""
+    """The points of a t-SNE, sorted by class, then domain, then position in the data set."""
 
     points: tuple[Point, ...]
 
     @property
     def silhouette(self) -> float:
-        """The mean silhouette of the points, which is higher if the features separate the classes better."""
+        """The mean silhouette of all points, from -1 to 1; higher if the features separate the classes better."""
         return math.fsum(point.silhouette for point in self.points) / len(self.points)
 
     def csv(self) -> str:
@@ -55,7 +59,7 @@ class Embedding:
 
     @classmethod
     def of_csv(cls, text: str) -> Embedding:
-        """Parse the points from a table of `csv`."""
+        """Parse an embedding from a CSV table that `csv` returned."""
         rows = list(csv.reader(io.StringIO(text)))[1:]
         return cls(tuple(Point(float(x), float(y), label, domain, float(near)) for x, y, label, domain, near in rows))
 
@@ -78,7 +82,10 @@ class Look:
 
     @classmethod
     def of(cls, embeddings: Iterable[Embedding]) -> Look:
-        """Return the colours and markers for several figures, so that they are the same in all of them."""
+        """Return the colours and markers for the classes and domains of several embeddings.
+
+        Pictures of these embeddings can then use the same colours and markers.
+        """
         points = [point for one in embeddings for point in one.points]
         classes = dict.fromkeys(point.label for point in points)
         domains = dict.fromkeys(point.domain for point in points)
@@ -87,7 +94,7 @@ class Look:
 
 
 def palette(count: int) -> Sequence[str]:
-    """Return `count` colours: the first of `COLOURS`, or evenly spaced rainbow colours if `COLOURS` has too few."""
+    """Return the first `count` colours of `COLOURS`, or evenly spaced rainbow colours if `COLOURS` has too few."""
     if count <= len(COLOURS):
         return COLOURS[:count]
     from matplotlib import colormaps
@@ -97,21 +104,21 @@ def palette(count: int) -> Sequence[str]:
 
 
 def files(embedding: Embedding) -> dict[str, bytes]:
-    """Return the content of `tsne.csv` and `tsne.png`."""
+    """Return the content of the files `tsne.csv` and `tsne.png`, keyed by file name."""
     return {TABLE: embedding.csv().encode(), PICTURE: png(embedding)}
 
 
 def png(embedding: Embedding) -> bytes:
-    """Return a picture of the points with legends.
+    """Return a PNG picture of the points, with legends.
 
-    The file does not contain matplotlib's version, so that it depends only on the points.
+    The picture does not contain matplotlib's version, so it depends only on the points.
     """
     figure, written = blank(6.2, 5.4, "constrained"), io.BytesIO()
     axes, look = figure.add_subplot(), Look.of([embedding])
     scatter(axes, embedding, look, size=26)
     axes.set_title(
         f"t-SNE of the global model's features, {len(embedding.points)} test images\n"
-        f"silhouette by class, on the features: {embedding.silhouette:.3f}",
+        f"silhouette score by class, from the features: {embedding.silhouette:.3f}",
         fontsize=10.5, color=INK, loc="left",
     )  # fmt: skip
     legends(figure, look)
@@ -120,9 +127,9 @@ def png(embedding: Embedding) -> bytes:
 
 
 def blank(width: float, height: float, layout: Literal["constrained"] | None = None) -> Figure:
-    """Return an empty figure of a size in inches.
+    """Return an empty figure of a given width and height in inches.
 
-    The figure is created without pyplot, which would keep it in memory and select a screen.
+    The figure is created without pyplot, which would keep it in memory and could open a window.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -133,7 +140,10 @@ def blank(width: float, height: float, layout: Literal["constrained"] | None = N
 
 
 def scatter(axes: Axes, embedding: Embedding, look: Look, size: float) -> None:
-    """Draw the points with markers of `size` square points. The axes have no ticks, because the plane has no unit."""
+    """Draw the points of an embedding. `size` is the area of a marker in (1/72 inch)^2, matplotlib's unit.
+
+    The axes have no ticks, because positions in a t-SNE have no unit.
+    """
     for domain, marker in look.markers.items():
         dots = [point for point in embedding.points if point.domain == domain]
         axes.scatter(
@@ -147,12 +157,12 @@ def scatter(axes: Axes, embedding: Embedding, look: Look, size: float) -> None:
 
 
 def legends(figure: Figure, look: Look) -> None:
-    """Add a legend of the classes at the right and one of the domains at the bottom."""
+    """Add a legend of the classes on the right and a legend of the domains at the bottom."""
     from matplotlib.lines import Line2D
 
     classes = [Line2D([], [], linestyle="", marker="o", color=one, label=name) for name, one in look.colours.items()]
     domains = [Line2D([], [], linestyle="", marker=one, color=INK, label=name) for name, one in look.markers.items()]
-    widest = int(figure.get_figwidth())  # a name takes about an inch
+    widest = int(figure.get_figwidth())  # each name is about one inch wide
     common: dict[str, Any] = {
         "loc": "upper left", "frameon": False, "fontsize": 9.5, "title_fontsize": 9.5, "alignment": "left",
         "handletextpad": 0.2,

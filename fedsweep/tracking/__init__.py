@@ -1,6 +1,6 @@
 """MLflow runs that show the content of a results folder.
 
-Only this package imports mlflow, and only the driver process writes the runs.
+Only this package imports mlflow, and only the driver process of a sweep writes the runs.
 """
 
 from fedsweep.tracking.destination import Destination, check_writable

@@ -24,7 +24,7 @@ def tracking_uri(root: Path) -> str:
 
 
 def check_writable(root: Path) -> None:
-    """Raise UserError unless the results folder and its database can be written."""
+    """Raise UserError unless the results folder and its MLflow database can be written to."""
     probe = root / f".write-{os.getpid()}"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,13 @@ class Destination:
 
     @classmethod
     def of_sweep(cls, root: Path, folder: Path, address: str | None = None) -> Destination:
-        """Return the destination for `address`; if it is None, return the destination that the sweep used before."""
+        """Return the destination for `address`, or the sweep's previous destination if `address` is None.
+
+        Args:
+            root: The results folder.
+            folder: The folder of the sweep.
+            address: A value of `--mlflow`, or None.
+        """
         path = folder / SERVER
         return cls.of(root, address or (path.read_text().strip() if path.exists() else None))
 

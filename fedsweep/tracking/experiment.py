@@ -1,4 +1,4 @@
-"""An MLflow experiment with its runs, the registration of models, and the check of an MLflow server."""
+"""MLflow experiments and their runs, the registration of models, and the check of an MLflow server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sweep_tags(sweep_id: str) -> dict[str, str]:
 
 
 def trial_tags(key: str, parent: str | None) -> dict[str, str]:
-    """Return the tags that identify the run of a trial; `parent` is the id of its sweep's run."""
+    """Return the tags that identify the run of the trial `key`; `parent` is the id of the sweep's run, or None."""
     return {KEY: key, "fedsweep.kind": "trial", **({PARENT: parent} if parent else {})}
 
 
@@ -73,7 +73,13 @@ class Experiment:
         return str(found.experiment_id)
 
     def create(self, key: str, name: str, tags: dict[str, str]) -> Run:
-        """Create and return the run of the trial or sweep `key`."""
+        """Create and return a run.
+
+        Args:
+            key: The key of the trial or the id of the sweep that the run belongs to.
+            name: The name of the run.
+            tags: The tags of the run.
+        """
         try:
             return self.client.create_run(self.id, run_name=name, tags=tags)
         except Exception:
@@ -96,8 +102,8 @@ class Experiment:
     def keep_one(self, same: Iterable[Run], keep: str | None = None) -> Run | None:
         """Return one of several runs of the same trial or sweep, and delete the other runs.
 
-        Duplicates arise if MLflow creates a run but its response is lost. The run with the id `keep` is preferred, then
-        a run whose parameters have been recorded.
+        Several runs exist if MLflow created a run but its response was lost. The run with the id `keep` is preferred,
+        and otherwise a run whose parameters have been recorded.
         """
         runs = sorted(same, key=lambda run: (run.info.run_id != keep, DESCRIBED not in run.data.tags))
         for late in runs[1:]:
@@ -114,8 +120,8 @@ class Experiment:
 def check_server(destination: Destination, experiment: str | None = None) -> None:
     """Raise UserError unless the server answers and grants access; the local database is not checked.
 
-    If `experiment` is given, it is created if necessary and tagged, which requires write access. The server must then
-    also accept artifacts from other machines.
+    If the name `experiment` is given, the experiment is created if it is missing, and tagged. This requires write
+    access. In this case, the server must also accept artifacts from other machines.
     """
     if not destination.server:
         return
@@ -129,14 +135,14 @@ def check_server(destination: Destination, experiment: str | None = None) -> Non
         raise UserError(error_sentence(destination, error)) from None
     if experiment is not None and urlsplit(location).scheme in ("", "file"):
         raise UserError(
-            f"the MLflow server {destination.uri} keeps the artifacts of `{experiment}` in {location}, a folder on its "
-            "own machine; start the server with --serve-artifacts, which is MLflow's default, so that it receives "
-            "artifacts over HTTP."
+            f"the MLflow server {destination.uri} stores the artifacts of `{experiment}` in {location}, a folder on "
+            "the server's machine; start the server with --serve-artifacts, which is MLflow's default, so that it "
+            "receives artifacts over HTTP."
         )
 
 
 def error_sentence(destination: Destination, error: Exception) -> str:
-    """Return the error message for a server or a local database that cannot be used, with the reason."""
+    """Return an error message with the reason why a server or a local database cannot be used."""
     whole = one_line(error)
     if not destination.server:
         return f"MLflow's database {destination.uri.removeprefix('sqlite:///')} cannot be used: {_short(whole)}."
@@ -155,10 +161,10 @@ def _reason(whole: str) -> str:
     if system := re.search(r"\[Errno -?\d+\] ([^'\")]+)", whole):
         return system[1]
     if "timed out" in whole:
-        return "it did not answer in time"
+        return "it did not respond in time"
     if status := re.search(r"(?:failed with error code|too many) (\d+)", whole):
         return f"it returned HTTP {status[1]}, so it has failed or is not an MLflow server"
-    return "its answer is not that of an MLflow server" if "not in a valid JSON format" in whole else _short(whole)
+    return "its response is not that of an MLflow server" if "not in a valid JSON format" in whole else _short(whole)
 
 
 def _short(text: str) -> str:
@@ -167,16 +173,16 @@ def _short(text: str) -> str:
 
 
 class Registration:
-    """A model's name in MLflow's registry, and the trial's run to which a new version of the model belongs."""
+    """The registration of a model in MLflow's registry, with versions that belong to the run of a trial."""
 
     def __init__(self, destination: Destination, model: str, experiment: str, key: str, sweep: str | None) -> None:
-        """Find the run of the trial `key`, below the parent run of `sweep` if it is given.
+        """Find the run of the trial `key`, below the parent run of the sweep `sweep` unless `sweep` is None.
 
         Raises:
-            UserError: The model's name is invalid, MLflow cannot be used, or it has no such run.
+            UserError: The model's name is invalid, MLflow cannot be used, or MLflow has no run of this trial.
         """
         if not model.strip() or any(one in model for one in "/:"):
-            raise UserError(f"`--register` must be a name without / and :, but it is `{model}`.")
+            raise UserError(f"`--register` must be a name without `/` and `:`, but it is `{model}`.")
         check_server(destination)
         missing = f"MLflow has no run of trial {key}; `fedsweep ui --deliver` creates it."
         database = Path(destination.uri.removeprefix("sqlite:///"))
@@ -192,7 +198,7 @@ class Registration:
         self.run_id = run_id
 
     def add(self, folder: Path, path: str, tags: Mapping[str, str]) -> str:
-        """Log a folder as artifacts below `path`, register it as a new version, and return the version's number."""
+        """Log a folder as artifacts below `path`, register a new version with it, and return the version's number."""
         try:
             self.client.log_artifacts(self.run_id, str(folder), path)
             with contextlib.suppress(Exception):  # it already exists, or the next call fails too
@@ -201,7 +207,7 @@ class Registration:
             made = self.client.create_model_version(self.model, source, self.run_id, tags=dict(tags))
         except Exception as error:  # MLflow and the libraries below it raise many types
             raise UserError(
-                f"the export {folder} was written, but MLflow did not register it: {one_line(error)}."
+                f"the model was exported to {folder}, but MLflow did not register it: {one_line(error)}."
             ) from error
         return str(made.version)
 

@@ -1,4 +1,4 @@
-"""MLflow runs of sweeps and trials: parameters, rounds and outcomes, each written once."""
+"""MLflow runs of sweeps and trials; each parameter, round and outcome is written once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_PARAMETERS: Mapping[str, Any] = {"id": True, "name": True, "digests": True, "
 
 @dataclass(frozen=True)
 class _Written:
-    """The state of a trial's run in MLflow."""
+    """The content of a trial's run that MLflow is known to have."""
 
     run_id: str
     start: int
@@ -85,7 +85,7 @@ class Runs:
         save_view(self.client, self.experiment.id, self._manifest, run_id, self._summary.extent)
 
     def close_sweep(self, status: str, metrics: Mapping[str, float], artifacts: Path | None = None) -> None:
-        """End the parent run with `status`, after recording `metrics`, the report in `artifacts`, and a description."""
+        """Write `metrics`, the report in `artifacts` and a description to the parent run; end the run with `status`."""
         run_id = self._open_parent()
         if artifacts is not None:
             self.client.log_artifacts(run_id, str(artifacts), "report")
@@ -101,7 +101,7 @@ class Runs:
         save_view(self.client, self.experiment.id, self._manifest, run_id, self._summary.extent)
 
     def sync(self, trial: TrialRecord) -> None:
-        """Write the missing parameters, rounds and outcome of one trial."""
+        """Write the parameters, rounds and outcome of a trial that its MLflow run lacks."""
         self._summary.add(trial)
         key, outcome = trial.plan.key, trial_description.outcome_tags(trial)
         written = self._written.pop(key, None) or self._open(trial.plan)
@@ -127,7 +127,7 @@ class Runs:
         self._written[key] = replace(written, tags={**written.tags, **tags}, step=step)
 
     def interrupt(self, trial: TrialRecord) -> None:
-        """Mark a trial as interrupted; a resumed sweep continues the trial's run."""
+        """Mark the run of a trial as interrupted; a resumed sweep continues the run."""
         self.sync(trial)
         written = self._written.pop(trial.plan.key)
         self.client.set_terminated(written.run_id, "KILLED")
@@ -137,11 +137,11 @@ class Runs:
     @property
     def _manifest(self) -> SweepManifest:
         if self.sweep is None:
-            raise RuntimeError("these runs belong to no sweep")
+            raise RuntimeError("the runs do not belong to a sweep")
         return self.sweep
 
     def _open_parent(self) -> str:
-        """Return the id of the parent run; on the first call, find or create it, and find its children."""
+        """Return the id of the parent run; on the first call, find or create the parent run and find its child runs."""
         if self.parent is not None:
             return self.parent
         sweep, tags = self._manifest, sweep_tags(self._manifest.id)
@@ -161,7 +161,7 @@ class Runs:
         return trial_tags(key, None if self.sweep is None else self._open_parent())
 
     def _open(self, plan: TrialPlan) -> _Written:
-        """Find or create the run of a trial."""
+        """Find or create the run of a trial, and return its state."""
         tags = self._tags(plan.key)
         if self._children is not None and plan.key not in self._opened:
             found = self._children.pop(plan.key, None)
@@ -176,7 +176,7 @@ class Runs:
         return _Written(found.info.run_id, found.info.start_time, found.data.tags, step)
 
     def _change(self, run_id: str, trial: TrialRecord) -> None:
-        """Write the status and the artifacts of a trial that has ended, or the status of a trial that runs again."""
+        """Update the status of a trial's run; if the trial has ended, also write its artifacts."""
         if trial.outcome is None:
             self.client.update_run(run_id, status="RUNNING")
             return
@@ -189,9 +189,9 @@ class Runs:
     def _send(
         self, run_id: str, rounds: Sequence[list[Metric]], parameters: Mapping[str, Json], tags: Mapping[str, str]
     ) -> None:
-        """Write metrics, parameters and tags in as few requests as possible; tags are in the last request.
+        """Write metrics, parameters and tags in as few requests as possible.
 
-        The metrics of a round are always in one request.
+        The metrics of a round are always in one request, and all tags are in the last request.
         """
         from mlflow.entities import Param, RunTag
 

@@ -30,14 +30,14 @@ TRIES = 3  # attempts at a write that MLflow rejects, before it is postponed unt
 
 
 class Recorder:
-    """The writer of an MLflow experiment's runs: one per trial, below a parent run if the trials belong to a sweep.
+    """The writer of one run per trial to an MLflow experiment, below a parent run if the trials belong to a sweep.
 
     Only `deliver` and `close_sweep` wait for MLflow. No method raises MLflow's errors; `unsynced` lists the runs that
-    are not written. An error loses no data, because the results folder contains all records.
+    are not fully written. An error loses no data, because the results folder contains all records.
     """
 
     def __init__(self, store: Store, experiment: str, destination: Destination | None = None) -> None:
-        """Open or create the local database, or raise UserError. A server is not contacted until the first write."""
+        """Open or create the local database, or raise UserError; a server is not contacted until the first write."""
         self.destination = destination or Destination.of(store.root)
         self.runs = Runs(self.destination, experiment)
         self.outage: str | None = None
@@ -64,7 +64,7 @@ class Recorder:
         self.deliver()
 
     def open_sweep(self, manifest: SweepManifest, folder: Path) -> None:
-        """Find or create the parent run of a sweep; call this before `sync` for its trials."""
+        """Queue the opening of a sweep's parent run, new or existing; call this before `sync` for its trials."""
         if self.destination.server:
             write_atomically(folder / SERVER, f"{self.destination.uri}\n".encode())
         self._put(PARENT, lambda: self.runs.open_sweep(manifest, folder))
@@ -72,26 +72,33 @@ class Recorder:
     def close_sweep(
         self, status: str, metrics: Mapping[str, float], artifacts: Path | None = None, tell: Tell = lambda left: None
     ) -> None:
-        """End the parent run with its summary and the report, then wait like `deliver`."""
+        """End the parent run, and wait until all runs are written, as `deliver` does.
+
+        Args:
+            status: MLflow's status of the parent run, such as `FINISHED`.
+            metrics: Metrics of the sweep, such as the number of finished trials.
+            artifacts: The folder of the report, if there is a report.
+            tell: A function that is called about once a second with the number of runs that are not written yet.
+        """
         self._put(END, lambda: self.runs.close_sweep(status, metrics, artifacts))
         self.deliver(tell)
 
     def sync(self, trial: TrialRecord) -> None:
-        """Queue the update of one trial's run."""
+        """Queue an update of a trial's run; return at once."""
         self._put(trial.plan.key, lambda: self.runs.sync(trial))
 
     def interrupt(self, trial: TrialRecord) -> None:
-        """Queue the marking of a trial as interrupted; a resumed sweep continues the trial's run."""
+        """Queue an update that marks a trial's run as interrupted; a resumed sweep continues the run."""
         self._put(trial.plan.key, lambda: self.runs.interrupt(trial))
 
     @property
     def unsynced(self) -> dict[str, str]:
-        """The runs that are not written yet: a reason or a traceback for each, by the trial's key."""
+        """The runs that are not written yet: a dict from trial key, or `the parent run`, to a reason or traceback."""
         with self._news:
             return {what: self._errors.get(what, "not written yet") for what in (*self._due, *self._refused)}
 
     def deliver(self, tell: Tell = lambda left: None) -> bool:
-        """Wait until all runs are written, and return whether they are.
+        """Wait until all runs are written, and return whether all of them are written.
 
         The wait ends early if no write succeeds for `PATIENCE` seconds, or on Ctrl-C. About once a second, `tell` is
         called with the number of runs that are not written yet.
@@ -113,7 +120,7 @@ class Recorder:
         return not self.unsynced
 
     def _put(self, what: str, job: Job) -> None:
-        """Queue a write, which replaces an older write for the same run."""
+        """Queue the write `job` for the run `what`; an older write for the same run is replaced."""
         with self._news:
             self._refused.pop(what, None)
             self._due[what] = job
@@ -122,7 +129,7 @@ class Recorder:
                 self._thread.start()
 
     def _write(self) -> None:
-        """Write until the queue is empty; this is the function of the thread."""
+        """Perform the queued writes until the queue is empty; the thread runs this function."""
         pause = FIRST_PAUSE
         while True:
             with self._news:
@@ -148,7 +155,10 @@ class Recorder:
                     self._news.notify_all()
 
     def _failed(self, what: str, job: Job, error: Exception) -> None:
-        """Record a failed write, which is due either to an outage or to MLflow's rejection of this write."""
+        """Record the error of a failed write, and find out whether MLflow is unavailable or rejected the write.
+
+        A rejected write is repeated after the other writes. After `TRIES` attempts it is postponed.
+        """
         outage = None
         try:
             self.runs.client.search_experiments(max_results=1)
@@ -171,10 +181,10 @@ class Recorder:
 def deliver_all(
     store: Store, destination: Destination, tell: Tell = lambda left: None
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Write all sweeps and single runs of a results folder to MLflow, except sweeps that another process is running.
+    """Write all sweeps and single runs of a results folder to MLflow, except sweeps that are still running.
 
     Yields:
-        The name of the sweep or run, and the runs that could not be written (see `Recorder.unsynced`).
+        The name of a sweep or run, and a dict of MLflow runs that could not be written (see `Recorder.unsynced`).
     """
     for sweep in store.sweeps():
         sweep.fetch()

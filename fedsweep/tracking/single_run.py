@@ -24,7 +24,7 @@ def record_run(
     destination: Destination | None = None,
     system_metrics: bool = False,
 ) -> tuple[TrialStore, Recorder]:
-    """Run an experiment, pass each round's record to `show`, and record all results and the traceback of an error."""
+    """Run an experiment, pass each round's record to `show`, and record the results and, if it fails, the traceback."""
     stamp = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     trial = store.run(name, stamp)
     resolved, digests = config.model_dump(mode="json"), content_digests(config)

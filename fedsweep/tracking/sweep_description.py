@@ -1,4 +1,4 @@
-"""The description of a sweep's parent run: tags, a note with the results table, and the version of the code."""
+"""The description of a sweep's parent run in MLflow: tags, a note with the results, and the version of the code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONGEST_TAG = 500  # characters of a tag that summarises trials
 
 
 def description_tags(manifest: SweepManifest) -> dict[str, str]:
-    """Return the tags for searching and comparing sweeps."""
+    """Return the tags of a sweep's parent run by which users can search and compare sweeps."""
     goals = [one for one in (manifest, manifest.against) if one]
     return {
         "fedsweep.varied": ", ".join(manifest.varied),
@@ -39,10 +39,10 @@ def description_tags(manifest: SweepManifest) -> dict[str, str]:
 
 @dataclass
 class TrialsSummary:
-    """The images, metric ranges and provenance of all added trials."""
+    """A summary of the trials of a sweep: their data sets, the range of each metric, and their provenance."""
 
     images: dict[tuple[str, str], DatasetInput] = field(default_factory=dict)
-    """The dataset inputs by name and digest."""
+    """MLflow's data sets, keyed by name and digest."""
     extent: dict[str, tuple[float, float]] = field(default_factory=dict)
     """The smallest and the largest value of each metric."""
     _marks: dict[str, set[str]] = field(default_factory=dict)
@@ -74,7 +74,7 @@ REST = "\n\n(The table is too long to be shown in full. The whole table is in th
 def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) -> str:
     """Return the Markdown description of a sweep's parent run: the question `asked`, the results table, and commands.
 
-    Without a table in the folder `report`, the description lists the experiment, the seeds and the rounds instead.
+    If the folder `report` is None or has no table, the experiment, seeds and rounds replace the table.
     """
     if report is not None and (table := report / "table.md").exists():
         body = table.read_text(encoding="utf-8").partition("\n")[2].strip()  # without its title, the run's name
@@ -91,7 +91,7 @@ def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) 
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return a Markdown text of at most `longest` characters; a longer text is cut, and a note on this is added."""
+    """Return a Markdown text, cut to at most `longest` characters if it is longer; a cut text ends with a note."""
     if len(text) <= longest:
         return text
     kept = text[: longest - len(REST)]
@@ -125,6 +125,6 @@ def git_commit() -> str | None:
 
 @cache  # called for every run, and starts two git processes
 def origin() -> dict[str, str]:
-    """Return the tags that all runs have: fedsweep's version, and the Git commit if it is known."""
+    """Return the tags that all runs have: the version of fedsweep, and its Git commit if the commit is known."""
     version, commit = {"fedsweep.version": metadata.version("fedsweep")}, git_commit()
     return {**version, "mlflow.source.git.commit": commit} if commit else version

@@ -1,4 +1,4 @@
-"""The description of a trial's run: name, tags, metrics and data sets."""
+"""The description of a trial's run in MLflow: name, tags, metrics and data sets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ARM = "arm"  # the tag by which MLflow's page groups runs: the run's name withou
 
 
 def state(tags: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return the outcome and, if the trial has ended, its last round from the tags of the trial's run."""
+    """Return the outcome and the last round from the tags of a trial's run; the round is None until the trial ends."""
     outcome = tags.get(OUTCOME, "")
     return outcome, tags.get(ROUND) if outcome in STATUS else None
 
@@ -33,8 +33,8 @@ def start_tags(plan: TrialPlan, varied: Iterable[str]) -> dict[str, str]:
     """Return the tags of a trial's run at its start.
 
     MLflow's page can group runs by tags. Therefore, each hyperparameter of the arm is a tag, and the arm's label is
-    another tag. Names are shortened but stay unique among `varied`, the names of all hyperparameters that the sweep
-    varies.
+    another tag. The names of the tags are shortened, but stay unique among `varied`, the names of all hyperparameters
+    that the sweep varies.
     """
     short = short_names(dict.fromkeys([*varied, *plan.arm]))
     tags = {
@@ -50,12 +50,15 @@ def start_tags(plan: TrialPlan, varied: Iterable[str]) -> dict[str, str]:
 
 
 def provenance_tags(plan: TrialPlan) -> dict[str, str]:
-    """Return the tags with a trial's provenance; some of these tags are known only after the trial has started."""
+    """Return the tags with a trial's provenance, such as the source of its synthetic images.
+
+    Some of these tags are known only after the trial has started.
+    """
     return {f"fedsweep.{name}": mark for name, mark in plan.marks.items()}
 
 
 def outcome_tags(trial: TrialRecord) -> dict[str, str]:
-    """Return the tags that describe a trial's outcome: error, reason, last round and, as the last tag, the outcome."""
+    """Return the tags with a trial's error, reason and last round, as far as they are known, and last the outcome."""
     if trial.outcome is None:
         return {OUTCOME: "running"}
     lines = (trial.outcome.error or "").strip().splitlines()
@@ -65,7 +68,9 @@ def outcome_tags(trial: TrialRecord) -> dict[str, str]:
 
 
 def metrics(trial: TrialRecord, start: int, after: int, ended: bool) -> list[list[Metric]]:
-    """Return one list of metrics per round after round `after` and, if the trial has `ended`, one for the whole trial.
+    """Return the metrics of a trial that its run lacks: one list per round after round `after`.
+
+    If the trial has `ended`, one more list contains the metrics of the whole trial, such as the megabytes sent.
 
     Timestamps are computed from `start`, the run's start in milliseconds, and the durations of the rounds. A metric
     that is written twice therefore has the same timestamp both times, and MLflow stores it once.
@@ -104,9 +109,10 @@ SCHEMA = json.dumps({"mlflow_colspec": COLUMNS})
 def dataset_inputs(plan: TrialPlan) -> list[DatasetInput]:
     """Return the test images, the clients' training images and any synthetic images as MLflow data sets.
 
-    The list is empty if the plan does not describe the images. The digest with the context `eval` covers all images and
-    labels. The digest with the context `train` also covers data options, partition and seed. If two trials have the
-    same `train` digest, each client has the same images in both.
+    The list is empty if the plan does not describe the images. The digest of the test images, which have the context
+    `eval`, covers all images and labels. The digest of the training images, which have the context `train`, also covers
+    data options, partition and seed. If two trials have the same digest of training images, each client has the same
+    images in both trials.
     """
     data, partition = plan.config.get("data"), plan.config.get("partition")
     content, _, of_synthetic = plan.digests.get("data", "").partition(" ")

@@ -1,4 +1,4 @@
-"""MLflow's web page for a results folder, and a saved view of each sweep that groups its trials by arm."""
+"""MLflow's web page for a results folder, with a saved view of each sweep that groups the trials by arm."""
 
 from __future__ import annotations
 
@@ -41,9 +41,16 @@ COST = "megabytes/sent"
 
 
 def save_view(client: MlflowClient, experiment_id: str, manifest: SweepManifest, parent: str, extent: Extent) -> bool:
-    """Save the view of a sweep for MLflow's page, and return whether this succeeded.
+    """Save a view of a sweep for MLflow's page in a tag of the experiment, and return whether the tag was written.
 
-    MLflow does not document the format, and some servers are read-only, so a failure is not an error.
+    MLflow does not document the format of views, and some servers are read-only, so a failure is not an error.
+
+    Args:
+        client: The MLflow client.
+        experiment_id: The id of the MLflow experiment.
+        manifest: The sweep.
+        parent: The id of the sweep's parent run.
+        extent: A dict from metric to its smallest and its largest value.
     """
     with contextlib.suppress(Exception):
         client.set_experiment_tag(experiment_id, TAG + manifest.id, encoded(sweep_view(manifest, parent, extent)))
@@ -60,7 +67,8 @@ def encoded(view: Json) -> str:
 def sweep_view(manifest: SweepManifest, parent: str, extent: Extent) -> dict[str, Any]:
     """Return a view with charts of the trials below the run `parent`, grouped by arm, with mean and range over seeds.
 
-    The vertical axis of a metric spans its range in `extent`; without a range, the page lets the axis begin at zero.
+    `extent` is a dict from metric to its smallest and its largest value, which a chart's vertical axis spans. The axis
+    of a metric that `extent` lacks begins at zero.
     """
     parameters = [name for name in manifest.varied if name not in IN_WORDS]
     return {
@@ -91,7 +99,10 @@ def sweep_view(manifest: SweepManifest, parent: str, extent: Extent) -> dict[str
 
 
 def _folded(extent: Extent) -> list[str]:
-    """Return the names of the sections that the page creates from the prefixes of metrics; they are collapsed."""
+    """Return the names of the collapsed sections of charts in the view.
+
+    MLflow's page creates a section for each prefix of the names of metrics, such as `accuracy` for `accuracy/mean`.
+    """
     first = {name.rpartition("/")[0] or "Model metrics" for name in (*extent, *BEYOND)}
     return sorted({"System metrics" if name == "system" else name for name in first})
 
@@ -146,12 +157,16 @@ def _section(name: str, opened: bool = False) -> dict[str, Any]:
 LOOPBACK = "127.0.0.1"
 ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 (compared with the user's choice)
 TRAINING = "workflowType=machine_learning"
-"""The URL query that selects MLflow's page for model training; another page is for language models."""
+"""The URL query that selects MLflow's page for model training instead of the page for language models."""
 SIDE_BY_SIDE = 100  # largest number of runs in one URL: URLs have a limited length, and charts must stay readable
 
 
 def check_free(host: str, port: int) -> bool:
-    """Return whether `host` is a loopback address; raise UserError unless a server can listen on `host` and `port`."""
+    """Check that a server can listen on `host` and `port`, and return whether `host` is a loopback address.
+
+    Raises:
+        UserError: The address is invalid, the port is in use, or the user is not allowed to listen on the port.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or "nowhere.invalid", port, type=socket.SOCK_STREAM
@@ -175,8 +190,8 @@ def server_command(root: Path, port: int, host: str = LOOPBACK) -> tuple[list[st
     """Return the command that starts MLflow's server for a results folder, and environment variables for it.
 
     The environment variables switch off job execution and telemetry. MLflow rejects requests to unknown host names and
-    from pages of other sites. By default it only knows loopback names, so for any other `host` the command lists the
-    names of this machine.
+    from pages of other sites. By default, MLflow accepts only loopback names. For any other `host`, the command
+    therefore lists the names of this machine as allowed.
     """
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking_uri(root)]
     command += ["--default-artifact-root", (root / "artifacts").as_uri(), "--host", host, "--port", str(port)]
@@ -199,12 +214,12 @@ def answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
 
 
 def page_url(host: str, port: int) -> str:
-    """Return the URL of MLflow's page; it contains the machine's name if the server listens on all interfaces."""
+    """Return the URL of MLflow's page, with the machine's name if `host` stands for all network interfaces."""
     return f"http://{_bracketed(socket.gethostname() if host in ANYWHERE else host)}:{port}"
 
 
 def _names(host: str) -> list[str]:
-    """Return the names and addresses by which this machine can be reached."""
+    """Return all names and addresses of this machine, and `host` if it is not a wildcard such as 0.0.0.0."""
     own = socket.gethostname()
     names = ["localhost", LOOPBACK, "::1", own, socket.getfqdn(), *([] if host in ANYWHERE else [host])]
     with contextlib.suppress(OSError):  # the name does not resolve
@@ -221,10 +236,11 @@ def _bracketed(name: str) -> str:
 def page_links(
     store: Store, url: str, destination: Destination | None = None, sweep: SweepStore | None = None
 ) -> dict[str, str]:
-    """Return labelled URLs on MLflow's page for a sweep, by default the newest sweep.
+    """Return a dict from label to URL on MLflow's page, for `sweep` or, if `sweep` is None, for the newest sweep.
 
-    They lead to the saved view, the parent run, the table of all runs, the curves, and a comparison of the trials. If
-    the view is missing, for example for a sweep of an older version, it is saved first if possible.
+    The URLs lead to the saved view, the parent run, the table of all runs, the curves, and a comparison of the trials.
+    If the saved view is missing, for example because an older version wrote the sweep, the view is saved first. If that
+    fails, the URLs of the view and of the parent run are left out.
     """
     sweeps = [sweep] if sweep is not None else store.sweeps()[-1:]
     if not sweeps:

@@ -34,10 +34,10 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def call(read_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run a command, and fail the test if the command starts training or Ray."""
+    """Return a function that runs a command. The test fails if the command would start training or Ray."""
 
     def too_late(*arguments: object, **named: object) -> None:
-        raise AssertionError("the command was not refused before it started")
+        raise AssertionError("the command was not rejected before it started")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
@@ -63,7 +63,7 @@ def call(read_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
 @pytest.fixture
 def refused(call: Call) -> Refused:
-    """Run a command that must fail, and return its error message without the program's name."""
+    """Return a function that runs an invalid command and returns its error message without the program's name."""
 
     def run(*words: str) -> str:
         answer = call(*words)
@@ -79,7 +79,10 @@ def refused(call: Call) -> Refused:
 
 
 def write(kind: str, name: str, text: str, *changes: tuple[str, str]) -> Path:
-    """Write a YAML file below the working directory, with `changes` (old, new) to `text` that must each apply once."""
+    """Write `text` to the YAML file `name` in the folder `kind` of the working directory, and return its path.
+
+    Each pair (old, new) in `changes` is replaced first; the old text must occur exactly once.
+    """
     for old, new in changes:
         assert text.count(old) == 1, old
         text = text.replace(old, new)

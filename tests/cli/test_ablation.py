@@ -26,7 +26,7 @@ def test_an_invalid_ablation_is_one_error_message(refused: Refused):
     assert refused("tune", "mine") == refused("show", "mine") == sentence
 
 
-def test_subsets_are_one_or_all(refused: Refused):
+def test_subsets_must_be_one_or_all(refused: Refused):
     assert refused("tune", "ablations/brick_stages", "--subsets", "every") == (
         "search space ablations/brick_stages: `subsets` must be 'one' or 'all', but it is \"every\"."
     )

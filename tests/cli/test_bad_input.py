@@ -150,7 +150,7 @@ def test_every_command_rejects_a_malformed_override(refused: Refused, verb):
          f"search space {SPACE}: `resources.cpus_per_trial` must be a finite number, but it is NaN."),
         (["--cpus-per-trial", "9999"], f"`cpus_per_trial` is 9999, but this machine has {available_cpus()} cores."),
         (["--gpus-per-trial", "0.5"],
-         "`gpus_per_trial` is 0.5, but this machine has 0 GPUs that Ray can use; "
+         "`gpus_per_trial` is 0.5, but the number of GPUs available on this machine is 0; "
          "use `--gpus-per-trial 0` to run on the CPU."),
         (["--gpus-per-trial", "1.5"],
          "`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is 1.5."),
@@ -160,9 +160,9 @@ def test_every_command_rejects_a_malformed_override(refused: Refused, verb):
         (["--gpus-per-trial", "atuo"],
          f"search space {SPACE}: `resources.gpus_per_trial` must be a number, or 'auto', but it is \"atuo\"."),
         (["--gpus-per-trial", "auto"],
-         "`gpus_per_trial` is auto, but this machine has no GPU that Ray can use; "
+         "`gpus_per_trial` is auto, but no GPU is available on this machine; "
          "use `--gpus-per-trial 0` to run on the CPU, or set FEDSWEEP_LOGICAL_GPUS=1 and FEDSWEEP_LOGICAL_GPU_GB to "
-         "simulate a GPU on it."),
+         "simulate a GPU."),
         (["--gpus-per-trial", "inf"],
          f"search space {SPACE}: `resources.gpus_per_trial` must be a finite number, but it is Infinity."),
     ],
@@ -441,7 +441,7 @@ def test_a_missing_sweep_cannot_be_resumed(refused: Refused, tmp_path, words):
 
 
 def start(store: Store, *changes: str) -> Path:
-    """Write the files of a sweep of the space `mine` as they are before Ray starts, and return its folder."""
+    """Write the files that a sweep of the search space `mine` has before Ray starts, and return the sweep's folder."""
     return new_sweep(Plan.read("mine", {}, {}), store).folder
 
 
@@ -472,8 +472,8 @@ def test_a_sweep_whose_definition_has_changed_is_not_resumed(refused: Refused, t
         case "seeds":
             words = ("--seeds", "0,1")
     assert refused("tune", "mine", "--resume", *words) == (
-        f"sweep {folder.name} of mine cannot be resumed because its YAML files or overrides have changed since it was "
-        "started; undo the change, or start a new sweep."
+        f"sweep {folder.name} of mine cannot be resumed because its YAML files or overrides have changed since the "
+        "sweep was started; undo the change, or start a new sweep."
     )
 
 
@@ -482,8 +482,8 @@ def test_a_sweep_of_another_engine_is_not_resumed(refused: Refused, tmp_path, mo
     folder = start(Store(tmp_path / "mlruns"))
     monkeypatch.setattr(plan_module, "engine_digest", lambda: "another")
     assert refused("tune", "mine", "--resume") == (
-        f"sweep {folder.name} of mine cannot be resumed because fedsweep's engine has changed since it was started; "
-        "undo the change, or start a new sweep."
+        f"sweep {folder.name} of mine cannot be resumed because fedsweep's code has changed since the sweep was "
+        "started; undo the change, or start a new sweep."
     )
 
 
@@ -544,8 +544,8 @@ def test_ui_needs_recorded_results_and_a_free_port(refused: Refused, tmp_path):
         ),
     ],
 )
-def test_a_wrong_command_line_is_one_sentence(refused: Refused, words, start, end):
-    # The words in between come from the command-line library.
+def test_a_wrong_command_line_is_one_error_message(refused: Refused, words, start, end):
+    # The rest of the sentence comes from the command-line library.
     sentence = refused(*words)
     assert sentence.startswith(start)
     assert sentence.endswith(end)
@@ -587,9 +587,9 @@ def test_a_rejected_command_does_not_import_ray(tmp_path):
 
 
 def test_the_call_fixture_fails_a_command_that_starts(call: Call):
-    with pytest.raises(AssertionError, match="not refused"):
+    with pytest.raises(AssertionError, match="not rejected"):
         call("tune", SPACE)
-    with pytest.raises(AssertionError, match="not refused"):
+    with pytest.raises(AssertionError, match="not rejected"):
         call("run", "fedra_digits")
     with pytest.raises(UserError):
         Plan.read("zzz", {}, {})

@@ -1,4 +1,4 @@
-"""The printed tables of counts: no number is truncated in a terminal of any width."""
+"""The tables of parameter counts, in which no number is truncated at any width of the terminal."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def test_no_number_is_truncated_in_a_narrow_terminal(call: Call, tmp_path, monke
 
 @pytest.fixture
 def counting(call: Call, tmp_path) -> Callable[[str, list], str]:
-    """Print the counts of CLIP for a space over these values of one hyperparameter, and return the output."""
+    """Return a function that prints CLIP's parameter counts for a grid over the given values of one hyperparameter."""
     space = read_yaml(ROOT / "search_spaces" / "papers" / "fedms" / "table1.yaml")
     kept = {name: value for name, value in space.items() if name not in ("reference", "space", "baseline")}
 
@@ -60,7 +60,7 @@ def test_long_names_of_arms_truncate_no_number(counting, monkeypatch):
         f"{kind} picture that someone has taken of a large or a small {{}}" for kind in ("A", "No", "The", "One")
     ]
     shown = counting("backbone.prompt", prompts)
-    assert len(re.findall(r"\b149,774,337\b", shown)) == 8  # each arm's model, and each arm's client in stage 1
+    assert len(re.findall(r"\b149,774,337\b", shown)) == 8  # twice per arm: the model, and the client in stage 1
     assert max(map(len, shown.splitlines())) <= 80
     assert all(line[-1] in "╮│┤╯" for line in shown.splitlines() if line.startswith(("╭", "│", "├", "╰")))
 

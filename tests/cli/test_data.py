@@ -1,4 +1,4 @@
-"""`fedsweep data`: the output and files of its commands, and their error messages."""
+"""The output, the files and the error messages of the commands `fedsweep data ...`."""
 
 import io
 import json
@@ -59,7 +59,7 @@ def test_prepare_describes_the_data_set_and_its_use(tree, call: Call):
 
 def test_prepare_lists_missing_domains(tree, call: Call):
     answer = call("data", "prepare", "pacs", "--layout", "pacs", "--root", "tree", "--size", "16", "--workers", "1")
-    assert "Left out, because they are not in the folder: art_painting, cartoon.\n" in answer.out
+    assert "Domains left out, because they are not in the folder: art_painting, cartoon.\n" in answer.out
     assert call("data", "prepare", "tree", "--root", "tree/photo", "--size", "16", "--workers", "1").code == 0
 
 
@@ -76,7 +76,7 @@ def test_prepare_warns_about_another_version_of_the_decoder(prepared, call: Call
     assert "It was decoded with Pillow 1.0, but Pillow " in call(*PREPARE).out
 
 
-def test_another_source_needs_force(prepared, tree, call: Call, refused: Refused):
+def test_a_data_set_from_another_source_is_replaced_only_with_force(prepared, tree, call: Call, refused: Refused):
     (tree / "photo" / "bus" / "0.png").unlink()
     assert "use `--force` to replace it" in refused(*PREPARE)
     assert "Prepared: data/animals-16" in call(*PREPARE, "--force").out
@@ -114,12 +114,12 @@ def test_after_ctrl_c_prepare_explains_how_to_continue(tree, call: Call, monkeyp
         (["--classes", "9"], "9"),
     ],
 )
-def test_a_wrong_option_is_one_sentence(tree, refused: Refused, words, sentence):
+def test_a_wrong_option_is_one_error_message(tree, refused: Refused, words, sentence):
     assert sentence in refused("data", "prepare", "animals", "--root", "tree", *words)
     assert not Path("data").exists()
 
 
-def test_a_name_that_is_no_folder_name_is_one_sentence(tree, refused: Refused):
+def test_a_name_that_cannot_be_a_folder_name_is_one_error_message(tree, refused: Refused):
     assert refused("data", "prepare", "../x", "--root", "tree").startswith("NAME must be a folder name")
 
 
@@ -129,7 +129,7 @@ def test_a_backbone_decides_the_crop(tree, call: Call):
     assert "bicubic, center crop of 0.9" in call("data", "show", "animals").out
 
 
-def test_list_names_stores_and_layouts(prepared, call: Call):
+def test_list_prints_data_sets_and_layouts(prepared, call: Call):
     text = call("data", "list").out
     card = read_card(prepared)
     assert ["animals", "16", "60", "2", "3", "0.1", card.digest[:12]] in rows(text)
@@ -159,7 +159,7 @@ def test_list_works_without_data_sets(tree, call: Call):
     assert call("data", "list").out.startswith("No data set is prepared yet in the folder data.\n")
 
 
-def test_show_counts_and_draws(prepared, call: Call):
+def test_show_prints_counts_and_draws_a_figure(prepared, call: Call):
     answer = call("data", "show", "animals", "--verify")
     assert (answer.code, answer.err) == (0, "")
     lines = [" ".join(row) for row in rows(answer.out)]
@@ -172,7 +172,7 @@ def test_show_counts_and_draws(prepared, call: Call):
         assert (np.asarray(image.convert("RGB")) < 250).mean() > 0.2
 
 
-def test_many_classes_are_summarised_without_all(tmp_path, monkeypatch, call: Call):
+def test_many_classes_are_summarised_unless_the_option_all_is_set(tmp_path, monkeypatch, call: Call):
     monkeypatch.delenv("FEDSWEEP_DATA", raising=False)
     for number in range(41):
         (folder := tmp_path / "tree" / "photo" / f"class_{number}").mkdir(parents=True)
@@ -204,7 +204,7 @@ def test_names_are_printed_without_interpreting_brackets(tree, call: Call):
     assert "[x]\u732b" in answers[1].out
 
 
-def test_the_working_directory_may_be_the_root(tmp_path, monkeypatch, call: Call):
+def test_the_root_of_a_data_set_may_be_the_working_directory(tmp_path, monkeypatch, call: Call):
     monkeypatch.delenv("FEDSWEEP_DATA", raising=False)
     write_tree(tmp_path / "tree")
     monkeypatch.chdir(tmp_path / "tree")
@@ -241,14 +241,14 @@ def test_show_of_a_missing_data_set_is_one_error_message(prepared, refused: Refu
     assert re.search(sentence, refused("data", "show", *words))
 
 
-def test_a_damaged_card_is_one_sentence(prepared, refused: Refused):
+def test_a_damaged_card_is_one_error_message(prepared, refused: Refused):
     (prepared / "card.json").write_text("not JSON")
     assert "card.json is not valid JSON" in refused("data", "show", "animals")
     (prepared / "card.json").write_text(json.dumps({"name": "animals"}))
     assert "card.json: `" in refused("data", "show", "animals")
 
 
-def test_a_partition_is_a_table_and_a_picture(tree, call: Call):
+def test_partition_prints_a_table_and_draws_a_figure(tree, call: Call):
     answer = call("data", "partition", "fedra_digits")
     assert (answer.code, answer.err) == (0, "")
     assert [row[0] for row in rows(answer.out)[2:8]] == list(STYLES)
@@ -293,7 +293,10 @@ GENERATE = ("data", "generate", "fedag_digits", "data.test_fraction=0.9", f"synt
 
 @pytest.fixture
 def drawn(monkeypatch) -> None:
-    """Replace the text-to-image model by one of grey images; tests/preparation/test_generate.py loads a real one."""
+    """Replace the text-to-image model by a function that returns grey images.
+
+    Only tests/preparation/test_generate.py loads a real model.
+    """
     grey = io.BytesIO()
     Image.new("RGB", (32, 32), (128,) * 3).save(grey, "png")
     monkeypatch.setattr(TextToImage, "__init__", lambda *_: None)

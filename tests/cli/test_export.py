@@ -1,4 +1,4 @@
-"""`fedsweep export` and `fedsweep predict` on the command line: their output and exit codes."""
+"""The output and the exit codes of `fedsweep export` and `fedsweep predict`."""
 
 import csv
 import io
@@ -38,7 +38,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def export_of(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Export the run once; tests must not change the folder."""
+    """Export the run once, and return the export's folder, which tests must not change."""
     folder = tmp_path_factory.mktemp("exports") / "out"
     export(find_trial(Store(store), "fedra_digits"), folder)
     return folder
@@ -46,7 +46,7 @@ def export_of(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def exported(call: Call, export_of: Path) -> Path:
-    """Copy the export to the working directory."""
+    """Copy the export to the working directory, so that a test may change it."""
     Path("out").symlink_to(export_of)
     return Path("out")
 
@@ -68,7 +68,7 @@ def test_export_prints_the_exported_run_and_the_folder(call: Call, store):
     assert Path("out/export.json").exists()
 
 
-def test_predictions_as_a_table_csv_and_json_are_the_same(call: Call, exported, photos):
+def test_table_csv_and_json_contain_the_same_predictions(call: Call, exported, photos):
     spoken = call("predict", "out", "photos", "--format", "json", "--top", "2")
     assert (spoken.code, spoken.err) == (0, "")
     told = json.loads(spoken.out)
@@ -82,7 +82,7 @@ def test_predictions_as_a_table_csv_and_json_are_the_same(call: Call, exported, 
     ]
     table = call("predict", "out", "photos", "--top", "2").out.splitlines()
     assert [line.split() for line in table[1:4]] == rows[1:]
-    assert table[4] == f"Accuracy {told['accuracy']:.2%} on 3 images, with their folders as labels."
+    assert table[4] == f"Accuracy {told['accuracy']:.2%} on 3 images, with the folders' names as labels."
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json"])
@@ -107,7 +107,7 @@ def test_a_broken_image_is_named_and_the_exit_code_is_one(call: Call, exported, 
     assert "fedsweep: photos/torn.png cannot be read: not an image, or in an unsupported format.\n" in answer.err
 
 
-def test_a_model_version_has_a_folder_per_round_and_client():
+def test_the_folder_of_a_model_version_names_round_and_client():
     from types import SimpleNamespace
 
     from fedsweep.cli.export import version_of
@@ -132,8 +132,8 @@ def test_a_model_version_has_a_folder_per_round_and_client():
          "{folder}/here/file, a parent of here/file/x, is a file."),
         (["export", "fedra_digits", "--to", "new", "--client", "plan"], "`--client`: there is no client `plan`; did "
          "you mean `plain`?"),
-        (["export", "fedra_digits", "--to", "new", "--register", "a/b"], "`--register` must be a name without / and :, "
-         "but it is `a/b`."),
+        (["export", "fedra_digits", "--to", "new", "--register", "a/b"], "`--register` must be a name without `/` and "
+         "`:`, but it is `a/b`."),
         (["export", "fedra_digits", "--to", "new", "--register", "a"], "MLflow has no run of trial "
          "20260101-000000-abcd; `fedsweep ui --deliver` creates it."),
     ],

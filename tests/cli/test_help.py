@@ -1,4 +1,4 @@
-"""Help, `list` and `show`: they load no heavy libraries, and the help of every command has an example."""
+"""The output of `--help`, `list` and `show`, which load no heavy libraries."""
 
 import json
 import os
@@ -28,7 +28,7 @@ LIGHT = [
     (["data", "list"], ["No data set is prepared"], {"numpy"}),
     (["tune", "ablations/lora_rank", "--experiment", "zzz"], ["there is no experiment `zzz`"], {"numpy"}),
 ]
-"""Commands, a part of their output, and the heavy packages that may be loaded after them and those before."""
+"""Each command, parts of its output, and the heavy packages that this or an earlier command may load."""
 PLAYED = """
 import contextlib, io, json, sys
 from fedsweep.cli import main
@@ -45,7 +45,7 @@ print(json.dumps(told))
 
 
 def test_help_lists_and_mistakes_load_no_heavy_package(tmp_path):
-    """The commands run one after the other in a separate process."""
+    """All commands run in one separate process, one after the other."""
     command = [sys.executable, "-c", PLAYED, json.dumps([words for words, *_ in LIGHT])]
     env = {**os.environ, "FEDSWEEP_DATA": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
@@ -55,14 +55,14 @@ def test_help_lists_and_mistakes_load_no_heavy_package(tmp_path):
         assert [name for name in names if name not in said] == [], words
 
 
-def test_the_commands():
+def test_all_commands_are_listed():
     verbs = ["run", "tune", "report", "compare", "ui", "list", "show", "pretrain", "export", "predict"]
     of_data = ["data prepare", "data list", "data show", "data partition", "data generate"]
     assert sorted(VERBS) == sorted([*verbs, *of_data])
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help_with_an_example(call: Call, verb):
+def test_the_help_of_every_command_has_an_example(call: Call, verb):
     answer = call(*verb.split(), "--help")
     assert (answer.code, answer.err) == (0, "")
     assert f"Example: fedsweep {verb}" in answer.out
@@ -83,21 +83,21 @@ def test_list_prints_names_with_descriptions(call: Call, tmp_path):
     assert any(line.strip().startswith("fedra_digits ") for line in lines)
 
 
-def test_show_prints_an_experiment_resolved(call: Call):
+def test_show_prints_a_resolved_experiment(call: Call):
     lines = [line.rstrip() for line in call("show", "fedra_digits", "lora.rank=4", "method=all_small").out.splitlines()]
     assert "lora.rank: 4" in lines
     assert 'method.name: "all_small"' in lines
     assert "seed: 0" in lines
 
 
-def test_show_prints_a_search_space_as_its_arms(call: Call):
+def test_show_prints_the_arms_of_a_search_space(call: Call):
     text = call("show", "ablations/lora_rank", "federation.rounds=7").out
     assert [f"lora.rank={rank} " in text for rank in (1, 4, 8, 16)] == [True] * 4
     assert "12 trials of fedra_digits with 7 rounds each (84 rounds in all), 2 in parallel." in text
     assert "Seeds: 0, 1, 2; search: grid; scheduler: none." in text
 
 
-def test_show_prints_a_sampled_space_as_its_ranges(call: Call):
+def test_show_prints_the_ranges_of_a_sampled_space(call: Call):
     text = call("show", "tuning/fedra").out
     assert "loguniform [0.003, 0.5]" in text
     assert "24 trials" in text
@@ -112,7 +112,7 @@ def test_the_ui_command_names_a_results_folder_other_than_the_default(monkeypatc
 
 
 def test_every_option_of_tune_changes_the_space_or_is_read_by_the_command():
-    """Otherwise, the option would be accepted and ignored."""
+    """Any other option would be accepted and ignored."""
     names = {parameter.name for parameter in GROUP["tune"].params}
     read = {"space", "overrides", "fresh", "resume", "sweep", "dry_run", "at_once", "address", "store", "mlflow"}
     assert names - {"help"} == read | SPACE_OPTIONS.keys()

@@ -1,4 +1,4 @@
-"""`fedsweep tune SPACE --experiment NAME`: a search space with another experiment."""
+"""The option `--experiment` of `fedsweep tune`, which runs a search space with another experiment."""
 
 import pytest
 
@@ -15,7 +15,7 @@ OWN = {"experiment": "own"}
 
 @pytest.fixture
 def own(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Write an experiment with another batch size and two of the six domains, and return the command line."""
+    """Write the experiment `own` with another batch size and two of the six domains, and return the fixture `call`."""
     write(
         "experiments",
         "own",
@@ -56,7 +56,7 @@ def test_a_sweep_cannot_be_resumed_with_another_experiment(own: Call, refused: R
     sweep = new_sweep(Plan.read(SPACE, {}, OWN), Store(tmp_path / "mlruns"))
     assert refused("tune", SPACE, "--resume", "--experiment", "fedra_digits") == (
         f"sweep {sweep.folder.name} of {SPACE} cannot be resumed because its YAML files or overrides have changed "
-        "since it was started; undo the change, or start a new sweep."
+        "since the sweep was started; undo the change, or start a new sweep."
     )
 
 

@@ -1,4 +1,4 @@
-"""The output at the end of a sweep, including the case that its report fails."""
+"""The output at the end of a sweep if its report cannot be written."""
 
 import io
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_all_trials_are_in_mlflow_although_the_report_fails(tmp_path: Path, monk
 
     def fails(*arguments: object) -> None:
         (tmp_path / "report").mkdir()
-        (tmp_path / "report" / "table.csv").touch()  # a part of a report, which could be mistaken for all of it
+        (tmp_path / "report" / "table.csv").touch()  # an incomplete report, which could be mistaken for a complete one
         raise ValueError("too many values to unpack")
 
     monkeypatch.setattr(finish_module, "write_report", fails)

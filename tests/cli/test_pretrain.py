@@ -1,4 +1,4 @@
-"""`fedsweep pretrain` on the command line: its output, interruption and resumption, and its error messages."""
+"""The output, the error messages, the interruption and the resumption of `fedsweep pretrain`."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Write the pre-training `toy` and its data to the working directory."""
+    """Write the pre-training `toy` and its data, and return a function that writes `toy` with other options."""
     monkeypatch.setenv("FEDSWEEP_DATA", "data")
     monkeypatch.chdir(tmp_path)
     write_store(["plain", "thick"])
@@ -128,7 +128,7 @@ def test_ctrl_c_and_a_second_start_explain_how_to_continue(call: Call, refused: 
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("toy")
-def test_a_mistake_is_one_sentence(call: Call, words, sentence):
+def test_a_mistake_is_one_error_message(call: Call, words, sentence):
     answer = call("pretrain", *words)
     assert answer.code == 2
     assert answer.err.count("\n") == 1
@@ -190,7 +190,7 @@ def test_pre_trainings_are_not_experiments(toy, refused: Refused):
 FILES = sorted(SHIPPED.glob("*.y*ml"))
 
 
-def test_all_shipped_files_are_seen():
+def test_all_shipped_files_are_found():
     assert [path.name for path in FILES] == ["digits_vit.yaml", "tinyimagenet_vit.yaml"]
 
 

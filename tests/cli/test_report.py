@@ -1,4 +1,4 @@
-"""`fedsweep report` and `fedsweep compare`: their output, files and error messages."""
+"""The output, the files and the error messages of `fedsweep report` and `fedsweep compare`."""
 
 import io
 from pathlib import Path
@@ -35,7 +35,7 @@ def record(store: Path, sweep: str, trials: Trials, name: str = SPACE) -> Path:
 
 @pytest.fixture(autouse=True)
 def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Write two sweeps, and draw no figures in their reports."""
+    """Write two sweeps whose reports have no figures, and return their folders."""
     monkeypatch.setattr("fedsweep.report.write_figures", lambda *_: ())
     return [record(tmp_path / "mlruns", "s1", ONE), record(tmp_path / "mlruns", "s2", OTHER)]
 
@@ -94,7 +94,7 @@ def test_every_format_has_the_given_columns(call: Call, sweeps):
         (("--columns", "loss/train"), "`--columns` lists `loss/train`, which is not a column"),
         (("--columns", "seconds,seconds"), "`--columns` lists `seconds` twice."),
         (("--columns", "rounds_to=soon"),
-         "`--columns` needs a number after rounds_to=, such as rounds_to=0.7, but it is rounds_to=soon."),
+         "`--columns` needs a number after `rounds_to=`, as in `rounds_to=0.7`, but it contains `rounds_to=soon`."),
     ],
 )  # fmt: skip
 def test_a_wrong_report_is_rejected(refused: Refused, sweeps, words, sentence):
@@ -173,7 +173,8 @@ def test_no_number_of_a_comparison_is_truncated_at_any_width(call: Call, monkeyp
     [
         ((SPACE, "ablations/lora_rnak"),
          "there is no sweep of ablations/lora_rnak in mlruns; did you mean `ablations/lora_rank`?"),
-        ((f"{SPACE}@s1", f"{SPACE}@s1"), "`ablations/lora_rank@s1` and `ablations/lora_rank@s1` are the same."),
+        ((f"{SPACE}@s1", f"{SPACE}@s1"), "`ablations/lora_rank@s1` and `ablations/lora_rank@s1` must be "
+         "different sweeps or arms, but they are the same."),
         ((f"{SPACE}@s1", f"{SPACE}@s3"), "there is no sweep `s3` of ablations/lora_rank in mlruns"),
         ((f"{SPACE}:lora.rank=4", SPACE),
          "`ablations/lora_rank:lora.rank=4` and `ablations/lora_rank` must both name an arm, or both name a sweep."),

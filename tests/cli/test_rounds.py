@@ -44,7 +44,7 @@ def test_a_run_with_surrogate_images_prints_one_warning_on_stderr(tiny, capsys, 
 
 def test_a_run_outside_a_sweep_records_its_provenance(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(recorded_run, "run_resumably", lambda *_, **__: iter(()))
-    monkeypatch.setattr(recorded_run, "Recorder", MagicMock())  # which would make MLflow's database
+    monkeypatch.setattr(recorded_run, "Recorder", MagicMock())  # the real class would create MLflow's database
     config = tiny.override(WITH_SURROGATES, "test")
     trial, _ = recorded_run.record_run("tiny", config, Store(tmp_path), "cpu", lambda _: None)
     assert trial.read().plan.marks == {"synthetic": "surrogate"}

@@ -1,4 +1,4 @@
-"""The path of `lora.rank` from the YAML file to the tensors, always under the same dotted name."""
+"""The dotted name `lora.rank`, which is the same in YAML, in overrides and in a run, and sets the tensors' rank."""
 
 import pytest
 

@@ -30,7 +30,7 @@ def test_an_invalid_run_gives_its_error_message(experiment, refused):
 
 
 def test_values_of_an_arm_that_is_not_validated_need_no_pretrained_library():
-    """Values of fields with a default factory, such as FedAG's CLIP and FedMS's gate, are left out."""
+    """Fields with a default factory, such as FedAG's CLIP and FedMS's gate, have no value in such an arm."""
     code = (
         "import sys; from pathlib import Path; from fedsweep.common.yaml_values import read_yaml; "
         "from fedsweep.federation.run_config import RunConfig; "
@@ -44,7 +44,7 @@ def test_values_of_an_arm_that_is_not_validated_need_no_pretrained_library():
     assert done.stdout.split() == ["True", "True"]
 
 
-def test_the_error_names_a_missing_name(experiment):
+def test_the_error_names_a_missing_hyperparameter(experiment):
     data = experiment.model_dump(mode="json")
     del data["optimizer"]
     with pytest.raises(UserError, match=r"^runs.yaml: `optimizer` is missing\.$"):
@@ -104,7 +104,7 @@ def test_a_record_is_replaced_before_its_fields_in_any_order(experiment):
     assert (scaled.lora.alpha, scaled.lora.scaling, scaled.lora.rank, scaled.lora.position) == (16.0, None, 4, "both")
 
 
-def test_flat_has_every_value_under_its_dotted_name(experiment):
+def test_flat_maps_every_dotted_name_to_its_value(experiment):
     values = flat(experiment)
     assert values["lora.rank"] == 8
     assert values["federation.depths"] == [12, 10, 8, 6, 4, 3]

@@ -1,4 +1,4 @@
-"""System metrics of a round, which are recorded separately from the other metrics."""
+"""The system metrics of a round, such as CPU and GPU usage, which are recorded apart from all other metrics."""
 
 import json
 from types import SimpleNamespace
@@ -40,7 +40,7 @@ SLICE = SimpleNamespace(
     nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=2_000_000, total=8_000_000),
     nvmlDeviceGetUtilizationRates=does_not_tell,
 )
-"""A driver that tells of a GPU's memory, and of its use not."""
+"""A GPU driver that reports the memory of a GPU but not its utilisation."""
 
 
 def test_a_gpu_without_some_metrics_reports_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

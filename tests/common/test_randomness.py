@@ -1,4 +1,4 @@
-"""Random streams are derived from their arguments."""
+"""The derivation of seeds and random streams from the seed of a run and names."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""YAML values and overrides, which follow YAML 1.2 instead of PyYAML's YAML 1.1."""
+"""The values of YAML files and overrides, which are read by the rules of YAML 1.2 instead of PyYAML's 1.1."""
 
 import math
 
@@ -77,8 +77,8 @@ def test_aliases_with_too_many_values_are_rejected():
     ("content", "sentence"),
     [
         (b"# only a comment\n", "{} must contain a mapping of names to values, but it is empty."),
-        (b"- a\n- b\n", "{} must contain a mapping of names to values, but it contains list."),
-        (b"hello\n", "{} must contain a mapping of names to values, but it contains str."),
+        (b"- a\n- b\n", "{} must contain a mapping of names to values, but it contains a value of type list."),
+        (b"hello\n", "{} must contain a mapping of names to values, but it contains a value of type str."),
         (b'name: "\xe9"\n', "{} cannot be read: it is not UTF-8 text (byte 7)."),
         ("name: 1".encode("utf-16-le"), "{} is not valid YAML: unacceptable character #x0000: special characters are "
          'not allowed in "<unicode string>", position 1.'),

@@ -18,7 +18,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedms": [{"global_rounds": rounds, **SMALL_GATE} for rounds in (1, 0)],
     "fedbrick": [{"over": {"name": base}, "server_epochs": 1} for base in ("fedra", "inclusivefl", "depthfl")],
 }
-"""Hyperparameters that make a run small, or a method another one; a method without a line runs with its defaults."""
+"""For each method, the hyperparameters of its test cases; a method that is not listed runs with its defaults."""
 NAMES = [method.model_fields["name"].default for method in ALL]
 METHODS = [{"name": name, **settings} for name in NAMES for settings in SETTINGS.get(name, [{}])]
 
@@ -36,7 +36,7 @@ def label(method: dict[str, Any]) -> str:
 
 
 SLOW = ("fedms after 1 rounds", "fedbrick over fedra", "fedbrick over inclusivefl", "fedag by alternating updates")
-"""Twins of one that the default tier has: they take as long as several other methods."""
+"""Cases that resemble a faster case of the default tier. Each takes as long as several other methods."""
 
 
 def case(method: dict[str, Any]) -> Any:
@@ -45,7 +45,7 @@ def case(method: dict[str, Any]) -> Any:
 
 @pytest.fixture(params=map(case, METHODS))
 def chosen(request: pytest.FixtureRequest, random_clip: Path) -> dict[str, Any]:
-    """Return the overrides of an experiment that select the method."""
+    """Return the overrides that make an experiment use the method under test."""
     settings = request.param
     if "server" in settings:
         settings = {**settings, "clip": {"name": "clip", "model": str(random_clip)}}

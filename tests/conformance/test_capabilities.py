@@ -16,7 +16,7 @@ CAPABILITIES = [
     one
     for one in vars(inspect.getmodule(Capability)).values()
     if inspect.isclass(one) and issubclass(one, Capability) and one is not Capability
-    if not issubclass(one, FederatedMethod)  # without base classes of methods, which have capabilities themselves
+    if not issubclass(one, FederatedMethod)  # without base classes of methods
 ]
 
 

@@ -1,4 +1,4 @@
-"""Every method with every base optimizer, and on the other kinds of backbones."""
+"""Every method with each base optimizer, on an MLP-Mixer and on a CLIP model."""
 
 from dataclasses import replace
 
@@ -22,7 +22,10 @@ STRONG = [{"name": "fedprox", "mu": 1.0}, {"name": "feddyn", "alpha": 1.0}]
 @pytest.mark.slow
 @pytest.mark.parametrize("base", STRONG, ids=lambda base: base["name"])
 def test_every_base_optimizer_combines_with_the_method(federation, name, chosen, base, tmp_path):
-    """Resumed runs are bit-identical for any order of clients, idle blocks keep their values, and the base matters."""
+    """A resumed run with reordered clients is bit-identical, and blocks that no client trained do not change.
+
+    The base optimizer changes the trained tensors, so it is not ignored.
+    """
     changes = {**chosen, "base_optimizer": base, "local.steps": 2, "federation.depths": [2, 1, 3]}
     method = method_of(chosen["method"])
     if base["name"] == "feddyn" and isinstance(method, SeparateModels):
@@ -62,7 +65,7 @@ MIXER |= {"img_size": 16, "patch_size": 4, "embed_dim": 24, "num_blocks": 12}
 def test_the_method_runs_on_a_mixer(federation, chosen):
     """A mixer has linear layers of different shapes and, with an adapter on the patch embedding, a convolution."""
     if "backbone" in chosen:
-        pytest.skip("it needs a text encoder")
+        pytest.skip("the method needs a text encoder")
     changes = {**chosen, "backbone": MIXER, "lora.rank": 2, "lora.patch_embed": True}
     small = federation({**changes, "federation.depths": [4, 2, 3], "local.steps": 1})
     start, updates = one_round(small)
@@ -81,7 +84,7 @@ def test_the_method_runs_on_a_mixer(federation, chosen):
 
 
 def test_the_method_runs_on_a_clip(federation, chosen, random_clip):
-    """Blocks of both encoders are held, trained and averaged; a method that needs a head raises an error."""
+    """Blocks of both encoders are trained and averaged; a method that needs a head raises an error."""
     clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "all", "lora.rank": 2}
     changes = {**chosen, **clip, "federation.depths": [4, 2, 3]}
     if method_of(chosen["method"]).needs.head:

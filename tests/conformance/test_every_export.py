@@ -1,4 +1,4 @@
-"""Every method exports a model with the predictions of its evaluation, or raises a UserError with the reason."""
+"""The export of every method, which gives the predictions of the evaluation or raises a UserError with the reason."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ Played = Callable[..., tuple[Named, Federation, Checkpoint]]
 def played(
     federation: Callable[..., Federation], tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Played:
-    """Run one round of a method on a few images, and record it as a finished run."""
+    """Return a function that runs one round of a method on a few images and records it as a finished run."""
 
     def play(changes: dict) -> tuple[Named, Federation, Checkpoint]:
         changes = {"federation.rounds": 1, "federation.clients_per_round": 1, "lora.rank": 3, **changes}
@@ -74,7 +74,7 @@ def test_a_method_exports_the_logits_of_its_evaluation_or_raises_an_error(played
     assert card.left_out == (*above, *added)
     assert (card.round, card.outcome, card.metrics) == (1, "finished", dict(checkpoint.history[0].metrics))
     small.model.load_adapter(checkpoint.state.adapter)
-    test = small.domains[1].test  # other images than those that the export itself compares
+    test = small.domains[1].test  # the export itself compares logits on other images
     expected = predicted(small.method, checkpoint.state, small.trainer.reader, test)
     found = load(tmp_path / "out").logits(test.take(torch.arange(len(test)))[0])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
@@ -95,16 +95,16 @@ def test_a_method_exports_the_logits_of_its_evaluation_or_raises_an_error(played
         (FedAG(), "an adapter for each domain and an attention over them, after the server's CLIP"),
     ],
 )
-def test_an_obstacle_is_named(method, obstacle):
+def test_a_method_names_the_obstacle_to_its_export(method, obstacle):
     assert method.export_obstacle({3, 6, 12}, 12) == obstacle
 
 
-def test_a_client_s_own_model_is_exported_where_it_has_one(played: Played, tiny, random_clip, tmp_path):
+def test_a_clients_own_model_is_exported_if_it_has_one(played: Played, tiny, random_clip, tmp_path):
     fedag = {"name": "fedag", **SMALL_SERVER, "clip": {"name": "clip", "model": str(random_clip)}}
     synthetic = {"synthetic": {"name": "surrogate", "share": 0.01}, "partition.proxy_share": 0.2}
     named, small, checkpoint = played({"method": fedag, **synthetic, "federation.clients_per_round": None})
     card = export(named, tmp_path / "out", "noisy")
-    assert card.metrics == card.scores == {}  # the run's accuracies are those of the server's model
+    assert card.metrics == card.scores == {}  # the recorded accuracies are of the server's model, not of the client's
     assert "| results | none, because the run did not test this model" in (tmp_path / "out" / "README.md").read_text()
     assert (card.form, card.origin.client, card.left_out) == ("whole", "noisy", ("server",))
     client = next(one for one in small.clients if one.id == "noisy")
@@ -135,6 +135,6 @@ def test_an_export_obstacle_is_reported_before_a_model_is_built(tiny, changes, c
     assert str(refusal.value) == sentence
 
 
-def test_depthfl_is_exported_where_the_model_s_own_head_predicts_alone(played: Played, tmp_path):
+def test_depthfl_is_exported_if_only_the_models_own_head_predicts(played: Played, tmp_path):
     named, *_ = played({"method": "depthfl", "method.prediction": "last"})
     assert export(named, tmp_path / "out").left_out == ("heads",)

@@ -41,18 +41,18 @@ from tests.conformance.rounds import one_round
 
 SMALL = {"federation.depths": [2, 1, 3]}
 SOME = {"federation.clients_per_round": 2, "seed": 1}
-"""Two of the three clients in each round, others in the second: the one run that all others are compared to."""
+"""The run that other runs are compared with: two of three clients take part in each round, others in the second."""
 
 
 @pytest.fixture
 def small(federation, chosen) -> Federation:
-    """Return a federation with clients of depth 2, 1 and 3, so that no client holds some of the blocks."""
+    """Return a federation with clients of depth 2, 1 and 3, so that some blocks are held by no client."""
     return federation({**chosen, **SMALL})
 
 
 @pytest.fixture(scope="module")
 def rounds() -> dict[str, tuple[Federation, RoundResult, list[ClientUpdate]]]:
-    """A cache of first rounds, so that several tests share each of them."""
+    """Return an empty cache of first rounds, keyed by method name, which several tests share."""
     return {}
 
 
@@ -67,7 +67,7 @@ def first_round(federation, chosen, name, rounds) -> tuple[Federation, RoundResu
 
 @pytest.fixture(scope="module")
 def played() -> dict[str, list[RoundResult]]:
-    """A cache of runs, so that several tests share each of them."""
+    """Return an empty cache of runs, keyed by method name, which several tests share."""
     return {}
 
 
@@ -87,7 +87,7 @@ def begun(federation: Federation) -> list[RoundResult]:
 
 
 def given_to(small: Federation, state: ServerState, client: ClientId) -> AdapterState:
-    """Return the tensors with which a client starts a round."""
+    """Return the adapter from which a client starts a round."""
     return SeparateModels.of_method(small.method).sent_adapter(state, client)
 
 
@@ -116,7 +116,7 @@ def test_another_seed_gives_another_run(federation, chosen, straight):
 
 
 def test_the_same_seed_gives_the_same_bits_and_leaves_global_generators_unchanged(federation, chosen, straight):
-    """The order of the clients and the cache of frozen blocks' outputs do not change the result either."""
+    """The order of the clients and the cache of frozen blocks' outputs do not change the result."""
 
     def generators() -> list[object]:
         return [torch.get_rng_state(), random.getstate(), [str(part) for part in np.random.get_state(legacy=True)]]
@@ -161,7 +161,7 @@ def test_the_state_survives_a_round_trip_to_disk(small, straight, tmp_path):
     assert not identical(straight[0].state, straight[-1].state)
 
 
-def test_the_order_of_arrival_is_irrelevant(first_round):
+def test_aggregation_does_not_depend_on_the_order_of_the_updates(first_round):
     small, start, updates = first_round
     expected = small.method.aggregate(start.state, updates, small.server)
     orders = list(permutations(updates))
@@ -247,13 +247,13 @@ def test_an_allocation_has_as_many_blocks_as_the_client_can_hold(federation, cho
         for row in rows.values():
             assert list(row.held) == sorted(set(row.held))
             assert set(row.trained) <= set(row.held) <= set(range(12))
-    (found,) = counts  # the same number in all rounds: the client's depth, or one depth for all
+    (found,) = counts  # the number is the same in all rounds
     assert found == tuple(depths) or len(set(found)) == 1
     if type(federated.method).allocate is FederatedMethod.allocate:
         assert set(found) == {len(state.layers)}
 
 
-def test_no_memory_is_shared(first_round):
+def test_model_states_and_updates_share_no_memory(first_round):
     small, start, updates = first_round
     after = small.method.aggregate(start.state, updates, small.server)
     alone = small.method.aggregate(start.state, updates[:1], small.server)
@@ -287,7 +287,7 @@ def test_copies_of_one_update_average_to_it(first_round, weights):
     assert any(not torch.equal(sent[name], start.state.adapter[name]) for name in sent) or not start.state.adapter
 
 
-def test_metrics_have_the_promised_names_and_are_numbers(straight, tiny, chosen):
+def test_metrics_are_numbers_under_the_listed_names(straight, tiny, chosen):
     config = tiny.override({**chosen, **SOME}, "test")
     promised, clients = config.metrics(), config.client_domains()
     own = len(OwnMetrics.of_method(config.method).metric_names(clients))

@@ -1,4 +1,4 @@
-"""The digits data set: six styles of the same digits."""
+"""The embedded digits data set, which has six domains: the same scans in six styles."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def test_every_domain_has_the_same_scans_in_the_same_split(data):
     inverted = data.domains[STYLES.index("inverted")]
     for here, there in ((plain.train, inverted.train), (plain.test, inverted.test)):
         total = here.images.int() + there.images.int()
-        assert set(total.unique().tolist()) <= {254, 255, 256}  # two values are rounded
+        assert set(total.unique().tolist()) <= {254, 255, 256}  # the sum of two rounded values
         assert (total == 255).double().mean() > 0.9
 
 
@@ -135,7 +135,7 @@ def test_pixels_are_rounded_and_clamped():
     assert to_uint8(grey)[0, :, 0].tolist() == [[0, 0, 0, 1, 255, 255]] * 3
 
 
-def test_thickened_strokes_cover_the_original_ones():
+def test_thickened_strokes_cover_the_original_strokes():
     glyphs = torch.zeros(1, 1, 5, 5)
     glyphs[0, 0, 2, 2] = 0.5
     expected = torch.zeros(5, 5)

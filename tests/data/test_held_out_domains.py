@@ -39,7 +39,7 @@ def test_training_domains_keep_their_order():
 
 
 def test_held_out_digits_are_tested_only_on_their_test_split():
-    """The other scans are training images in other styles."""
+    """The remaining scans are training images of the other domains, in other styles."""
     loaded, usual = digits(held_out_domains=["noisy"]).load(), digits().load()
     (held_out,), old = loaded.held_out, usual.domains[1]
     assert torch.equal(held_out.test.images, old.test.images)

@@ -1,4 +1,4 @@
-"""Partitions of domains among clients: properties of all rules, and of each rule."""
+"""Partitions of domains among clients, with the properties that all rules share and those of each rule."""
 
 import itertools
 from collections.abc import Callable
@@ -86,7 +86,7 @@ def test_images_keep_their_labels(kind):
         assert client.train.labels.tolist() == [truth[number] for number in numbers(client.train)]
 
 
-def test_clients_are_those_of_clients_of(kind):
+def test_clients_of_lists_the_clients_of_the_partition(kind):
     data = numbered_data()
     announced = kind().clients_of(["a", "b"])
     clients = divide(kind(), data).clients
@@ -196,7 +196,7 @@ def test_dirichlet_equals_the_reference():
     labels = torch.tensor([0] * 50 + [2] * 31 + [5] * 7)
     rng = stream(1, "test")
     order = [rng.permutation(np.flatnonzero(labels.numpy() == label)).tolist() for label in (0, 2, 5)]
-    shares = rng.dirichlet([0.7] * 3, size=3).tolist()  # the first draw, which satisfies the minimum of 1
+    shares = rng.dirichlet([0.7] * 3, size=3).tolist()  # the first draw satisfies the minimum of 1 image
     by_class = [cut(positions, share) for positions, share in zip(order, shares, strict=True)]
     expected = [sorted(itertools.chain(*mine)) for mine in zip(*by_class, strict=True)]
     assert min(map(len, expected)) >= 1
@@ -251,6 +251,6 @@ def test_a_held_out_share_of_one_image_is_an_error():
 
 
 @pytest.mark.parametrize("alpha", [0, -1.0, 1e7])
-def test_alpha_has_bounds(alpha):
+def test_an_alpha_outside_its_bounds_is_rejected(alpha):
     with pytest.raises(ValueError, match="alpha"):
         partition({"name": "label_skew", "alpha": alpha})

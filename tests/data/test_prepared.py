@@ -1,4 +1,4 @@
-"""Prepared data sets in an experiment: order of the domains, digests, and error messages."""
+"""Prepared data sets in an experiment, with the order of domains, digests and error messages."""
 
 import hashlib
 
@@ -16,7 +16,7 @@ CLASSES = ("bus", "cat")
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """Write two domains with 6 training and 3 test images of 8 pixels, without `fedsweep.preparation`."""
+    """Write two domains of 6 training and 3 test images of 8 x 8 pixels, and return the card of the data set."""
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path))
     folder = store_folder("set", 8)
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""The files of prepared data sets: memory mapping, writing in pieces, and damaged files."""
+"""The files of prepared data sets, which are memory-mapped and written in pieces, and errors for damaged files."""
 
 import hashlib
 import mmap
@@ -33,7 +33,7 @@ def batch(count: int, seed: int) -> tuple[pa.RecordBatch, np.ndarray, list[int]]
 
 @pytest.fixture
 def written(tmp_path):
-    """Return the file of a domain with 20 training and 5 test images, and the images."""
+    """Write the file of a domain with 20 training and 5 test images; return the path and the images."""
     (train, *one), (test, *other) = batch(20, 0), batch(5, 1)
     path = tmp_path / "photo.arrow"
     write_domain(path, train, test)
@@ -47,7 +47,7 @@ def mapping_of(address: int) -> tuple[str, str]:
             low, high = (int(end, 16) for end in line.split()[0].split("-"))
             if low <= address < high:
                 return line.split()[1], line.split()[-1]
-    raise AssertionError("no such map")
+    raise AssertionError("no memory map contains the address")
 
 
 def test_images_are_in_the_memory_map_of_the_file(written):
@@ -133,7 +133,7 @@ def card(name: str = "set", size: int = SIZE, length: int = 3) -> StoreCard:
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """Return a folder with a card and a file of three bytes."""
+    """Return the folder of a data set that consists of a card and a file of three bytes."""
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path))
     folder = store_folder("set", SIZE)
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""The server's synthetic images: the images of each source, and error messages."""
+"""The server's synthetic images by source, and the error messages for invalid sources."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from fedsweep.preparation.prepare import prepare
 from fedsweep.types import Domain, FederatedData, ImageSet
 
 SIZE = 8
-CLASSES = ("cat", "dog", "bus")  # not in alphabetical order, unlike those of a prepared set
+CLASSES = ("cat", "dog", "bus")  # in contrast to a prepared data set, not in alphabetical order
 
 
 def noise(labels: Sequence[int], seed: int = 0, low: int = 0, high: int = 256) -> ImageSet:
@@ -53,7 +53,7 @@ def test_the_source_none_has_no_images():
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Return a function that prepares images, each with its own single colour: `made({"photo": {"cat": 5}})`."""
+    """Return a function that prepares images of a single colour each, as in `made({"photo": {"cat": 5}})`."""
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
 
     def write(counts: dict[str, dict[str, int]], size: int = SIZE, name: str = "made") -> Path:
@@ -162,7 +162,7 @@ def test_a_folder_that_is_not_prepared_at_the_image_size_is_an_error(made):
 
 
 def held_images(labels: Sequence[int] = (0, 0, 0, 1, 1, 1, 2, 2, 2), seed: int = 0) -> ImageSet:
-    """Return images of the server, grey enough that images drawn around them are not clipped at 0 or 255."""
+    """Return synthetic images in medium grey, so that images drawn around them are not clipped at 0 or 255."""
     return noise(labels, seed, 110, 146)
 
 
@@ -206,7 +206,7 @@ def flat(values: Sequence[int], labels: Sequence[int]) -> ImageSet:
     return ImageSet(images, torch.tensor(labels))
 
 
-def test_the_mean_of_a_missing_class_is_the_domains_mean_plus_the_classes_offset_elsewhere():
+def test_the_mean_of_a_missing_class_is_the_domains_mean_plus_the_offset_of_the_class_in_other_domains():
     # photo has the mean 60, and class 2 is 20 above it; sketch has the mean 150 without class 2, so its class 2 is 170
     proxy = {"photo": flat([40, 60, 80], [0, 1, 2]), "sketch": flat([140, 160], [0, 1])}
     found = Surrogate().make(data(), proxy, seed=0)

@@ -26,19 +26,19 @@ SMALL = {
 
 @pytest.fixture(scope="package")
 def small() -> RunConfig:
-    """Return the configuration of the run."""
+    """Return the configuration of a run of two rounds on the embedded digits."""
     return RunConfig.of(read_yaml(EXPERIMENT), "test").override(SMALL, "test")
 
 
 @pytest.fixture(scope="package")
 def run(small: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Named:
-    """Return the recorded run."""
+    """Run and record the configuration of the fixture `small`."""
     return play(Store(tmp_path_factory.mktemp("mlruns")), "fedra_digits", small)
 
 
 @pytest.fixture(scope="package")
 def exported(run: Named, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the export, which no test changes."""
+    """Export the run, and return the export's folder, which tests must not change."""
     folder = tmp_path_factory.mktemp("exports") / "digits"
     export(run, folder)
     return folder

@@ -1,4 +1,4 @@
-"""Runs and sweeps recorded as fedsweep records them, and exports loaded with the code of their README."""
+"""Functions that record runs and trials, and that load exports with the code of their README."""
 
 import json
 import re
@@ -28,7 +28,7 @@ assert not [name for name in sys.modules if name.split(".")[0] == "fedsweep"]
 
 
 def play(store: Store, name: str, config: RunConfig) -> Named:
-    """Record a run like `fedsweep run`, but without MLflow."""
+    """Run and record an experiment like `fedsweep run`, but without MLflow."""
     trial = store.run(name, "20260101-000000-abcd")
     resolved = config.model_dump(mode="json")
     digests = content_digests(config)
@@ -46,7 +46,7 @@ def block(page: Path) -> str:
 
 
 def logits_without_fedsweep(folder: Path, images: Tensor) -> Tensor:
-    """Return the logits of uint8 images from the README's code, in a process that cannot import fedsweep."""
+    """Return the logits of uint8 images, computed by the export's README code in a process without fedsweep."""
     np.save(folder / "images.npy", images.numpy())
     script = block(folder / "README.md") + WITHOUT_FEDSWEEP
     command = [sys.executable, "-I", "-W", "ignore", "-c", script]
@@ -58,7 +58,7 @@ def logits_without_fedsweep(folder: Path, images: Tensor) -> Tensor:
 def planned(
     sweep: SweepStore, number: int, arm: dict[str, Any], seed: int, score: float | None, end: str | None
 ) -> str:
-    """Record a trial with made-up results, and return its key."""
+    """Record a trial whose accuracy grows by `score` per round and whose outcome is `end`, and return its key."""
     from fedsweep.results.checkpoint import Checkpoint, save
     from fedsweep.types import ServerState
 

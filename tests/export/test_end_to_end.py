@@ -1,4 +1,4 @@
-"""Exports of trained runs, loaded with timm and PEFT without fedsweep, give the logits of the evaluation."""
+"""Exports of trained runs, which give the logits of the evaluation when timm and PEFT load them without fedsweep."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "export.md"
 
 
 def evaluated(config: RunConfig, run: Named) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Return test images (n, 3, h, w), labels (n,) and logits (n, classes) as in evaluation, by domain."""
+    """Return each domain's test images (n, 3, h, w), labels (n,) and logits of the evaluation (n, classes)."""
     federation = build(config)
     state = load_checkpoint(run.trial.checkpoint, federation.initial_state()).state
     federation.model.load_adapter(state.adapter)
@@ -38,7 +38,7 @@ def evaluated(config: RunConfig, run: Named) -> list[tuple[torch.Tensor, torch.T
 
 
 def assert_equal_elsewhere(config: RunConfig, run: Named, folder: Path) -> None:
-    """Check the logits of all test images, and the accuracies that the run recorded."""
+    """Check that an export gives the logits and the recorded accuracy of a run in a process without fedsweep."""
     domains = evaluated(config, run)
     found = logits_without_fedsweep(folder, torch.cat([images for images, *_ in domains]))
     expected = torch.cat([logits for *_, logits in domains])
@@ -114,7 +114,7 @@ def test_repeated_exports_are_bit_identical_and_readable_by_other_users(run: Nam
         assert stat.S_IMODE((exported / name).stat().st_mode) == 0o644
 
 
-def test_only_an_empty_folder_is_filled(run: Named, tmp_path: Path):
+def test_an_export_is_written_only_to_an_empty_folder(run: Named, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     export(run, tmp_path / "empty")
     assert len(list((tmp_path / "empty").iterdir())) == 5

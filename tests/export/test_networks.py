@@ -34,12 +34,12 @@ from tests.models.small import stirred, timm_network
 SMALL = {"name": "timm", "pretrained": "none", "img_size": 16, "embed_dim": 48, "num_blocks": 3, "num_heads": 3}
 VIT = {**SMALL, "model": "vit_tiny_patch16_224", "patch_size": 4}
 MIXER = {**SMALL, "model": "mixer_s16_224", "patch_size": 4, "num_heads": None}
-TAG = "test_vit.r160_in1k"  # timm's own miniature
+TAG = "test_vit.r160_in1k"  # a very small model of timm
 CASES: dict[str, dict[str, Any]] = {
     "vit": {"backbone": VIT},
-    "vit of one channel": {"backbone": {**VIT, "in_chans": 1, "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}},
-    "its patches adapted, one sublayer": {"backbone": VIT, "lora.patch_embed": True, "lora.position": "l0"},
-    "scaling in place of alpha, dropout": {"backbone": VIT, "lora": {"rank": 3, "scaling": 0.7, "dropout": 0.5}},
+    "vit with one channel": {"backbone": {**VIT, "in_chans": 1, "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}},
+    "adapted patch embedding, one sublayer": {"backbone": VIT, "lora.patch_embed": True, "lora.position": "l0"},
+    "scaling instead of alpha, dropout": {"backbone": VIT, "lora": {"rank": 3, "scaling": 0.7, "dropout": 0.5}},
     "frozen factors A": {"backbone": VIT, "aggregation.lora": "freeze_a"},
     "distilled": {"backbone": {**VIT, "model": "deit_tiny_distilled_patch16_224"}},
     "registers": {"backbone": {**VIT, "model": "vit_small_patch14_reg4_dinov2"}},
@@ -47,7 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     "eva": {"backbone": {**SMALL, "model": "eva02_tiny_patch14_224", "patch_size": 4, "num_heads": 4}},
     "dinov3": {"backbone": {**SMALL, "model": "vit_small_patch16_dinov3", "patch_size": 4, "num_heads": 4}},
     "mixer": {"backbone": MIXER, "lora.patch_embed": True, "lora.rank": 2},
-    "the one that ships": {},
+    "digits_vit": {},
 }  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def images(size: int, count: int = 5) -> Tensor:
 
 
 def drawn(model: LayeredModel) -> LayeredModel:
-    """Change all trainable tensors at random, so that each of them affects the logits."""
+    """Set all trainable tensors to random values, so that each of them affects the logits, and return the model."""
     generator = torch.Generator().manual_seed(1)
     model.load_adapter(
         {name: 0.3 * torch.randn(one.shape, generator=generator) for name, one in model.adapter().items()}
@@ -100,7 +100,7 @@ def built(config: RunConfig) -> LayeredModel:
 
 @pytest.fixture(autouse=True)
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Provide an empty cache of the hub and no network."""
+    """Use an empty Hugging Face cache and no network, and return the cache's folder."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return tmp_path / "hub"
@@ -111,7 +111,7 @@ def shaped(tiny: RunConfig) -> RunConfig:
     return tiny.override({"lora.rank": 3, "federation.depths": [3, 2, 1]}, "test")
 
 
-CUT = ("its patches adapted, one sublayer", "registers", "mixer", "the one that ships")
+CUT = ("adapted patch embedding, one sublayer", "registers", "mixer", "digits_vit")
 """Cases that are also exported without their last blocks."""
 
 
@@ -123,7 +123,7 @@ def test_an_exported_network_gives_the_same_logits(shaped: RunConfig, tmp_path: 
     card = written(tmp_path / "out", config, model, layers)
     assert card.cut == ({"blocks": 2} if short else {})
     adapted = {name.split(".")[1] for name in read(tmp_path / "out" / "adapter_config.json")["target_modules"]}
-    assert adapted - {"proj"} == set(map(str, layers))  # no block that is cut off
+    assert adapted - {"proj"} == set(map(str, layers))  # no block that was removed
     check(tmp_path / "out", config, model, layers)
 
 
@@ -153,7 +153,7 @@ def test_a_pinned_tag_replaces_the_weights_file(shaped: RunConfig, tmp_path: Pat
 
 @pytest.mark.parametrize("method", ["fedra", "ft", "all_small"])
 def test_transformers_loads_an_exported_clip(shaped: RunConfig, tmp_path: Path, random_clip: Path, method: str):
-    """The image encoder has 12 blocks and the text encoder 4, so that the first eleven pairs keep 11 and 3 blocks."""
+    """The image encoder has 12 blocks and the text encoder 4; without the last pair of blocks, 11 and 3 are left."""
     backbone = {"name": "clip", "model": str(random_clip), "prompt": "a {} in ink"}
     config = shaped.override({"backbone": backbone, "method": method, "lora.position": "all"}, "test")
     names = tuple("0123456789")
@@ -202,7 +202,7 @@ def test_the_included_backbone_is_timms_smallest_vit_in_another_shape():
 
 @pytest.fixture
 def cut_otherwise(pacs: Path) -> Iterator[Path]:
-    """Yield the data folder with PACS, whose card temporarily has another crop."""
+    """Change the crop on the card of PACS during a test, and yield the data folder."""
     path = pacs / "pacs-64" / "card.json"
     before = path.read_bytes()
     path.write_text(json.dumps({**read(path), "crop_pct": 0.9, "crop_mode": "squash", "interpolation": "bilinear"}))

@@ -1,4 +1,4 @@
-"""Predictions for picture files, which must equal those for the same images in evaluation."""
+"""Predictions for image files, which equal the predictions for the same images in evaluation."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ def model(exported: Path) -> Loaded:
 
 @pytest.fixture
 def photos(small: RunConfig, tmp_path: Path) -> tuple[Path, torch.Tensor, torch.Tensor]:
-    """Write a domain's test images to folders named after classes; return them with labels in the files' order."""
+    """Write a domain's test images to a folder per class; return the root, and the images and labels in file order."""
     test = load_data(small.data).domains[1].test
     images, labels = test.take(torch.arange(len(test)))
     order = sorted(range(len(test)), key=lambda one: (int(labels[one]), one))
@@ -58,7 +58,7 @@ def test_accuracy_requires_that_all_folders_are_classes(model: Loaded, photos):
     (folder / "three").rename(folder / "3")
     next((folder / "3").iterdir()).rename(folder / "above.png")
     names = pictures(folder)
-    assert names[-1] == "above.png"  # sorted as a whole
+    assert names[-1] == "above.png"  # all paths are sorted together
     assert predict(model, folder, names).accuracy is None
 
 
@@ -74,7 +74,7 @@ def test_a_broken_image_is_named_and_the_others_are_classified(model: Loaded, ph
     assert found.accuracy is not None
 
 
-def test_a_large_top_gives_all_classes(model: Loaded, photos):
+def test_a_top_above_the_number_of_classes_gives_all_classes(model: Loaded, photos):
     folder, *_ = photos
     guesses = next(iter(predict(model, folder, pictures(folder)[:1], top=99).images.values()))
     assert sorted(one.name for one in guesses) == sorted("0123456789")
@@ -82,7 +82,7 @@ def test_a_large_top_gives_all_classes(model: Loaded, photos):
 
 
 def test_a_picture_is_cropped_as_in_the_preparation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Pictures of several shapes and modes equal those of a complete preparation."""
+    """Pictures of several shapes and colour modes get the same pixels as in the preparation of a data set."""
     rng = np.random.default_rng(0)
     for number, (width, height, mode) in enumerate([(40, 30, "RGB"), (17, 90, "L"), (33, 33, "RGBA"), (20, 16, "P")]):
         path = tmp_path / "root" / ("cat", "dog")[number % 2] / f"{number}.png"
@@ -114,13 +114,13 @@ def test_a_picture_that_cannot_be_opened_is_broken(tmp_path: Path):
 def test_broken_links_and_special_files_are_broken_pictures(model: Loaded, photos):
     folder, images, _ = photos
     (folder / "3" / "gone.jpg").symlink_to(folder / "nowhere.jpg")
-    os.mkfifo(folder / "4" / "pipe.png")  # to read it would wait for ever
+    os.mkfifo(folder / "4" / "pipe.png")  # reading a named pipe would block for ever
     found = predict(model, folder, pictures(folder))
     assert found.broken == dict.fromkeys(["3/gone.jpg", "4/pipe.png"], "is a broken link or not a regular file")
     assert len(found.images) == len(images)
 
 
-def test_links_that_lead_back_are_followed_once(tmp_path: Path):
+def test_a_link_to_a_parent_folder_is_not_followed_again(tmp_path: Path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.png").write_bytes(b"")
     (tmp_path / "a" / "again").symlink_to(tmp_path)
@@ -136,7 +136,7 @@ def test_links_that_lead_back_are_followed_once(tmp_path: Path):
          ".tiff, .webp."),
     ],
 )  # fmt: skip
-def test_a_folder_without_pictures_is_refused(tmp_path: Path, name: str, sentence: str):
+def test_a_folder_without_pictures_is_rejected(tmp_path: Path, name: str, sentence: str):
     (tmp_path / "empty" / "below").mkdir(parents=True)
     (tmp_path / "empty" / "below" / "notes.txt").write_text("")
     (tmp_path / "file.png").write_bytes(b"")

@@ -1,4 +1,4 @@
-"""The selection of a trial by name, and the error messages for names without a trial."""
+"""The selection of the run or trial to export by name, and the errors for names without a trial."""
 
 from pathlib import Path
 
@@ -13,7 +13,10 @@ from tests.tracking.helpers import MANIFEST
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """Return two sweeps of a search space, the newer with trials of all outcomes, and two runs of an experiment."""
+    """Return a results folder with two sweeps of a search space and two runs of an experiment.
+
+    The newer sweep has a trial of each outcome.
+    """
     home = Store(tmp_path_factory.mktemp("mlruns"))
     older, newer = (home.sweep("ablations/rank", one) for one in ("20260101-000000-old1", "20260102-000000-new1"))
     for sweep, mode in ((older, "max"), (newer, "max")):
@@ -104,9 +107,9 @@ STANDS = "`--unfinished` exports its state after round 2."
     [
         ("ablations/rnk", "there is no trial `ablations/rnk` in {root}; did you mean `ablations/rank`?"),
         ("zzz", "there is no trial `zzz` in {root}; it must be a trial's key, SPACE[@SWEEP][:ARM] such as "
-         "`ablations/lora_rank:lora.rank=4,seed=0`, or the name of a run."),
+         "`ablations/lora_rank:lora.rank=4,seed=0`, or an experiment that was run."),
         ("", "there is no trial `` in {root}; it must be a trial's key, SPACE[@SWEEP][:ARM] such as "
-         "`ablations/lora_rank:lora.rank=4,seed=0`, or the name of a run."),
+         "`ablations/lora_rank:lora.rank=4,seed=0`, or an experiment that was run."),
         ("ablations/rank@20260102-000000-new", "there is no sweep `20260102-000000-new` of ablations/rank in {root}; "
          "did you mean `20260102-000000-new1` or `20260101-000000-old1`?"),
         ("fedra_digits@x", "there is no run `x` of fedra_digits in {root}."),
@@ -115,11 +118,11 @@ STANDS = "`--unfinished` exports its state after round 2."
          "c00000000000005, c00000000000007, c00000000000008."),
         ("ablations/rank:lora.rank=5", f"no trial of {WHERE} has lora.rank=5; its arms are lora.rank=4, lora.rank=8, "
          "lora.rank=16, and its seeds are 0, 1."),
-        ("ablations/rank:rank", "an arm must look like `lora.rank=4,seed=0`, but got `rank`."),
-        ("ablations/rank:", "an arm must look like `lora.rank=4,seed=0`, but got ``."),
-        ("ablations/rank:lora.rank=[4", "the arm's `lora.rank=[4` is not valid YAML at line 1, column 3: expected ',' "
-         "or ']', but got '<stream end>'."),
-        ("c00000000000004", f"trial c00000000000004 of {WHERE} is pruned; {STANDS}"),
+        ("ablations/rank:rank", "an arm must be a list of NAME=VALUE, such as `lora.rank=4,seed=0`, but it is `rank`."),
+        ("ablations/rank:", "an arm must be a list of NAME=VALUE, such as `lora.rank=4,seed=0`, but it is ``."),
+        ("ablations/rank:lora.rank=[4", "the entry `lora.rank=[4` of the arm is not valid YAML at line 1, column 3: "
+         "expected ',' or ']', but got '<stream end>'."),
+        ("c00000000000004", f"trial c00000000000004 of {WHERE} has the outcome `pruned`; {STANDS}"),
         ("ablations/rank:lora.rank=16", f"none of the 2 trials of {WHERE} has finished; `--unfinished` also accepts "
          "other trials."),
         ("c00000000000005", f"trial c00000000000005 of {WHERE} has not ended and has no recorded round."),

@@ -84,7 +84,7 @@ class Listening(CohortTrainer):
 
 @pytest.fixture
 def heard(monkeypatch):
-    """The list of rounds that `Listening` has recorded."""
+    """Return the empty list in which every `Listening` of a test records its rounds."""
     monkeypatch.setattr(Listening, "heard", [])
     return Listening.heard
 
@@ -146,7 +146,7 @@ def holding(*rows: list[int]) -> dict[str, LayerAllocation]:
     return {f"client {number}": LayerAllocation.of(row) for number, row in enumerate(rows)}
 
 
-def test_gamma_is_the_fewest_holders_of_an_active_block():
+def test_gamma_is_the_smallest_number_of_clients_that_hold_an_active_block():
     state = ServerState({}, (0, 1, 2, 3))
     first = coverage(state, holding([0, 1], [0, 1], [0, 2]))
     assert first == {"allocation/gamma": 1.0, "allocation/gamma_star": 1.0, "allocation/idle": 1.0}
@@ -155,7 +155,7 @@ def test_gamma_is_the_fewest_holders_of_an_active_block():
     assert (later["allocation/gamma"], later["allocation/gamma_star"]) == (2.0, 1.0)
 
 
-def test_gamma_star_is_the_smallest_gamma_so_far_and_survives_a_stop(federation):
+def test_gamma_star_is_the_smallest_gamma_so_far_and_is_kept_after_a_stop(federation):
     changes = {"method": "fedra", "federation.depths": [8, 6, 3], "federation.rounds": 4, "local.steps": 1}
     results = list(federate(federation(changes)))
     gammas = [result.metrics["allocation/gamma"] for result in results[1:]]
@@ -167,7 +167,7 @@ def test_gamma_star_is_the_smallest_gamma_so_far_and_survives_a_stop(federation)
 
 
 def test_only_the_largest_clients_hold_the_top_block_of_prefixes(federation):
-    """This is why InclusiveFL has a small Gamma* (FedRA, second version, below Theorem 1)."""
+    """A top block with few holders explains InclusiveFL's small Gamma* (FedRA, second version, below Theorem 1)."""
     changes = {"federation.depths": [12, 6, 3], "federation.rounds": 1, "local.steps": 1}
     _, prefix = federate(federation({**changes, "method": "inclusivefl"}))
     _, large = federate(federation({**changes, "method": "all_large"}))

@@ -1,4 +1,4 @@
-"""A run: its construction from a configuration, its rounds, and its continuation after a stop."""
+"""Runs that are built from a configuration, and that continue after a stop."""
 
 import pytest
 
@@ -10,12 +10,12 @@ from fedsweep.types import RoundResult
 from tests.compare import identical, identical_rounds
 
 pytestmark = pytest.mark.usefixtures("federation")
-"""The fixture `federation` makes models copies of those that were built before, which saves time."""
+"""The fixture `federation` copies models that earlier tests built, which saves time."""
 
 
 @pytest.fixture
 def short(tiny) -> RunConfig:
-    """Return a run with one client, which holds four blocks and all training images of its domain."""
+    """Return the configuration of a run whose only client holds four blocks and its domain's training images."""
     return tiny.override({"data.domains": ["plain"], "federation.depths": [4], "data.test_fraction": 0.02}, "test")
 
 

@@ -1,4 +1,4 @@
-"""Properties of AllLarge. With one client and one round, it is plain SGD."""
+"""Properties of AllLarge, which is plain SGD for one client and one round."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_all_clients_run_all_blocks(federation):
 
 
 OTHERS = ("depthfl", "fedag", "fedbrick", "fedclip", "fedms", "fedot", "ft", "lfft", "promptfl", "zero_shot")
-"""Methods with a loss or tensors of their own; see their own tests."""
+"""Methods that differ from plain SGD in their loss or tensors; their own modules test them."""
 
 
 @pytest.mark.parametrize("method", sorted({method.model_fields["name"].default for method in ALL} - set(OTHERS)))

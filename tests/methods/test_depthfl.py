@@ -24,7 +24,7 @@ RELEASED_CODE = DepthFL(heads=(4, 7, 10), own_head="shared", ramp=5.0, predictio
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.floats(0, 1), st.integers(0, 2**31))
-def test_the_loss_is_the_papers(heads, images, weight, seed):
+def test_the_loss_equals_the_papers_loss(heads, images, weight, seed):
     rng = np.random.default_rng(seed)
     logits = [rng.normal(scale=3, size=(images, 7)) for _ in range(heads)]
     labels = rng.integers(7, size=images)
@@ -32,7 +32,7 @@ def test_the_loss_is_the_papers(heads, images, weight, seed):
     assert ours.item() == pytest.approx(reference.loss(logits, labels, weight), rel=1e-9)
 
 
-def test_a_teacher_is_held_fixed():
+def test_a_teacher_gets_no_gradient():
     logits = [torch.randn(5, 4, generator=torch.Generator().manual_seed(one)).requires_grad_() for one in range(2)]
     labels = torch.zeros(5, dtype=torch.int64)
     (gradient,) = torch.autograd.grad(mutual_loss(logits, labels, 1.0), logits[:1])
@@ -49,7 +49,7 @@ def test_heads_follow_the_blocks_that_the_paper_names(depth):
 
 
 @pytest.mark.parametrize("depth", RELEASED)
-def test_the_released_codes_heads_can_be_set(depth):
+def test_the_heads_of_the_released_code_can_be_configured(depth):
     assert RELEASED_CODE.exits_of(depth, 12) == (RELEASED[depth], True)
 
 
@@ -131,7 +131,7 @@ def test_the_prediction_is_the_mean_of_the_heads_or_the_last_one(six):
     assert torch.equal(alone, six.model(images, range(12)))
 
 
-def test_the_distillation_grows_over_a_share_of_the_rounds(federation, monkeypatch):
+def test_the_distillation_weight_grows_over_a_share_of_the_rounds(federation, monkeypatch):
     weights = []
 
     def noting(logits, labels, weight):
@@ -162,7 +162,7 @@ def test_without_a_client_of_full_depth_the_server_has_the_deepest_clients_model
         assert torch.equal(small.method.predict(last.state, small.model, images), expected)
 
 
-def test_dynamic_depths_have_a_head_for_each(federation):
+def test_dynamic_depths_have_a_head_for_each_depth(federation):
     small = federation({"method": "depthfl", "federation.depths": "dynamic"})
     start = small.initial_state()
     assert start.layers == tuple(range(12))

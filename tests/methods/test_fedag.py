@@ -1,4 +1,4 @@
-"""Properties of FedAG; the losses of its server are tested in test_fedag_mutual_learning.py."""
+"""Properties of FedAG, apart from the losses of its server (test_fedag_mutual_learning.py)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,13 +40,13 @@ def make(federation, random_clip) -> Callable[..., Federation]:
 
 @pytest.fixture(scope="module")
 def played() -> dict[str, Run]:
-    """A cache of runs, so that several tests share each of them."""
+    """Return an empty cache of runs by name, which several tests share."""
     return {}
 
 
 @pytest.fixture
 def base(make, played, monkeypatch) -> Run:
-    """Return a federation with default hyperparameters, its rounds, and the clients' initial tensors in each."""
+    """Return a federation with FedAG's defaults, its rounds, and the tensors from which clients start each round."""
     if "base" not in played:
         started, fit = [], CohortTrainer.fit
 
@@ -62,12 +62,12 @@ def base(make, played, monkeypatch) -> Run:
 
 
 @pytest.fixture
-def beside(make, played) -> Run:
-    """Return the same run with an additional domain that no client has."""
-    if "beside" not in played:
+def with_held_out(make, played) -> Run:
+    """Return the run of the fixture `base` with an additional, held-out domain; its third value is empty."""
+    if "with_held_out" not in played:
         small = make({"data.domains": ["plain", "inverted", "noisy", "thick"], "data.held_out_domains": ["thick"]})
-        played["beside"] = (small, list(federate(small)), [])
-    return played["beside"]
+        played["with_held_out"] = (small, list(federate(small)), [])
+    return played["with_held_out"]
 
 
 def test_a_client_starts_from_the_mixture_of_equation_1(base):
@@ -93,7 +93,7 @@ def test_leaving_out_a_component_equals_setting_its_weight_to_zero(make, base):
     assert not identical(without[1].state, full[1].state)  # momentum has no effect before the second round
 
 
-def test_without_quality_all_synthetic_images_count_alike_and_no_score_is_sent(make, base):
+def test_without_quality_all_synthetic_images_have_equal_weights_and_no_score_is_sent(make, base):
     small, (start, first, _), _ = base
     assert small.method.metric_names([]) == ["synthetic/quality", "synthetic/quality_spread"]
     _, alike = islice(federate(make(quality=False)), 2)
@@ -136,8 +136,8 @@ def test_no_score_is_below_zero(make, monkeypatch):
     assert quality(small.model, given, given, 16).tolist() == [1, 0, 0, 0, 0, 0]
 
 
-def test_a_known_domain_uses_its_own_adapter_and_an_unknown_domain_uses_all(beside):
-    small, (*_, last), _ = beside
+def test_a_known_domain_uses_its_own_adapter_and_an_unknown_domain_uses_all(with_held_out):
+    small, (*_, last), _ = with_held_out
     assert [client.domain for client in small.clients] == ["plain", "inverted", "noisy"]
     state, reader, server = last.state, small.trainer.reader, small.model.server
     small.model.load_adapter(state.adapter)
@@ -156,9 +156,8 @@ def test_a_known_domain_uses_its_own_adapter_and_an_unknown_domain_uses_all(besi
     assert "accuracy/domain/thick" not in last.metrics
 
 
-def test_held_out_domains_do_not_change_what_is_trained(base, beside):
-    """The training is the same with and without a domain that no client has."""
-    (_, without, _), (_, held, _) = base, beside
+def test_held_out_domains_do_not_change_the_training(base, with_held_out):
+    (_, without, _), (_, held, _) = base, with_held_out
     for one, other in zip(without, held, strict=True):
         assert identical(one.state, other.state)
         more = {"accuracy/out_of_domain_mean", "accuracy/out_of_domain/thick"}
@@ -175,7 +174,7 @@ def test_the_adapters_are_warmed_up_once_before_the_first_round(base):
 
 
 def test_clip_encodes_each_image_once_for_all_rounds_and_runs(make, base):
-    """Cached features and recomputed features give the same run."""
+    """A run with cached features equals a run that computes the features again."""
     _, before, _ = base
     seen = []
 
@@ -241,7 +240,7 @@ def test_a_clients_own_model_is_tested_if_there_is_a_test_share(make):
 
 
 def test_an_attack_reverses_the_sent_update_and_not_the_clients_own_model(make, base):
-    """In the second round, the server has sent the copy of the client's domain instead of the initial model."""
+    """The server sends the initial model in the first round and the copy of the client's domain in the second."""
     (honest, (_, first, _), _), small = base, make({"federation.malicious_share": 0.34})
     (attacker,) = small.malicious()
     domain = small.method.init(small.model, small.clients, small.server).domains[attacker]
@@ -287,16 +286,16 @@ def shipped() -> RunConfig:
 
 
 @pytest.mark.parametrize(("changes", "sentence"), REFUSED)
-def test_what_cannot_be_is_refused_in_one_sentence(shipped, changes, sentence):
+def test_an_invalid_configuration_is_one_error_message(shipped, changes, sentence):
     with pytest.raises(UserError) as refusal:
         shipped.override(changes, "test")
     assert str(refusal.value) == f"test: {sentence}."
 
 
-def test_a_clip_for_images_of_another_size_is_refused(shipped):
+def test_a_clip_for_images_of_another_size_is_rejected(shipped):
     method = shipped.method
     method.check_weights(shipped.backbone, tuple("0123456789"))
-    with pytest.raises(UserError, match=r"`method.clip` takes images of 16 pixels, but `backbone` .* of 32 pixels\."):
+    with pytest.raises(UserError, match=r"needs images that are 16 pixels wide, and `backbone` .* 32 pixels wide\."):
         method.check_weights(_Large(), tuple("0123456789"))
 
 
@@ -304,9 +303,9 @@ class _Large:
     image_size = 32
 
 
-def test_state_of_another_method_is_refused(make, federation):
+def test_the_state_of_another_method_is_rejected(make, federation):
     small = make()
-    with pytest.raises(TypeError, match="needs a state of type FedAGState, but it is of type ServerState"):
+    with pytest.raises(TypeError, match="needs a state of type FedAGState, but the state is of type ServerState"):
         small.method.aggregate(federation().initial_state(), [], small.server)
 
 

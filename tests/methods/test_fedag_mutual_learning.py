@@ -1,4 +1,4 @@
-"""FedAG's server: its losses against tests/references/fedag.py, and the tensors that each step changes."""
+"""The losses of FedAG's server, compared with tests/references/fedag.py, and the tensors that each step changes."""
 
 from dataclasses import replace
 from functools import partial
@@ -50,7 +50,7 @@ def cosines() -> DomainAdapters:
 
 
 def expected_logits(adapters: DomainAdapters, features: Tensor) -> np.ndarray:
-    """Return phi (domains, n, classes) by the reference implementation."""
+    """Return the logits phi (domains, n, classes) of all domains' adapters, computed by the reference."""
     texts, scale = adapters.text.double().numpy(), float(adapters.scale)
     given = scale if adapters.logits == "cosine" else None
     found = []
@@ -67,7 +67,7 @@ def test_logits_are_equations_4_and_5(adapters):
     phi = adapters.all_logits(features)
     assert phi.shape == (3, 5, 10)
     np.testing.assert_allclose(phi.detach().numpy(), expected_logits(adapters, features), rtol=2e-4, atol=2e-4)
-    assert (phi[0] - phi[1]).abs().max() > 1e-4  # an adapter for each domain
+    assert (phi[0] - phi[1]).abs().max() > 1e-4  # each domain has its own adapter
 
 
 def test_attention_over_adapters_is_equation_8(adapters):
@@ -111,7 +111,7 @@ def test_the_margin_is_equation_9(delta):
 
 
 class Server:
-    """A small server: adapters, a small ViT, and for two domains a lesson and a copy of the ViT."""
+    """A small server with adapters and a ViT; for each of two domains, it has images and a copy of the ViT."""
 
     def __init__(self, adapters: DomainAdapters, **learning: object) -> None:
         self.adapters = adapters
@@ -137,7 +137,7 @@ class Server:
 
     @property
     def learning(self) -> MutualLearning:
-        """The training of one round, not yet started."""
+        """A new training session of the server for one round."""
         return MutualLearning(**self.given, model=self.model, copies=self.copies, lessons=self.lessons)
 
     def values(self) -> dict[str, AdapterState]:
@@ -231,7 +231,7 @@ def test_the_joint_loss_is_equation_10_with_means_over_images(cosines):
 
 
 def test_a_joint_step_descends_the_mean_over_domains(cosines):
-    """Adam's first step has the opposite sign of the gradient of G, which the test computes in a single pass."""
+    """Adam's first step has the opposite sign of the gradient, which the test computes in one pass over all domains."""
     server = Server(cosines)
     session = server.learning
     total = torch.zeros(())
@@ -252,7 +252,7 @@ def test_a_joint_step_descends_the_mean_over_domains(cosines):
 
 @pytest.mark.parametrize("update", ["joint", "alternating"])
 def test_each_step_uses_all_domains_and_each_epoch_uses_every_image_once(cosines, update, monkeypatch):
-    """One domain has three times as many images as the other; together they take the steps of the larger domain."""
+    """The larger of two domains has three times as many images, and determines the number of steps per epoch."""
     server, seen = Server(cosines, update=update), []
     step = "joint_step" if update == "joint" else "cross_domain_step"
     done = getattr(MutualLearning, step)

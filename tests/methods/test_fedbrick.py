@@ -17,7 +17,7 @@ from tests.compare import identical, moved
 from tests.conformance.rounds import one_round
 from tests.references import fedbrick as reference
 
-BASES = ("fedra", pytest.param("inclusivefl", marks=pytest.mark.slow), "depthfl")  # similar to FedRA for FedBRICK
+BASES = ("fedra", pytest.param("inclusivefl", marks=pytest.mark.slow), "depthfl")  # InclusiveFL resembles FedRA here
 SAME_IMAGES = {"partition.proxy_share": 0.2, "lora.dropout": 0.0, "federation.depths": [12, 5, 2]}
 
 
@@ -34,7 +34,7 @@ def make(federation) -> Callable[..., Federation]:
 
 @pytest.fixture
 def heard(monkeypatch) -> list[tuple[list[LocalTask], list[ClientUpdate]]]:
-    """Record the tasks and the updates of the trainer, for each call of `fit`."""
+    """Return the list to which every call of `CohortTrainer.fit` appends its tasks and updates."""
     sessions, fit = [], CohortTrainer.fit
 
     def listening(self, tasks):
@@ -67,7 +67,7 @@ def test_without_bricks_the_run_is_bit_identical_to_the_depth_method(make, feder
 
 @pytest.mark.parametrize("base", BASES)
 def test_without_missing_blocks_and_penalties_adapters_and_heads_equal_the_depth_methods(make, federation, base):
-    """Stage II and the server train only BRICKs, and without missing blocks no client runs them in stage I."""
+    """Stage II and the server train only BRICKs, which clients that hold all blocks do not run in stage I."""
     whole = {"federation.depths": [12, 12, 12], "federation.rounds": 1}
     ours = list(federate(make(whole, lambda_w=0.0, over={"name": base})))
     theirs = list(federate(federation({"method": base, **SAME_IMAGES, **whole})))
@@ -78,7 +78,7 @@ def test_without_missing_blocks_and_penalties_adapters_and_heads_equal_the_depth
 
 
 def as_arrays(model, held, bricks):
-    """Return the blocks and BRICKs as functions on numpy arrays in float64."""
+    """Return lists of the held blocks (or None) and of all BRICKs, as functions on float64 arrays of tokens."""
     factors = {layer: [getattr(bricks[layer], one).detach().double().numpy() for one in ("a1", "b1", "a2", "b2")]
                for layer in range(12)}  # fmt: skip
 
@@ -99,7 +99,7 @@ def logits_of(model, tokens):
 
 @pytest.fixture
 def stages(make, heard):
-    """Return both stages' tasks of the client `inverted`, which holds 5 blocks, and a model with different values."""
+    """Return a federation, the sent adapter, the model's different adapter, and a client's tasks of both stages."""
     small = make(lambda_w=0.3, lambda_theta=0.2, lambda_d=0.7)
     start, _ = one_round(small)
     tasks = [session[0] for session, _ in heard]
@@ -239,7 +239,7 @@ def test_bricks_are_averaged_within_their_domain_by_images(make):
 @pytest.mark.parametrize(
     "stages", [{"parallel": False}, {"compensate": False}, {"parallel": False, "compensate": False}]
 )
-def test_what_a_client_sends_is_known_before_it_has_trained(make, stages):
+def test_the_names_of_the_sent_tensors_are_known_before_the_training(make, stages):
     small = make(**stages)
     start, updates = one_round(small)
     for one in updates:
@@ -305,7 +305,7 @@ def test_bytes_and_parameters_count_only_the_bricks_of_a_clients_own_domain(make
          "`method.over.name` must be one of fedra, inclusivefl, depthfl, but it is `all_large`"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_sentence(tiny, changes, sentence):
+def test_an_invalid_configuration_is_one_error_message(tiny, changes, sentence):
     with pytest.raises(UserError) as refusal:
         tiny.override({"partition.proxy_share": 0.2, **changes}, "test")
     assert sentence in str(refusal.value)

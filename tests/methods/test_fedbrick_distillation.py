@@ -1,4 +1,4 @@
-"""The server's distillation: training all blocks in parallel equals training each alone with torch's Adam."""
+"""FedBRICK's parallel distillation on the server, compared with training each block alone with torch's Adam."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def passed():
 
 
 def one_by_one(stacked, passed, gate, epochs, lr, batch_size, rng):
-    """Train block after block with torch.optim.Adam on the same batches."""
+    """Distil the blocks one after the other with torch.optim.Adam, with the same batches for every block."""
     orders = [rng.permutation(IMAGES) for _ in range(epochs)]
     learned = []
     for layer in range(LAYERS):

@@ -40,13 +40,13 @@ def make(federation, random_clip) -> Callable[..., Federation]:
 
 @pytest.fixture(scope="module")
 def played() -> dict[str, Any]:
-    """A cache of runs and rounds, so that several tests share each of them."""
+    """Return an empty cache of runs and rounds by name, which several tests share."""
     return {}
 
 
 @pytest.fixture
 def one_played(make, played) -> tuple[RoundResult, list[ClientUpdate]]:
-    """Return a round of stage two, which tests must not change."""
+    """Return the state and the updates of the first round of stage two, which tests must not change."""
     if "round" not in played:
         played["round"] = one_round(make())
     found: tuple[RoundResult, list[ClientUpdate]] = played["round"]
@@ -63,7 +63,7 @@ SEQUENCES = [
 
 
 @pytest.mark.parametrize(("accuracies", "length", "threshold"), SEQUENCES)
-def test_the_queue_activates_as_equation_5_says(make, one_played, accuracies, length, threshold):
+def test_the_queue_activates_blocks_by_equation_5(make, one_played, accuracies, length, threshold):
     small = make(sal={"queue": length, "threshold": threshold, "initial": 2})
     _, (update, *others) = one_played
     state, active = small.method.begin_round(small.initial_state(), small.server, small.trainer.at(1)), [2]
@@ -123,7 +123,7 @@ def test_stage_two_trains_the_active_blocks_and_the_gate_and_sends_the_gate(make
         assert moved(own, after.adapter)
 
 
-def test_bytes_of_stage_two_are_the_gates(make):
+def test_stage_two_sends_only_the_bytes_of_the_gate(make):
     rounds = list(federate(make({"local.steps": 1})))
     gate = [name for name in rounds[0].state.adapter if name.startswith("gate.")]
     size = sum(rounds[0].state.adapter[name].numel() * 4 for name in gate)
@@ -164,7 +164,7 @@ def trained(make, played) -> tuple[Federation, FedMSState]:
 
 
 def features(model, adapter, images):
-    """Return the features of both encoders of an expert in float64."""
+    """Return the image features and text features of an expert in float64."""
     model.load_adapter(adapter)
     path = range(model.num_layers)
     with torch.no_grad():
@@ -210,7 +210,7 @@ def test_without_a_client_the_global_expert_predicts(trained):
 
 
 def test_a_step_descends_the_mixtures_cross_entropy(make):
-    """Compare one step of plain SGD on all images with autograd on Eq. 6."""
+    """One step of plain SGD on all images follows autograd's gradient of the loss of Eq. 6."""
     sgd = {"name": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None}
     small = make({"local.batch_size": 40, "local.steps": 1, "optimizer": sgd, "lora.dropout": 0.0}, sal={"initial": 12})
     start, updates = one_round(small)
@@ -234,7 +234,7 @@ def test_a_step_descends_the_mixtures_cross_entropy(make):
         torch.testing.assert_close(sent[name], expected, rtol=1e-3, atol=1e-5)
 
 
-def test_sal_goes_down_block_by_block_and_the_queue_is_remembered(make):
+def test_sal_activates_one_block_at_a_time_and_remembers_the_queue(make):
     small = make({"federation.rounds": 4, "local.steps": 1}, sal={"queue": 2, "threshold": 2.0})
     rounds = list(federate(small))
     per_round = [result.metrics["sal/active/plain"] for result in rounds[1:]]
@@ -253,7 +253,7 @@ def test_a_local_expert_does_not_affect_other_clients(make):
 
 
 def test_a_run_is_the_same_with_and_without_kept_activations(make, tmp_path, monkeypatch):
-    """Results are bit-identical with an empty and a filled cache, also after SAL has activated a block."""
+    """The run is bit-identical with a filled cache and without a cache, even if SAL activates a further block."""
     monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path))
     changes = {"federation.rounds": 4, "federation.depths": [12], "local.batch_size": 9, "local.steps": 1}
     changes["data.domains"] = ["plain", "noisy"]
@@ -310,7 +310,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "sentence"), REFUSED, ids=lambda one: str(one)[:40])
-def test_what_cannot_be_is_refused(make, tiny, random_clip, changes, sentence):
+def test_an_invalid_configuration_is_rejected(make, tiny, random_clip, changes, sentence):
     clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "mlp"}
     method = {"method": {"name": "fedms", "gate": GATE}, "partition.validation_share": 0.1}
     base: RunConfig = tiny.override({**clip, **method}, "test")

@@ -64,5 +64,5 @@ def test_with_the_whole_middle_and_no_lower_end_fedot_trains_the_blocks_of_lfft(
 
 @pytest.mark.parametrize(("bottom", "top"), [(0, 0), (6, 6), (12, 1)])
 def test_ends_without_blocks_or_without_a_middle_are_rejected(federation, bottom, top):
-    with pytest.raises(UserError, match=f"below the 12 blocks, but they are {bottom} and {top}"):
+    with pytest.raises(UserError, match=f"less than 12, the number of blocks, but they are {bottom} and {top}"):
         federation({"method": {"name": "fedot", "bottom": bottom, "top": top}})

@@ -25,7 +25,7 @@ def clients(depths: list[int]) -> list[Client]:
 
 
 def matrix(method: FedRA, depths: list[int], seed: int) -> np.ndarray:
-    """Return the allocation matrix M as zeros and ones."""
+    """Return the allocation matrix M (clients, blocks), in which 1 means that a client holds a block."""
     cohort = clients(depths)
     rows = method.allocate(STATE, cohort, SERVER, stream(seed, "allocation"))
     drawn = np.zeros((len(depths), 12), dtype=int)

@@ -49,7 +49,7 @@ def test_there_are_no_adapters_and_all_parameters_are_sent(federation):
 
 def test_the_server_trains_the_mean_by_sgd_on_synthetic_images(federation):
     synthetic = {"synthetic": {"name": "surrogate", "share": 0.015}, "partition.proxy_share": 0.2}
-    base = {"name": "fedprox", "mu": 1.0}  # which applies to clients, not to the server
+    base = {"name": "fedprox", "mu": 1.0}  # the proximal term applies to clients, not to the server
     one = {"base_optimizer": base, "federation.rounds": 1}
     plain = federation({"method": "ft", "partition.proxy_share": 0.2, **one})
     tuned = federation({"method": {"name": "ft", "synthetic_epochs": 2}, **synthetic, **one})

@@ -21,13 +21,13 @@ SIZES = [10, 30, 20, 40]
 
 
 def named(blocks: np.ndarray) -> dict[str, torch.Tensor]:
-    """Return each block as one tensor with the name of a LoRA factor."""
+    """Return each row of `blocks` as the tensor of a LoRA factor in that block."""
     return {
         f"backbone.blocks.{layer}.mlp.fc2.lora_B.default.weight": torch.tensor(one) for layer, one in enumerate(blocks)
     }
 
 
-def test_the_momentum_is_the_papers():
+def test_the_momentum_equals_the_papers_momentum():
     rng = np.random.default_rng(0)
     start = rng.normal(size=(6, 4))
     changes = [[rng.normal(size=(depth, 4)) for depth in DEPTHS] for _ in range(4)]
@@ -78,7 +78,7 @@ def test_momentum_changes_the_last_blocks_of_smaller_clients_from_the_second_rou
 
 
 def test_with_equal_depths_inclusivefl_equals_all_large(federation):
-    """A single size class has no larger class to learn from."""
+    """All clients form one size class, so there is no larger class to learn from."""
     methods = [
         list(federate(federation({"method": name, "federation.depths": [12, 12, 12], "local.steps": 1})))
         for name in ("inclusivefl", "all_large")
@@ -107,6 +107,6 @@ def test_the_order_of_the_clients_is_irrelevant_to_the_memory(federation):
 
 
 def test_momentum_with_product_svd_is_rejected(tiny):
-    with pytest.raises(UserError, match=r"`method\.beta` must be 0 with `aggregation\.lora` product_svd"):
+    with pytest.raises(UserError, match=r"`method\.beta` must be 0 if `aggregation\.lora` is product_svd"):
         tiny.override({"method": "inclusivefl", "aggregation.lora": "product_svd"}, "test")
     tiny.override({"method": {"name": "inclusivefl", "beta": 0.0}, "aggregation.lora": "product_svd"}, "test")

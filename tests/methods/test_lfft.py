@@ -54,7 +54,7 @@ def test_on_a_clip_both_encoders_have_the_same_blocks(federation, random_clip):
 
 
 def test_seeds_with_untrained_backbones_do_not_share_cached_outputs(experiment, tmp_path, monkeypatch):
-    """Another seed draws another backbone, whose outputs must not come from the cache of the first."""
+    """Each seed draws its own backbone, so the cached outputs of one backbone are wrong for another."""
     fresh = {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": "none", "img_size": 16, "patch_size": 4}
     fresh |= {"embed_dim": 16, "num_blocks": 4, "num_heads": 2}
     small = {"data.domains": ["plain"], "federation.depths": [4], "federation.rounds": 1, "local.steps": 2}

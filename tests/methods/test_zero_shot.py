@@ -1,4 +1,4 @@
-"""Properties of zero-shot CLIP: it trains nothing and sends nothing."""
+"""Properties of zero-shot CLIP, which trains nothing and sends nothing."""
 
 import pytest
 import torch

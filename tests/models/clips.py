@@ -1,4 +1,4 @@
-"""Small CLIP checkpoints in transformers' layout, and the results of transformers' own forward pass."""
+"""Functions that write small CLIP checkpoints and compute the results of transformers' own forward pass."""
 
 import copy
 import json
@@ -35,7 +35,7 @@ INNER = {
 
 @cache
 def network(vision: int = 3, text: int = 3, seed: int = 0) -> Any:
-    """Return a very small CLIP of transformers in which every tensor influences the output."""
+    """Return a very small CLIP network of transformers in which every tensor influences the output."""
     from transformers import CLIPConfig, CLIPModel
 
     special = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": END}
@@ -81,7 +81,7 @@ def mould(folder: Path, names: Sequence[str], prompt: str) -> Mould:
 
 
 def copied(folder: Path, names: Sequence[str] = NAMES, prompt: str = "This is a picture of {}") -> LayeredClip:
-    """Return the model that `built` returns, as a copy of one that is read once; the checkpoint must not change."""
+    """Return a copy of the model that `built` returns; a checkpoint is read only once and must not change."""
     model: LayeredClip = mould(folder, names, prompt).cast()
     return model
 
@@ -97,7 +97,7 @@ def pixels(images: Tensor) -> Tensor:
 
 
 def padded(folder: Path, texts: Sequence[str]) -> dict[str, Tensor]:
-    """Return the tokens of transformers' tokenizer, padded to the same length for all texts, as OpenAI does."""
+    """Return the tokens of transformers' tokenizer, padded to the longest allowed length as in OpenAI's code."""
     from transformers import CLIPTokenizer
 
     found = CLIPTokenizer.from_pretrained(folder)(
@@ -108,13 +108,16 @@ def padded(folder: Path, texts: Sequence[str]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def logits_of(clip: Any, folder: Path, images: Tensor, template: str = "This is a picture of {}") -> Tensor:
-    """Return transformers' own logits (images, classes)."""
+    """Return the logits (images, classes) of transformers' own forward pass."""
     tokens = padded(folder, [template.format(name) for name in READ])
     return clip(pixel_values=pixels(images), **tokens).logits_per_image
 
 
 def shortened(clip: Any, path: Sequence[int]) -> Any:
-    """Return transformers' CLIP with only the blocks in `path`; the last blocks of both encoders are aligned."""
+    """Return a copy of transformers' CLIP with only the blocks in `path`.
+
+    The last blocks of both encoders have the same number, so a shorter encoder has no blocks with small numbers.
+    """
     clip = copy.deepcopy(clip)
     encoders = [clip.vision_model.encoder, clip.text_model.encoder]
     depth = max(len(one.layers) for one in encoders)

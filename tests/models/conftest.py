@@ -23,7 +23,7 @@ def _state(classes: int, seed: int, **shape: Any) -> dict[str, Tensor]:
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Callable[..., Path]:
-    """Return a function that writes random weights: `weights("w.safetensors", classes=5, card={...}, change=...)`."""
+    """Return a function that writes random weights, as in `weights("w.safetensors", classes=5, card={...})`."""
 
     def write(
         name: str = "w.safetensors",

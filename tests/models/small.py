@@ -21,7 +21,7 @@ def tiny_vit(pretrained: str | Path = "none", **changes: Any) -> TimmBackbone:
 
 
 def stirred(backbone: nn.Module, seed: int = 1) -> nn.Module:
-    """Add noise to every tensor of a network: timm initialises layer scales, biases and relative positions near 0."""
+    """Add noise to every tensor of a network, because timm initialises layer scales, biases and positions near 0."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in backbone.parameters():

@@ -1,4 +1,4 @@
-"""The activation cache: cached rows are always correct, are computed once, and stay within the size limit."""
+"""The activation cache, whose rows are always correct, are computed once, and stay within the size limit."""
 
 import multiprocessing
 import os
@@ -29,12 +29,12 @@ from fedsweep.types import Batch, ImageSet
 from tests.compare import identical, identical_rounds
 
 WIDTH = 1024
-"""The number of values in a row: a row fills one 4 KiB block of a file, and all flags together fill another."""
+"""The number of values in a row, which fills one 4 KiB block of a file; all flags together fill another block."""
 ROW = 4 * WIDTH
 
 
 def image_set(count: int, first: int = 0) -> ImageSet:
-    """Return images whose first pixels encode their number; numbers start at `first`."""
+    """Return `count` images whose first pixels encode their numbers, which start at `first`."""
     numbers = torch.arange(first, first + count)
     images = torch.randint(0, 256, (count, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(first))
     images[:, 0, 0, 0], images[:, 0, 0, 1] = numbers // 256, numbers % 256
@@ -52,7 +52,7 @@ def expected(images: Tensor) -> Tensor:
 
 
 class Computed:
-    """A function that records the images of each batch that it computes."""
+    """A frozen function that records the numbers of the images in each batch that it computes."""
 
     def __init__(self, key: str = "one") -> None:
         self.batches: list[list[int]] = []
@@ -69,7 +69,7 @@ class Computed:
 
 
 def kept(folder: Path | None, *sets: ImageSet, limit: int = 10**9, content: str = "content") -> FrozenRows:
-    """Return a new cache in a folder, as another process would open it."""
+    """Return a new cache of rows for `sets` in a folder, as another process would open it."""
     return FrozenRows({one.images.data_ptr(): f"{content}/{place}" for place, one in enumerate(sets)}, folder, limit)
 
 
@@ -206,7 +206,7 @@ def test_rows_that_exactly_reach_the_limit_are_cached(tmp_path):
 
 
 def filled(folder: Path, key: str, images: ImageSet, since: int) -> Path:
-    """Write the rows of a process that has ended, with `since` as the time of last use, and return their file."""
+    """Write rows as an earlier process, and return their file; `since` is the time of last use in Unix seconds."""
     before = set(folder.iterdir())
     kept(folder, images).all(Computed(key).function, images, 16)
     (path,) = set(folder.iterdir()) - before
@@ -298,7 +298,7 @@ def test_parts_of_a_pool_are_cached_under_their_own_content(tmp_path):
     rows.all(computed.function, both, 20)
     assert torch.equal(rows.all(computed.function, other, 10), expected(other.images))
     assert len(computed.images()) == 20
-    swapped = kept(tmp_path, other, one)  # deliberately wrong: the names of the contents are swapped
+    swapped = kept(tmp_path, other, one)  # the contents are swapped on purpose, to show which rows are read
     assert torch.equal(swapped.all(computed.function, one, 10), expected(other.images))
 
 
@@ -366,7 +366,7 @@ def test_nothing_is_cached_in_a_folder_that_cannot_be_written(tmp_path, monkeypa
         pytest.param(
             lambda folder: folder.chmod(0o500),
             id="read-only",
-            marks=pytest.mark.skipif(os.geteuid() == 0, reason="root may write there"),
+            marks=pytest.mark.skipif(os.geteuid() == 0, reason="root may write to a read-only folder"),
         ),
     ],
 )
@@ -391,7 +391,7 @@ def emptied(path: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [Path.unlink, emptied])
 def test_rows_are_correct_after_their_file_is_removed_or_emptied(tmp_path, spoil):
-    """A program that cleans up old or large files may do this."""
+    """A program that cleans up the disk may remove or empty the file."""
     images = image_set(10)
     kept(tmp_path, images).all(Computed().function, images, 10)
     (path,) = tmp_path.iterdir()
@@ -455,7 +455,7 @@ def test_rows_are_correct_if_files_disappear_during_the_removal_of_others(tmp_pa
 
 @pytest.mark.parametrize("begun_anew", [False, True])
 def test_rows_are_correct_if_their_file_disappears_while_it_is_opened(tmp_path, monkeypatch, begun_anew):
-    """Another process removes the file at that moment, and a third process may create it again."""
+    """Another process removes the file, and a third process may create it again."""
     images, computed, utime = image_set(16), Computed(), os.utime
     filled(tmp_path, "one", images, since=1000)
 
@@ -472,7 +472,7 @@ def test_rows_are_correct_if_their_file_disappears_while_it_is_opened(tmp_path, 
 
 
 def fill(folder: Path, seed: int) -> None:
-    """Read 300 rows three times in random order, in a separate process and at the same time as another process."""
+    """Read 300 rows three times in random order, at the same time as another process that runs this function."""
     values = torch.arange(300 * 48, dtype=torch.int32).mul(7919).remainder(251).to(torch.uint8)
     images = ImageSet(values.view(300, 3, 4, 4), torch.arange(300))
 
@@ -488,7 +488,7 @@ def fill(folder: Path, seed: int) -> None:
         order = torch.randperm(300, generator=torch.Generator().manual_seed(10 * turn + seed))
         for index in order.split(7):
             got = rows.rows(FrozenFunction("key", compute), images, index)
-            assert torch.equal(got, compute(images.images[index])), "wrong rows"
+            assert torch.equal(got, compute(images.images[index])), "cached rows are wrong"
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -577,7 +577,7 @@ def test_a_digest_covers_names_dtypes_shapes_values_and_the_arithmetic():
 
 @pytest.fixture(scope="module")
 def digits():
-    """Return the plain domain's data set and its test images."""
+    """Return the digits data set with the single domain `plain`, and its test images."""
     data = DigitsData(domains=("plain",)).load()
     return data, data.domains[0].test
 
@@ -594,7 +594,7 @@ def clip() -> LayeredModel:
 
 
 def read(reader: Reader, function: FrozenFunction, images: ImageSet, sizes: Sequence[int]) -> Tensor:
-    """Return all rows of a set, read in random order in batches of these sizes, and the remaining rows at once."""
+    """Return all rows of a set, which are read in random order in batches of `sizes` and one batch for the rest."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(3))
     parts = order.split([*sizes, len(images) - sum(sizes)])
     rows = torch.cat([reader.kept.rows(function, images, index) for index in parts])
@@ -614,7 +614,7 @@ def test_rows_of_a_model_do_not_depend_on_the_batches_that_were_cached(tmp_path,
         for _ in range(2):  # first computed, then cached
             assert torch.equal(read(keeping, function, images, sizes), whole)
         assert len(list((tmp_path / str(place)).iterdir())) == 1
-        assert torch.equal(read(reader, function, images, sizes), whole)  # without a cache
+        assert torch.equal(read(reader, function, images, sizes), whole)  # equals the rows without a cache
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4, 6])
@@ -655,7 +655,7 @@ def test_the_key_of_a_prefix_covers_the_model_the_steps_and_their_adapters(clip)
         reader.prefix(path, 3, adapter).key,
         reader.prefix(path, 2, one).key,
         reader.prefix((0, 2, 3), 2, adapter).key,
-        reader.prefix(path[:2], 2, adapter).key,  # the whole walk: features instead of tokens
+        reader.prefix(path[:2], 2, adapter).key,  # a prefix of the whole walk consists of features instead of tokens
         replace(reader, identity="other").prefix(path, 2, adapter).key,
         reader.prefix(path, 4, upper).key,
         reader.prefix(path, 4, adapter).key,
@@ -681,7 +681,7 @@ def test_a_run_is_bit_identical_with_and_without_the_cache(tmp_path, monkeypatch
     for gigabytes in ("0", "1", "1"):  # no cache, an empty cache, and a cache filled by another run
         monkeypatch.setenv("FEDSWEEP_CACHE_GB", gigabytes)
         runs.append(list(federate(build(config))))
-        assert len(list(tmp_path.glob(f"*{SUFFIX}"))) == (2 if len(runs) > 1 else 0)  # of training and of test images
+        assert len(list(tmp_path.glob(f"*{SUFFIX}"))) == (2 if len(runs) > 1 else 0)  # training and test images
     assert len(runs[0]) == 2
     assert runs[0][1].metrics["loss/test"] != runs[0][0].metrics["loss/test"]
     assert identical_rounds(runs[0], runs[1])

@@ -1,4 +1,4 @@
-"""CLIP run block by block against transformers' CLIPModel, with checkpoints that the tests write."""
+"""CLIP models that run block by block, compared with transformers' CLIPModel on small checkpoints."""
 
 import copy
 from collections.abc import Sequence
@@ -161,7 +161,7 @@ def test_in_evaluation_the_prompts_are_encoded_once_for_all_batches(checkpoint):
         first = [model(noise(3, seed)) for seed in range(5)]
         assert (words[0], seen[0]) == (1, 5)
         short = model(noise(3), (0, 2))
-        assert words == [2]  # computed again for another walk
+        assert words == [2]  # the prompts are encoded again for another path
         assert torch.equal(model(noise(3), (0, 2)), short)
         assert torch.equal(model(noise(3)), first[0])
         assert words == [2]
@@ -208,7 +208,7 @@ def test_gradients_reach_the_adapters_of_both_encoders(checkpoint, depths):
 
 
 def test_gradients_equal_those_of_transformers_forward(checkpoint):
-    """The gradients are those of the backbone's weights, as in full fine-tuning."""
+    """The gradients of all weights of the backbone are equal, as full fine-tuning needs them."""
     folder, images, labels = checkpoint(), noise(), torch.tensor([0, 1, 2, 3, 0])
     model, theirs = copied(folder).train(), copy.deepcopy(network()).train()
     tokens = padded(folder, [f"This is a picture of {name}" for name in READ])
@@ -226,12 +226,12 @@ def test_gradients_equal_those_of_transformers_forward(checkpoint):
 
 
 def id_of(parameter: Tensor) -> bytes:
-    """Return a parameter's values as its id, because two networks of one checkpoint name it differently."""
+    """Return the bytes of a parameter's values, which identify it in networks that name it differently."""
     return parameter.detach().numpy().tobytes()
 
 
 def steps_of(model: LayeredClip, path: Walk, trained: Sequence[Tensor], batches: int = 3) -> list[Tensor]:
-    """Return the losses and gradients of a few batches."""
+    """Return the loss and the gradients of the `trained` tensors for each of a few batches, in one list."""
     found = []
     for batch in range(batches):
         loss = F.cross_entropy(model(noise(4, batch), path), torch.tensor([0, 1, 2, 3]))
@@ -353,7 +353,7 @@ def test_depth_width_and_size_of_a_folder(checkpoint, depths):
 
 
 def with_words(clip: Any, vectors: Tensor) -> Any:
-    """Return transformers' CLIP with these vectors appended to its vocabulary."""
+    """Return a copy of transformers' CLIP with `vectors` appended to its vocabulary."""
     clip = copy.deepcopy(clip)
     known = clip.text_model.embeddings.token_embedding.weight.detach()
     clip.text_model.embeddings.token_embedding = nn.Embedding.from_pretrained(torch.cat([known, vectors]))

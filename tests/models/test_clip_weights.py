@@ -1,4 +1,4 @@
-"""CLIP checkpoints: folders, names on the Hugging Face Hub, invalid files, and the ones included in fedsweep."""
+"""CLIP checkpoints in folders, on the Hugging Face Hub and embedded in fedsweep, and errors for invalid files."""
 
 import hashlib
 import json
@@ -95,7 +95,7 @@ def test_truncated_weights_are_an_error(tmp_path, weights, kept):
 
 
 class Trap:
-    """An object whose pickle runs code when it is loaded."""
+    """An object whose pickle runs code on loading."""
 
     def __reduce__(self):
         return os.mkdir, ("sprung",)
@@ -193,7 +193,7 @@ def test_a_prompt_without_exactly_one_place_for_the_name_is_an_error(name, promp
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch) -> Path:
-    """Use an empty Hugging Face cache and no network."""
+    """Use an empty Hugging Face cache and no network, and return the cache's folder."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return tmp_path / "hub"
@@ -231,7 +231,7 @@ def test_a_known_name_can_be_planned_without_network_but_not_loaded():
 
 
 def cached(hub: Path, model: str, folder: Path) -> Path:
-    """Copy a folder into the Hugging Face cache, in the layout of the cache."""
+    """Copy a checkpoint into the Hugging Face cache `hub` in the layout of the cache, and return its new folder."""
     commit = "0" * 40
     place = hub / f"models--{model.replace('/', '--')}"
     (place / "refs").mkdir(parents=True)
@@ -249,7 +249,7 @@ def test_a_checkpoint_in_the_cache_is_used_without_network(checkpoint, offline):
 
 @pytest.fixture
 def hub(checkpoint, tmp_path, monkeypatch) -> Callable[[Path], list[Any]]:
-    """Replace the Hugging Face Hub by one with a single checkpoint, and record the requests."""
+    """Return a function that puts one checkpoint in place of the Hugging Face Hub and returns a list of requests."""
 
     def serve(folder: Path) -> list[Any]:
         asked: list[Any] = []
@@ -349,7 +349,7 @@ def test_a_fingerprint_covers_weights_shape_tokens_and_normalisation(own, name, 
 
 
 def other_tokens(folder: Path, name: str) -> None:
-    """Files that transformers reads instead of, or in addition to, vocab.json and merges.txt."""
+    """Write the tokenizer file `name`, which transformers reads besides or instead of vocab.json and merges.txt."""
     from transformers import CLIPTokenizer
 
     if name == "tokenizer_config.json":

@@ -36,7 +36,7 @@ def test_every_golden_count_has_a_test():
         *MODELS,
         "vit_b16_patch_embed_lora_r8",
         "fedms",
-    }  # fedms is tested in tests/sweep/test_counts.py
+    }  # tests/sweep/plan/test_model_counts.py tests the counts of FedMS
 
 
 @pytest.mark.parametrize("model", MODELS)

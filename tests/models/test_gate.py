@@ -1,4 +1,4 @@
-"""FedMS's gate: its parameter counts, its output (tests/references/gate.py), and the trunks that it uses."""
+"""FedMS's gate, its parameter counts, its output (tests/references/gate.py) and its trunks, which are ResNets."""
 
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.compare import identical, memory
 from tests.models.small import stirred
 from tests.references import gate as reference
 
-SMALL = TimmTrunk(model="test_resnet", pretrained="none")  # a miniature of timm with features of width 96
+SMALL = TimmTrunk(model="test_resnet", pretrained="none")  # a very small model of timm with features of width 96
 
 
 def noise(count: int, size: int = 32, seed: int = 0) -> Tensor:
@@ -32,7 +32,7 @@ def rows(count: int, seed: int, width: int = 64) -> Tensor:
 
 
 def shaken(gate: Gate) -> Gate:
-    """Return the gate with random values in every tensor of its adapter, except the running statistics."""
+    """Add noise to every parameter of the gate's adapter, and return the gate."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in gate.adapter.parameters():
@@ -63,7 +63,7 @@ def test_the_hidden_width_is_the_given_one_or_that_of_the_trunk(hidden, width):
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("trunk", [DigitsTrunk(), SMALL], ids=lambda trunk: trunk.name)
 def test_lambda_is_between_zero_and_one_and_differs_between_images(trunk, training):
-    """The gate has one output, for which the paper's softmax would be 1 for every image."""
+    """The gate has a single output, so the softmax of the paper would give 1 for every image."""
     gate = build_gate(trunk, None, whole=False, seed=0).train(training)
     with torch.no_grad():
         mix = gate(gate.features(noise(12, 32)))
@@ -198,7 +198,10 @@ def test_an_included_file_that_differs_from_its_card_is_an_error(tmp_path, monke
     monkeypatch.setattr("fedsweep.methods.fedms.trunk.WEIGHTS", tmp_path / WEIGHTS.name)
     with pytest.raises(UserError) as refusal:
         DigitsTrunk().build(0)
-    assert str(refusal.value) == "digits_resnet.safetensors is not the file that its card digits_resnet.json describes."
+    assert (
+        str(refusal.value)
+        == "digits_resnet.safetensors does not match the SHA-256 digest in digits_resnet.json; reinstall fedsweep."
+    )
 
 
 @cache
@@ -213,7 +216,7 @@ def network(model: str) -> nn.Module:
 
 @pytest.fixture
 def written(tmp_path):
-    """Return a function that writes changed tensors: `written("w.safetensors", lambda state: ..., "test_resnet")`."""
+    """Return a function that writes a ResNet's weights after `change`, as in `written("w.safetensors", change)`."""
 
     def write(name: str = "w.safetensors", change=lambda state: state, model: str = "test_resnet") -> Path:
         state = change(dict(network(model).state_dict()))
@@ -298,7 +301,7 @@ def test_weights_of_another_shape_are_an_error(written, change, problem):
         ({"model": ""}, '`model` string should have at least 1 character, but it is "".'),
         (
             {"model": "resnet18", "pretrained": "nothing"},
-            "`method.gate.trunk.pretrained` must be timm, none or a file of weights, but it is nothing.",
+            "`method.gate.trunk.pretrained` must be timm, none or a weights file, but it is nothing.",
         ),
         (
             {"model": "resnet18"},

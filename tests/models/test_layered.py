@@ -1,4 +1,4 @@
-"""The model run block by block, against timm's own forward pass."""
+"""The model that runs block by block, compared with timm's own forward pass."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.compare import copied, identical, memory
 
 @pytest.fixture
 def model(tiny):
-    """Return the tiny model with random adapters, because untrained adapters have a B of zeros and no effect."""
+    """Return the tiny model with random adapters. Untrained adapters have no effect, because their factor B is zero."""
     built = build_model(tiny.backbone, tiny.lora, 10, seed=0)
     generator = torch.Generator().manual_seed(0)
     for name, parameter in built.trainable().items():
@@ -82,7 +82,7 @@ def test_loading_an_unknown_or_frozen_tensor_is_an_error(model, name):
     assert identical(before, model.adapter())
 
 
-def test_a_name_contains_its_block():
+def test_the_name_of_a_tensor_contains_its_block():
     names = ["backbone.head.bias", "backbone.blocks.1.a", "backbone.blocks.11.a", "backbone.patch_embed.blocks.1.a"]
     assert [layer_of(name) for name in names] == [None, 1, 11, None]
     assert names_within(names, [1]) == [names[0], names[1], names[3]]

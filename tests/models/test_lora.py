@@ -1,4 +1,4 @@
-"""LoRA adapters: adapted layers, initial values and output (tests/references/lora.py)."""
+"""LoRA adapters, their layers, their initial values and their output (tests/references/lora.py)."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def parts(module: str) -> set[str]:
 
 @pytest.fixture
 def build(tiny):
-    """Return the tiny model with adapters in the given configuration."""
+    """Return a function that builds the tiny model with the given options of its adapters."""
     return lambda config, seed=0: build_model(tiny.backbone, config, 10, seed)
 
 
@@ -47,7 +47,7 @@ def test_adapters_of_a_patch_embedding_belong_to_no_block(build):
 
 
 @pytest.mark.parametrize("rank", [1, 4, 64])
-def test_the_rank_is_the_number_of_rows_of_a(build, rank):
+def test_the_rank_is_the_number_of_rows_of_factor_a(build, rank):
     adapter = build(lora(rank=rank)).adapter()
     assert adapter["backbone.blocks.3.attn.proj.lora_A.default.weight"].shape == (rank, 64)
     assert adapter["backbone.blocks.3.attn.proj.lora_B.default.weight"].shape == (64, rank)
@@ -112,14 +112,14 @@ def test_initial_values_do_not_depend_on_the_other_adapted_layers(build):
         assert identical(part, {name: whole[name] for name in part})
 
 
-def test_a_depends_on_seed_and_name_and_b_is_zero_at_first(build):
+def test_factor_a_depends_on_seed_and_name_and_factor_b_starts_at_zero(build):
     first, again, other = build(lora()).adapter(), build(lora()).adapter(), build(lora(), seed=1).adapter()
     assert identical(first, again)
     drawn = [name for name in first if "lora_A" in name]
     assert len(drawn) == 24
     for name in drawn:
         assert not torch.equal(first[name], other[name])
-        # Kaiming-uniform with a = sqrt(5) is uniform within 1 / sqrt(inputs).
+        # Kaiming-uniform values with a = sqrt(5) are uniform in +-1 / sqrt(inputs).
         bound = first[name].shape[1] ** -0.5
         assert 0.9 * bound < first[name].abs().max() <= bound
     assert len({tuple(first[name].flatten()[:8].tolist()) for name in drawn}) == 24

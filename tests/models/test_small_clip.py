@@ -1,4 +1,4 @@
-"""The class names and the checkpoint of scripts/train_tinyimagenet_clip.py."""
+"""The class names, the loss and the checkpoint of scripts/train_tinyimagenet_clip.py."""
 
 import importlib
 from pathlib import Path
@@ -52,11 +52,11 @@ def shared(script: ModuleType) -> ModuleType:
     return importlib.import_module("small_clip")
 
 
-def test_broader_words_stand_for_existing_classes(script):
+def test_broader_words_are_names_of_existing_classes(script):
     goes = script.matches(CLASSES)
     assert goes.shape == (200, 200 + len(script.BROADER))
     assert goes[:, 200:].sum() == sum(map(len, script.BROADER.values()))
-    assert goes[:, 200:].any(1).sum() == 121  # the other classes have only their own name
+    assert goes[:, 200:].any(1).sum() == 121  # the other classes have no broader word
     names = script.names_of(CLASSES)
     assert [names[i] for i in goes[CLASSES.index("Chihuahua")].nonzero()] == ["Chihuahua", "dog"]
     assert len({name.lower() for name in names}) == len(names)
@@ -87,11 +87,11 @@ def test_the_written_checkpoint_is_a_backbone(script, shared, tmp_path):
     assert model(torch.rand(3, 3, 32, 32)).shape == (3, 2)
 
 
-def test_the_width_of_its_features_is_the_one_in_fedags_tables_on_pacs(script):
+def test_the_checkpoint_has_the_feature_width_of_fedags_tables_on_pacs(script):
     assert WIDTHS["pacs"] == script.PROJECTION
 
 
-def test_the_contrastive_loss_of_pairs_equals_clips(shared):
+def test_the_contrastive_loss_of_pairs_equals_the_loss_of_clip(shared):
     logits = torch.randn(5, 5, generator=torch.Generator().manual_seed(0))
     own = torch.arange(5)
     both = (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2

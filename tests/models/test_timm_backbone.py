@@ -1,4 +1,4 @@
-"""timm backbones built from configurations: shapes, random initial values and normalisation."""
+"""Backbones of timm that are built from configurations, with their shapes, initial values and normalisation."""
 
 import math
 
@@ -41,7 +41,7 @@ def test_depth_and_width_are_found_without_memory_and_cached():
         ({"model": "vit_small_patch16_dinov3"}, (12, 384, 256)),
     ],
 )
-def test_depth_width_and_size_are_the_given_ones_or_the_models(changes, expected):
+def test_depth_width_and_size_are_configured_or_those_of_the_model(changes, expected):
     data = {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": "none", **changes}
     config = TimmBackbone.of(data, "test")
     assert (config.depth, config.width, config.image_size) == expected
@@ -102,7 +102,7 @@ def test_both_heads_of_a_distilled_model_are_fresh_and_differ():
     assert backbone.head_dist.bias.abs().max() == 0
 
 
-def test_normalisation_is_the_given_one_the_tags_or_the_models():
+def test_normalisation_is_configured_or_that_of_the_tag_or_the_model():
     tagged = {"name": "timm", "pretrained": "none", "img_size": 32, "num_blocks": 1, "embed_dim": 48, "num_heads": 3}
     half = TimmBackbone.of({**tagged, "model": "vit_tiny_patch16_224"}, "test").build(2, 0)
     clip = TimmBackbone.of({**tagged, "model": "vit_base_patch16_clip_224.openai"}, "test").build(2, 0)
@@ -145,7 +145,7 @@ def test_images_on_the_host_are_copied_to_the_models_device():
         ("beit_base_patch16_224", {"num_heads": 2}),
     ],
 )
-def test_a_federation_runs_with_it(federation, model, fields):
+def test_a_federation_runs_with_a_timm_backbone(federation, model, fields):
     small = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "num_blocks": 3, **fields}
     backbone = {"name": "timm", "model": model, "pretrained": "none", **small}
     changes = {"federation.depths": [3, 2, 1], "federation.rounds": 1, "lora.rank": 2}

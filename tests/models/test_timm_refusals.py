@@ -1,4 +1,4 @@
-"""The error messages for invalid timm backbones, which appear before a model is built."""
+"""The error messages for invalid timm backbones, which are raised before a model is built."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""timm's own weights: from the Hugging Face cache, from the hub, and the error messages if they are missing."""
+"""The pretrained weights of timm from the Hugging Face cache or Hub, and the errors if they are missing."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ from fedsweep.models.timm.weights import locate
 from tests.compare import identical
 from tests.models.small import timm_network
 
-MODEL = "test_vit.r160_in1k"  # a miniature of timm: 6 blocks of width 64 at 160 px
+MODEL = "test_vit.r160_in1k"  # a very small model of timm with 6 blocks of width 64 at 160 pixels
 HEAD = ("head.weight", "head.bias")
 
 
@@ -27,7 +27,7 @@ def config(model: str = MODEL, **changes) -> TimmBackbone:
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch) -> Path:
-    """Use an empty Hugging Face cache and no network."""
+    """Use an empty Hugging Face cache and no network, and return the cache's folder."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return tmp_path / "hub"
@@ -35,7 +35,7 @@ def offline(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def cached(offline) -> Callable[..., dict[str, torch.Tensor]]:
-    """Write random weights of a model into the cache, in its layout, and return them."""
+    """Return a function that writes random weights of a model into the Hugging Face cache and returns them."""
 
     def put(model: str = MODEL, classes: int = 1000, file: str = "model.safetensors") -> dict[str, torch.Tensor]:
         state = timm_network(config(model), classes).state_dict()

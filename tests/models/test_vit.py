@@ -1,4 +1,4 @@
-"""The backbone digits_vit, which is included in fedsweep, and its weights file."""
+"""The backbone digits_vit, which ships with fedsweep, and its weights file."""
 
 import json
 

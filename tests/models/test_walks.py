@@ -1,4 +1,4 @@
-"""Every supported family of timm models, run block by block: bit-identical to timm's forward pass, with adapters."""
+"""Every supported family of timm models, whose output block by block is bit-identical to timm's forward pass."""
 
 from functools import cache
 from importlib import import_module
@@ -40,8 +40,8 @@ CASES: dict[str, tuple[type[LayeredModel], dict[str, Any]]] = {
     "beitv2_base_patch16_224": (LayeredBeit, TINY),
     "eva_giant_patch14_224": (LayeredEva, TINY),  # absolute positions only
     "eva02_tiny_patch14_224": (LayeredEva, TINY),  # rotary positions, SwiGLU
-    "vit_small_patch16_dinov3": (LayeredEva, TINY),  # rotary positions, which training mode would shift
-    "vit_small_patch16_rope_mixed_ape_224": (LayeredEva, TINY),  # own rotary positions in each block
+    "vit_small_patch16_dinov3": (LayeredEva, TINY),  # rotary positions, which are shifted in training mode
+    "vit_small_patch16_rope_mixed_ape_224": (LayeredEva, TINY),  # each block has its own rotary positions
     "vit_pe_core_tiny_patch16_384": (LayeredEva, TINY),
     "mixer_b16_224": (LayeredMixer, NO_HEADS),
     "gmixer_12_224": (LayeredMixer, {"img_size": 32}),  # gated MLPs

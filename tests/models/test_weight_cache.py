@@ -1,4 +1,4 @@
-"""The weight cache: a process reads weights once, and trials do not see each other's changes."""
+"""The weight cache of a process, which reads weights once and gives every trial its own copy."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def keeping(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Return a list of the weights files that are read from now on, in order."""
+    """Return a list to which every later read of a weights file appends its path."""
     seen, plain = [], weights_file.read
 
     def read(path: Path) -> dict[str, torch.Tensor]:
@@ -48,7 +48,7 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def ruin(model: nn.Module) -> None:
-    """Change every tensor of a model in place, as training could."""
+    """Set every tensor of a model to 7 in place, to show that other models share no tensor with it."""
     with torch.no_grad():
         for one in (*model.parameters(), *model.buffers()):
             one.fill_(7)
@@ -92,7 +92,7 @@ def test_a_replaced_file_is_read_again(weights, reads):
 @pytest.mark.parametrize("classes", [5, 7])
 @pytest.mark.parametrize("pretrained", [True, False])
 def test_each_seed_gets_the_same_model_as_without_the_cache(weights, classes, pretrained):
-    """With or without weights, random tensors depend only on the seed, in any order of the seeds."""
+    """Random tensors depend only on the seed, whether or not the other tensors are pretrained."""
     backbone = tiny_vit(weights(classes=5)) if pretrained else tiny_vit()
     for seed in (3, 0, 3, 1):
         model = build_model(backbone, None, classes, seed)
@@ -142,7 +142,7 @@ def test_broken_weights_are_an_error_each_time(weights):
 
 
 def test_each_trial_has_its_own_copy_of_the_servers_clip_which_is_read_once(monkeypatch):
-    """The method is FedAG, whose clients train another backbone."""
+    """In FedAG, the server's CLIP is a second backbone besides the one that the clients train."""
     config, names = DigitsClip(), tuple("0123456789")
     expected, loads, load = tensors(config.build(10, class_names=names)), [], clip_backbone.load
     monkeypatch.setattr(clip_backbone, "load", lambda *given: loads.append(given) or load(*given))

@@ -1,4 +1,4 @@
-"""The card of a weights file: its recipe, classes and normalisation must fit the experiment."""
+"""The card of a weights file, whose recipe, classes and normalisation must fit the experiment."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Weights files in timm's naming: loading, fitting to the model, and fingerprints."""
+"""Weights files with timm's tensor names, how they are fitted to a model, and their fingerprints."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ HEAD = ("head.weight", "head.bias")
 
 
 def loaded(path: Path, classes: int = 5, **changes) -> dict[str, torch.Tensor]:
-    """Return the tensors of a backbone that is built from the file."""
+    """Return the tensors of a backbone that is built from the weights file `path`."""
     return dict(tiny_vit(path, **changes).build(classes, seed=0).backbone.state_dict())
 
 
@@ -91,7 +91,7 @@ def test_three_colours_are_summed_for_one_channel(weights):
     torch.testing.assert_close(loaded(path, in_chans=1)["patch_embed.proj.weight"], stem.sum(1, keepdim=True))
 
 
-def test_mean_and_deviation_are_the_given_ones_or_the_cards_or_the_models(weights):
+def test_mean_and_deviation_are_configured_or_those_of_the_card_or_the_model(weights):
     def of(path: Path, **changes) -> tuple[list[float], list[float]]:
         model = tiny_vit(path, **changes).build(5, seed=0)
         return model.mean.flatten().tolist(), model.std.flatten().tolist()

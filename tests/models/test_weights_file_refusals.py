@@ -1,4 +1,4 @@
-"""The error messages for weights files that are missing, broken, of another shape, or different from their card."""
+"""The error messages for weights files that are missing, broken, of another shape or different from their card."""
 
 import hashlib
 import json
@@ -136,7 +136,7 @@ def test_a_mixers_weights_fit_only_one_image_size(tmp_path):
 
 
 class Trap:
-    """An object whose pickle runs code when it is loaded."""
+    """An object whose pickle runs code on loading."""
 
     def __reduce__(self):
         return os.mkdir, ("sprung",)

@@ -1,4 +1,4 @@
-"""Trees of images, and layouts that record or delay the reading of images."""
+"""Functions that write trees of images, and layouts that record or delay the reading of images."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ class Tree(Layout):
 
 
 class Watched(Tree):
-    """The same layout, which records every image that is read."""
+    """The layout `Tree`, which also records every image that is read."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -36,7 +36,7 @@ class Watched(Tree):
 
 
 class Slow(Watched):
-    """The same layout, which reads 50 images per second in each process."""
+    """The layout `Watched`, slowed down to 50 images per second in each process."""
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
         for data in super().read(root, items):
@@ -57,5 +57,5 @@ def write_tree(root: Path, images: int = 10, size: tuple[int, int] = (20, 16), s
 
 
 def plan_of(root: Path, layout: Layout | None = None, name: str = "set", size: int = 16, **options: object) -> Plan:
-    """Return the plan of a tree of images."""
+    """Return the plan for the preparation of a tree of images at `size` x `size` pixels."""
     return make_plan(Options(name, size, **options), root, layout or Tree())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The decoding of an image: the same pixels as timm's transform, or a reason for the failure."""
+"""The decoding of images, which gives the pixels of timm's transform or a reason for the failure."""
 
 import io
 import subprocess
@@ -66,12 +66,12 @@ def test_the_geometry_of_a_backbone_is_timms():
         ("deepseek_vit_412m", "with the crop `border`"),
     ],
 )
-def test_a_backbone_that_does_not_fit_is_refused(backbone, words):
+def test_a_backbone_that_does_not_fit_is_rejected(backbone, words):
     if backbone.startswith("deepseek"):
         import timm
 
         if not timm.is_model(backbone):
-            pytest.skip("an older timm")
+            pytest.skip("this version of timm does not have the model")
     with pytest.raises(UserError, match=r"^`--backbone`") as refusal:
         geometry_of(backbone, 224)
     assert words in str(refusal.value)
@@ -88,7 +88,7 @@ def test_grey_palette_and_cmyk_become_rgb():
         assert np.array_equal(decode(encoded(converted, kind), SQUARE), expected), mode
 
 
-def test_alpha_is_dropped_not_composited():
+def test_the_alpha_channel_is_dropped():
     image = noise(16, 16)
     rgba = image.copy()
     rgba.putalpha(0)
@@ -102,7 +102,7 @@ def test_sixteen_bit_grey_keeps_its_high_byte():
         assert np.array_equal(pixels, np.stack([values >> 8] * 3).astype(np.uint8))
 
 
-def test_orientation_in_exif_is_ignored():
+def test_the_orientation_in_exif_data_is_ignored():
     image, exif = noise(16, 16), Image.Exif()
     exif[0x0112] = 6
     plain, turned = encoded(image, "JPEG"), encoded(image, "JPEG", exif=exif)
@@ -149,7 +149,7 @@ def test_an_image_that_would_become_too_large_is_corrupt(monkeypatch):
 
 
 def test_a_worker_starts_without_heavy_libraries():
-    """Reading a card and Arrow files does not need torch, either."""
+    """Reading cards and Arrow files does not import torch either."""
     modules = "fedsweep.preparation.decode, fedsweep.data.prepared.card, fedsweep.data.prepared.arrow_files"
     code = f"import sys, {modules}; print(*{{'torch', 'timm', 'pandas'}} & set(sys.modules))"
     done = subprocess.run(

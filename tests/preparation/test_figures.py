@@ -1,4 +1,4 @@
-"""Figures are not blank or cut off, and equal numbers give equal files; the skew that they show."""
+"""The figures of data sets and partitions, which are complete and reproducible, and the skew that they show."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def test_the_skew_is_the_total_variation_distance_from_the_domain():
     clients = [client("a/0", "a", [0, 0]), client("a/1", "a", [1, 1]), client("b", "b", [0, 1, 1])]
     assert distances(clients, 2).tolist() == [0.5, 0.5, 0.0]
     assert skew(clients, 2) == pytest.approx(1 / 3)
-    # 6 of class 0 and 2 of class 1 in all, of which the first client holds 4 and 0.
+    # Of 6 images of class 0 and 2 images of class 1, the first client holds 4 and 0.
     clients = [client("a/0", "a", [0] * 4), client("a/1", "a", [0, 0, 1, 1])]
     assert distances(clients, 3).tolist() == [0.25, 0.25]
 
@@ -57,7 +57,7 @@ def pixels_of(path: Path) -> np.ndarray:
 
 
 def assert_a_picture(path: Path) -> None:
-    """Check that a PNG file has content and a white margin, so that nothing is cut off."""
+    """Check that a PNG file is not blank and has a white margin, so that nothing is cut off."""
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     pixels = pixels_of(path)
     assert (pixels < 250).any(axis=2).mean() > 0.1

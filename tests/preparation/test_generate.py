@@ -1,4 +1,4 @@
-"""`fedsweep data generate` with a very small real pipeline: generated images, resumption and errors."""
+"""The images, the resumption and the errors of `fedsweep data generate` with a very small real pipeline."""
 
 import hashlib
 import json
@@ -33,13 +33,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the data folder."""
+    """Use an empty folder as the data folder, and return it."""
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
 
 
 def config(model: Path | str, changes: dict[str, Any] | None = None, **synthetic: Any) -> RunConfig:
-    """Return an experiment with generated images, two training domains of digits and a domain that is held out."""
+    """Return an experiment with generated images, two training domains of digits and a held-out domain."""
     given = {"name": "diffusers", "model": str(model), "share": SHARE, "num_inference_steps": 1}
     given |= {"template": "the digit {class}, {style}", "styles": STYLES} | synthetic
     experiment = RunConfig.of(read_yaml(EXPERIMENT), "test")
@@ -60,7 +60,7 @@ def digests(generation: Generation) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the images of an uninterrupted generation."""
+    """Return the digests of the images of an uninterrupted generation, keyed by path."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDSWEEP_DATA", str(tmp_path_factory.mktemp("data")))
         generation = planned(model)
@@ -97,7 +97,7 @@ def test_an_interrupted_generation_continues_with_identical_images(model, home, 
     assert digests(generation) == whole
 
 
-def test_a_larger_share_only_adds(model, home, whole, monkeypatch):
+def test_a_larger_share_only_adds_images(model, home, whole, monkeypatch):
     small, large = planned(model), planned(model, share=2 * SHARE)
     assert small.folder == large.folder
     monkeypatch.setattr(TextToImage, "png", lambda *_: small_png(generator=_[2]))
@@ -115,7 +115,7 @@ def test_a_larger_share_only_adds(model, home, whole, monkeypatch):
 
 
 def small_png(generator: torch.Generator) -> bytes:
-    """A substitute for a pipeline, which returns the generator's noise."""
+    """Return a PNG file of random pixels in place of an image of a text-to-image pipeline."""
     import io
 
     pixels = torch.randint(256, (20, 16, 3), dtype=torch.uint8, generator=generator).numpy()
@@ -171,7 +171,7 @@ def test_class_names_are_separate_words_in_the_prompt(model):
 
 
 def test_a_learned_token_changes_the_images(model, home):
-    """A token may have one or several vectors. Images of prompts without the token do not change."""
+    """The token may have one or several vectors. Images of prompts without the token do not change."""
     styles = {"plain": "<art>", "inverted": "<art>"}
     plain = TextToImage(config(model, styles=styles).synthetic)
     prompt = plain.config.prompt("plain", "0")
@@ -259,7 +259,7 @@ def test_a_missing_checkpoint_is_an_error(home, monkeypatch):
     assert refused("empty").startswith("`synthetic.model` empty cannot be loaded: ")
 
 
-def test_another_kind_of_pipeline_is_refused(home, tmp_path):
+def test_another_kind_of_pipeline_is_rejected(home, tmp_path):
     from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
 
     unet = UNet2DModel(
@@ -275,7 +275,7 @@ def test_another_kind_of_pipeline_is_refused(home, tmp_path):
     assert "must be a text-to-image pipeline, but its DDPMPipeline has no parameter" in refused(tmp_path / "ddpm")
 
 
-def test_an_embedding_that_is_missing_or_does_not_fit_is_refused(model, home, tmp_path):
+def test_an_embedding_that_is_missing_or_does_not_fit_is_rejected(model, home, tmp_path):
     styles = {"plain": "<art>", "inverted": "bright"}
     nowhere = refused(model, styles=styles, embeddings={"plain": "nowhere.safetensors"})
     assert nowhere.startswith("`synthetic.embeddings` nowhere.safetensors does not exist (looked for ")
@@ -304,7 +304,7 @@ def test_another_model_under_the_same_name_is_noticed(home, tmp_path, monkeypatc
         generate(generation)
 
 
-def test_a_share_that_cannot_be_prepared_is_refused(model, home):
+def test_a_share_that_cannot_be_prepared_is_rejected(model, home):
     with pytest.raises(UserError) as refusal:
         planned(model, share=0.05)
     assert str(refusal.value) == (

@@ -1,4 +1,4 @@
-"""The errors of a plan, and the content on which its key depends."""
+"""The errors of a preparation's plan, and the content on which the key of a plan depends."""
 
 import shutil
 
@@ -29,7 +29,7 @@ from tests.preparation.layouts.trees import domainnet, grow, parquet
         ({"classes": 0}, "`--classes` must be at least 1, but it is 0."),
     ],
 )
-def test_impossible_options_are_refused(tree, options, words):
+def test_impossible_options_are_rejected(tree, options, words):
     with pytest.raises(UserError) as refusal:
         make_plan(Options(**({"name": "set"} | options)), tree, Tree())
     assert str(refusal.value) == words
@@ -47,26 +47,26 @@ def test_a_data_set_with_only_training_images_gets_a_random_split(tmp_path):
 @pytest.mark.parametrize(
     ("files", "domain"), [(["set/cod/1.jpg", "set/cod/2.jpg"], "set"), (["cod/1.jpg"] * 2, "fish")]
 )
-def test_only_a_data_set_without_domains_names_its_domain(files, domain, tmp_path):
+def test_only_a_data_set_without_domains_gives_its_name_to_a_domain(files, domain, tmp_path):
     grow(tmp_path / "set", [path.replace("1", str(number)) for number, path in enumerate(files)])
     assert make_plan(Options("fish", 16), tmp_path / "set").listing.domains == (domain,)
 
 
-def test_more_classes_than_there_are_are_refused(tree):
+def test_more_classes_than_the_data_set_has_are_rejected(tree):
     with pytest.raises(
         UserError, match=r"^`--classes` must be between 1 and 3, the number of classes in .*, but it is 4\.$"
     ):
         plan_of(tree, Domains(), classes=4)
 
 
-def test_a_domainnet_with_fewer_classes_than_the_default(tmp_path):
+def test_a_domainnet_with_fewer_classes_than_the_default_is_listed_completely(tmp_path):
     expected = domainnet(tmp_path / "set")
     plan = make_plan(Options("domainnet"), tmp_path / "set")
     assert len(plan.listing.items) == sum(expected.values())
     assert plan.listing.class_names == ("air plane", "bus", "zebra")
 
 
-def test_a_root_that_is_no_folder_is_refused(tree):
+def test_a_root_that_is_not_a_folder_is_rejected(tree):
     with pytest.raises(UserError, match=r"must be a folder with images, but .*nowhere does not exist\.$"):
         plan_of(tree / "nowhere")
     with pytest.raises(UserError, match=r"0\.png is a file\.$"):
@@ -98,7 +98,7 @@ def test_a_changed_image_of_the_same_size_is_noticed(tree, noted):
     assert prepare(plan_of(tree)).already
 
 
-def test_a_copy_that_keeps_its_times_is_prepared_already(tree, tmp_path):
+def test_a_copy_with_the_same_file_times_counts_as_prepared(tree, tmp_path):
     prepare(plan_of(tree))
     shutil.copytree(tree, tmp_path / "elsewhere")
     assert prepare(plan_of(tmp_path / "elsewhere")).already

@@ -1,4 +1,4 @@
-"""The preparation of a data set: its content equals an independent computation, and failures are reported."""
+"""The preparation of a data set, whose content equals an independent computation, and its errors."""
 
 import errno
 import hashlib
@@ -24,7 +24,10 @@ from tests.preparation.helpers import CLASSES, DOMAINS, Tree, Watched, plan_of
 
 
 def by_hand(tree: Path, fraction: float = 0.2) -> tuple[str, dict[str, list[list[str]]]]:
-    """Compute digest and paths with numpy and PIL alone; images of 20 x 16 pixels are cropped but not resized."""
+    """Compute the digest and each domain's training and test paths with numpy and PIL alone.
+
+    Images of 20 x 16 pixels are cropped to 16 x 16 pixels but not resized.
+    """
     digest = hashlib.sha256("".join(f"{name}\0" for name in CLASSES).encode())
     paths: dict[str, list[list[str]]] = {}
     for domain in DOMAINS:
@@ -219,7 +222,7 @@ def test_more_than_ten_corrupt_images_are_counted(tree):
     assert str(refusal.value).count("photo/") == 10
 
 
-def test_skipping_must_not_empty_a_class(tree):
+def test_a_class_without_images_after_skipping_is_an_error(tree):
     for path in (tree / "photo" / "cat").iterdir():
         path.write_bytes(b"x")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""A killed preparation can be continued, and incomplete files are not mistaken for complete ones."""
+"""The continuation of a killed preparation, which does not mistake incomplete files for complete ones."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def chunks_in(log: Path) -> list[dict]:
 def wait_for(condition, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, f"the condition did not hold within {seconds:g} seconds"
         time.sleep(0.01)
 
 
@@ -59,7 +59,7 @@ def test_a_killed_preparation_continues(tree, data):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert len(workers) >= 2
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))  # they do not outlive it
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))  # workers end with their parent
     done = len(chunks_in(log))
     assert 4 <= done < 16
     assert not store_folder("set", 16).exists()
@@ -76,7 +76,7 @@ def test_a_killed_preparation_continues(tree, data):
 
 @pytest.fixture
 def stopped(tree, data, monkeypatch) -> Path:
-    """Return the folder of a preparation that stopped just before it wrote the file of the second domain."""
+    """Stop a preparation just before it writes the file of the second domain, and return its folder."""
 
     def stop(*_):
         raise KeyboardInterrupt
@@ -125,7 +125,7 @@ def test_the_chunk_of_an_incomplete_log_line_is_decoded_again(tree, stopped, tor
 
 
 class Interrupted(Watched):
-    """Return the folder of a preparation that stopped at the beginning of the second domain."""
+    """A layout whose reading is interrupted at the first image of the second domain."""
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
         if items[0].domain == "sketch":
@@ -165,11 +165,11 @@ def test_all_images_in_a_changed_file_are_decoded_again(tmp_path):
     plans.append(plan_of(tmp_path / "many", Parquet()))
     keys = [[chunk.key for chunk in plan.chunks(plan.domains[0], 2, tmp_path / "pixels")] for plan in plans]
     assert len({*keys[0], *keys[1]}) == 4
-    assert plans[0].key() == plans[1].key()  # the content counts as the same
+    assert plans[0].key() == plans[1].key()  # both plans have the same key
 
 
 def labels_by_path(folder: Path) -> dict[str, tuple[str, int, int]]:
-    """Return the domain, split and label of each image."""
+    """Return the domain, split and label of each image in a prepared data set, keyed by the path of the image."""
     found = {}
     for name in ("A", "B"):
         reader = pa.ipc.open_file(str(folder / f"{name}.arrow"))
@@ -197,7 +197,7 @@ def test_a_class_removed_before_resuming_changes_labels_in_finished_domains(tree
 
 
 class Listed(Watched):
-    """The same layout, in which the first `train` images of each class are for training."""
+    """The layout `Watched`, with the first `train` images of each class as training images."""
 
     def __init__(self, train: int) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ def test_lists_changed_before_resuming_change_the_split_of_finished_domains(tree
         shutil.copytree(tree / "photo" / "cat", root / place)
     (root / "B" / "cat" / "3.png").write_bytes(b"no")
     with pytest.raises(UserError, match="1 image of set cannot be decoded"):
-        prepare(plan_of(root, Listed(8)), chunk=5)  # slots do not change: the order is that of the names
+        prepare(plan_of(root, Listed(8)), chunk=5)  # each image keeps its row, because rows are ordered by name
     made = prepare(plan_of(root, Listed(5)), chunk=5, skip_corrupt=True)
     assert (made.card.domains["A"].train, made.card.domains["A"].test) == (5, 5)
     assert (made.card.domains["B"].train, made.card.domains["B"].test) == (4, 5)

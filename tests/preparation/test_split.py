@@ -1,4 +1,4 @@
-"""The split into training and test images, which depends on names only and is drawn for each class."""
+"""The split into training and test images, which is drawn for each class and depends only on names."""
 
 from collections import Counter
 
@@ -84,7 +84,7 @@ def test_listed_splits_are_used():
 
 
 @pytest.mark.parametrize(("only", "lacks"), [("train", "testing"), ("test", "training")])
-def test_a_split_without_images_is_refused(only, lacks):
+def test_a_split_without_images_is_rejected(only, lacks):
     rule = "the domain `photo` must have images for training and for testing"
     with pytest.raises(UserError, match=rf"^{rule}, but it has none for {lacks} \(of 6 in total\)\.$"):
         plan_domains(listing({"photo": [2, 2, 2]}, [only]), 0.2)

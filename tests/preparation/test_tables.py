@@ -1,4 +1,4 @@
-"""The progress bar, and the line for an experiment file."""
+"""The progress bar of a preparation, and the printed line for an experiment file."""
 
 import io
 
@@ -12,7 +12,7 @@ from fedsweep.preparation.tables import ImageBar, counts_table, experiment_lines
 
 
 def shown(terminal: bool, seconds: list[float]) -> str:
-    """Return the output of a bar for 100 images that is updated after every 10 images, at the given times."""
+    """Return the output of a progress bar for 100 images that is updated every 10 images, at times given in seconds."""
     stream = io.StringIO()
     with ImageBar(Console(file=stream, force_terminal=terminal, width=100)) as bar:
         for step, second in enumerate(seconds):

@@ -1,4 +1,4 @@
-"""A small prepared data set of digits, and a pre-training on it that takes seconds."""
+"""Fixtures with a small prepared data set of digits and a pre-training on it that takes seconds."""
 
 import shutil
 from collections.abc import Callable
@@ -24,11 +24,11 @@ Run = Callable[..., tuple[Session, list[EpochRecord]]]
 
 
 def quiet(images: int, loss: torch.Tensor) -> None:
-    """Do nothing, as an `on_step`."""
+    """Do nothing; tests pass this function as `on_step`."""
 
 
 def write_store(domains: list[str], name: str = "toy", size: int = 16, images: int = 400) -> None:
-    """Prepare digits 0, 1, 2 in the given styles under FEDSWEEP_DATA."""
+    """Prepare digits 0, 1 and 2 in the given styles as the data set `name` in the data folder."""
     folder = store_folder(name, size)
     folder.mkdir(parents=True)
     cards, read = {}, []
@@ -59,7 +59,7 @@ def write_store(domains: list[str], name: str = "toy", size: int = 16, images: i
 
 @pytest.fixture(scope="session")
 def written_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the data folder of which each test gets a copy."""
+    """Write a data folder with the data set `toy` once, and return it; each test uses a copy."""
     folder = tmp_path_factory.mktemp("pretraining") / "data"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDSWEEP_DATA", str(folder))
@@ -69,14 +69,14 @@ def written_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(written_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Provide a data folder with the set `toy`, which has one domain, `plain`."""
+    """Use a copy of `written_store` as the data folder, and return it; its data set `toy` has the domain `plain`."""
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(written_store, tmp_path / "data"))
 
 
 def toy_data() -> dict[str, Any]:
-    """Return the included pre-training for photographs, on `toy`, with two blocks of width 16."""
+    """Return the values of the shipped pre-training for photographs, changed to `toy` and two blocks of width 16."""
     data: dict[str, Any] = read_yaml(SHIPPED / "tinyimagenet_vit.yaml")
     data["backbone"] |= {"img_size": 16, "patch_size": 4, "embed_dim": 16, "num_blocks": 2, "num_heads": 2}
     data["data"] |= {"set": "toy", "size": 16, "domains": ["plain"]}
@@ -88,7 +88,7 @@ def toy_data() -> dict[str, Any]:
 
 @pytest.fixture
 def toy(store: Path) -> PretrainConfig:
-    """Return options with all random or stateful parts: mixing, stochastic depth and averaged weights."""
+    """Return a pre-training that uses all random and stateful parts: mixing, stochastic depth and averaged weights."""
     return PretrainConfig.of(toy_data(), "toy")
 
 
@@ -104,7 +104,7 @@ def play(toy: PretrainConfig) -> Run:
 
 
 def without_seconds(records: list[EpochRecord]) -> list[tuple[float, ...]]:
-    """Return the values of a record that must be equal in every repetition."""
+    """Return the values of each record apart from its seconds, which differ between repetitions."""
     return [(one.epoch, one.train_loss, one.accuracy, one.loss, one.lr) for one in records]
 
 

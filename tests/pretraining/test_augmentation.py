@@ -1,4 +1,4 @@
-"""The properties of augmented images, which are drawn separately for each image."""
+"""Augmentations, whose random choices are drawn separately for each image."""
 
 import pytest
 import torch
@@ -69,7 +69,7 @@ def test_flip_mirrors_left_and_right():
 
 
 def test_a_crop_keeps_its_area_and_stays_inside():
-    # The two coordinates as colours: a crop shows which part it kept, from its first pixel's centre to its last one's.
+    # The colours of a pixel are its coordinates, so the corners of a crop show which part of the image it contains.
     axis = (torch.arange(64) + 0.5) / 64
     y, x = torch.meshgrid(axis, axis, indexing="ij")
     pixels = torch.stack([x, y, x]).expand(200, -1, -1, -1)
@@ -90,7 +90,7 @@ def test_a_crop_keeps_its_area_and_stays_inside():
 def test_colour_changes_are_those_of_torchvision(name):
     from torchvision.transforms.v2 import functional as reference
 
-    pixels = 0.3 + 0.4 * uniform_images(8, 8)  # no pixel is cut off
+    pixels = 0.3 + 0.4 * uniform_images(8, 8)  # no value is clipped
     varied = STILL_IMAGES.model_copy(update={name: 0.3})(pixels, generator())
     adjust = getattr(reference, f"adjust_{name}")
     factors = torch.linspace(0.7, 1.3, 601).tolist()

@@ -1,4 +1,4 @@
-"""The display of a pre-training: the bar on the terminal, and the rows on stdout."""
+"""The display of a pre-training, with a bar on the terminal and rows on stdout."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Short pre-trainings: learning, reproducibility and resumption."""
+"""Short pre-trainings, which learn, are reproducible and can be resumed."""
 
 import multiprocessing
 import os

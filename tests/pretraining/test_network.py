@@ -1,4 +1,4 @@
-"""Comparison of schedule, parameter groups, moving average and mixing with formulas."""
+"""Schedule, parameter groups, moving average and mixing of a pre-training, compared with their formulas."""
 
 import math
 

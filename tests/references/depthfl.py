@@ -1,6 +1,8 @@
 """DepthFL's loss (Kim et al., ICLR 2023, Section 3.3) in loops and double precision, temperature 1:
 
 L = sum_i CE(z_i, y) + w / (K - 1) sum_i sum_{k != i} mean_n sum_c p_k(c) (log p_k(c) - log p_i(c)).
+
+Here, z_i are the logits of head i of K, and p_i is their softmax.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Dirichlet label skew for given shares, by loops over examples in plain Python."""
+"""The division of one class by the shares of Dirichlet label skew, in loops over examples in plain Python."""
 
 
 def cut(positions: list[int], shares: list[float]) -> list[list[int]]:

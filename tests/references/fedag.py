@@ -1,4 +1,4 @@
-"""FedAG (Wang et al.), in loops and float64: adapters, scores of synthetic images, and the server's losses."""
+"""FedAG's adapters, scores of synthetic images and server losses (Wang et al.), in loops and float64."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def adapted(image: np.ndarray, w2, b2, w1, b1) -> np.ndarray:
 
 
 def logits(image: np.ndarray, texts: np.ndarray, scale: float | None) -> np.ndarray:
-    """Return the logits of Eq. 5, or scaled cosines if `scale` is given."""
+    """Return the logits (classes,) of an image by Eq. 5, or its scaled cosines if `scale` is given."""
     found = []
     for text in texts:
         product = float((image * text).sum())
@@ -44,7 +44,7 @@ def kl(p: np.ndarray, q: np.ndarray) -> float:
 
 
 def divergence(client: np.ndarray, server: np.ndarray, alpha: list[float]) -> float:
-    """Return J of Eq. 6 over a whole set, from logits (n, classes)."""
+    """Return the mutual divergence J (Eq. 6) of a set of images from the logits (n, classes) of client and server."""
     total = 0.0
     for theta, phi, score in zip(map(softmax, client), map(softmax, server), alpha, strict=True):
         total += score * (kl(theta, phi) + kl(phi, theta))
@@ -52,18 +52,18 @@ def divergence(client: np.ndarray, server: np.ndarray, alpha: list[float]) -> fl
 
 
 def attention(phi: np.ndarray, w1, b1, w2, b2) -> tuple[np.ndarray, np.ndarray]:
-    """Return eta (classes,) and beta (domains,) for one image, from phi (domains, classes) (Eq. 8)."""
+    """Return logits eta (classes,) and attention beta (domains,) of an image (Eq. 8) from phi (domains, classes)."""
     raw = np.array([float((w2 @ np.maximum(w1 @ one + b1, 0) + b2)[0]) for one in phi])
     beta = softmax(raw)
     return sum(share * one for share, one in zip(beta, phi, strict=True)), beta
 
 
 def regulariser(beta: np.ndarray, own: int, delta: float) -> float:
-    """Return R of Eq. 9 for one image."""
+    """Return the margin loss R of one image (Eq. 9), given the attention `beta` and the place of its own domain."""
     others = [one for place, one in enumerate(beta) if place != own]
     return max(0.0, delta + max(others) - beta[own]) if others else 0.0
 
 
 def cross_entropy(scores: np.ndarray, label: int) -> float:
-    """Return the cross-entropy of one image."""
+    """Return the cross-entropy of one image from its logits `scores`."""
     return float(-np.log(softmax(scores)[label]))

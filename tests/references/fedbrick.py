@@ -1,4 +1,4 @@
-"""FedBRICK (Zhang et al., AAAI 2026), in loops and float64: the BRICK, the two stages' losses, the annealing."""
+"""FedBRICK's BRICK, annealing and losses of both stages (Zhang et al., AAAI 2026), in loops and float64."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def brick(x: np.ndarray, a1, b1, a2, b2, gate: str) -> np.ndarray:
 
 
 def alpha(step: int, steps: int) -> float:
-    """Return alpha of Eq. 22 for step e = 0, 1, ..., E_2 - 1."""
+    """Return the annealed weight alpha (Eq. 22) of step e = 0, 1, ..., E_2 - 1, where E_2 is `steps`."""
     return 1 - step / steps
 
 
@@ -27,14 +27,14 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def stage_one_walk(tokens, blocks, bricks, held):
-    """Run the blocks that the client holds, and BRICKs in place of the other blocks."""
+    """Return the tokens after the blocks that the client holds, with BRICKs in place of the other blocks."""
     for layer in range(len(blocks)):
         tokens = blocks[layer](tokens) if layer in held else bricks[layer](tokens)
     return tokens
 
 
 def stage_one_loss(logits, labels, weights, old_weights, theta, old_theta, lambda_w, lambda_theta) -> float:
-    """Return the loss of Eq. 21; `weights` belong to the held blocks, `theta` to the BRICKs of missing blocks."""
+    """Return the loss of stage I (Eq. 21) for weights of held blocks and theta of the BRICKs of missing blocks."""
     loss = cross_entropy(logits, labels)
     for name in weights:
         loss += lambda_w * float(((weights[name] - old_weights[name]) ** 2).sum())
@@ -44,7 +44,7 @@ def stage_one_loss(logits, labels, weights, old_weights, theta, old_theta, lambd
 
 
 def stage_two_walk(tokens, blocks, bricks, held, share):
-    """Run Eq. 23; also return the mean over elements of (E(x) - f(x))^2 for each held block."""
+    """Return the tokens after Eq. 23, and the mean over elements of (E(x) - f(x))^2 for each held block."""
     gaps = []
     for layer in range(len(blocks)):
         own = bricks[layer](tokens)
@@ -58,5 +58,5 @@ def stage_two_walk(tokens, blocks, bricks, held, share):
 
 
 def stage_two_loss(logits, labels, gaps, lambda_d) -> float:
-    """Return the loss of Eq. 24."""
+    """Return the loss of stage II (Eq. 24), where `gaps` are the mean squared differences of `stage_two_walk`."""
     return cross_entropy(logits, labels) + lambda_d / len(gaps) * sum(gaps)

@@ -46,7 +46,7 @@ def feddyn(
 def fedprox(
     start: np.ndarray, centre: np.ndarray, curvature: np.ndarray, mu: float, lr: float, steps: int
 ) -> np.ndarray:
-    """Return x after one client's session on L(x) + mu/2 |x - x^t|^2 (Li et al., MLSys 2020, Eq. 2)."""
+    """Return x after gradient steps on one client's L(x) + mu/2 |x - x^t|^2 (Li et al., MLSys 2020, Eq. 2)."""
     x = start.astype(np.float64)
     for _ in range(steps):
         x = x - lr * (curvature * (x - centre) + mu * (x - start))

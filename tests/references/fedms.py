@@ -1,4 +1,4 @@
-"""FedMS (Wu et al., IEEE TMC), in loops and float64: the capability queue, the mixture, the gate's aggregation."""
+"""FedMS's capability queue, mixture, gate and aggregation of gates (Wu et al., IEEE TMC), in loops and float64."""
 
 import numpy as np
 
@@ -24,9 +24,9 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def mixture(mix: float, images: tuple, texts: tuple, scale: float) -> np.ndarray:
-    """Return the logits of Eq. 6 for one image.
+    """Return the logits (classes,) of one image by Eq. 6.
 
-    `images` are the image features and `texts` (classes, d) the text features, by the global and the local expert.
+    `images` are the image features (d,) and `texts` the text features (classes, d) of the global and the local expert.
     """
     return scale * np.array(
         [
@@ -37,7 +37,7 @@ def mixture(mix: float, images: tuple, texts: tuple, scale: float) -> np.ndarray
 
 
 def gate_mean(gates: list[dict[str, np.ndarray]], losses: list[float]) -> dict[str, np.ndarray]:
-    """Return Z_g = sum_i (L_i / sum_j L_j) Z_i (Eq. 7)."""
+    """Return the mean of the clients' gates weighted by their losses, Z_g = sum_i (L_i / sum_j L_j) Z_i (Eq. 7)."""
     total = sum(losses)
     mean = {name: np.zeros_like(one, dtype=np.float64) for name, one in gates[0].items()}
     for gate, loss in zip(gates, losses, strict=True):
@@ -47,9 +47,9 @@ def gate_mean(gates: list[dict[str, np.ndarray]], losses: list[float]) -> dict[s
 
 
 def gate(x: np.ndarray, w1, b1, norm1, w2, b2, norm2, eps: float = 1e-5) -> float:
-    """Return lambda in evaluation mode: MLP, batch norm, MLP, batch norm, sigmoid (Section 3.3).
+    """Return the weight lambda of features `x` (d,): MLP, batch norm, MLP, batch norm, sigmoid (Section 3.3).
 
-    `norm1` and `norm2` are (mean, variance, weight, bias).
+    `norm1` and `norm2` are the (mean, variance, weight, bias) of batch norms in evaluation mode.
     """
     hidden = w1 @ x + b1
     hidden = (hidden - norm1[0]) / np.sqrt(norm1[1] + eps) * norm1[2] + norm1[3]

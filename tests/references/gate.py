@@ -16,7 +16,7 @@ class Norm:
         self.moments = np.zeros(len(scale)), np.ones(len(scale))
 
     def __call__(self, x: np.ndarray, training: bool) -> np.ndarray:
-        """Return the rows (n, width), normalised."""
+        """Return the normalised rows (n, width)."""
         mean, variance = self.moments
         if training and len(x) > 1:
             mean, variance = x.mean(axis=0), x.var(axis=0)
@@ -35,7 +35,7 @@ class Gate:
         self.norms = [Norm(self.tensors[f"{place}.weight"], self.tensors[f"{place}.bias"]) for place in (1, 3)]
 
     def __call__(self, x: np.ndarray, training: bool) -> np.ndarray:
-        """Return lambda (n,) of features (n, width)."""
+        """Return the weights lambda (n,) of features (n, width)."""
         x = x.astype(np.float64)
         for place, norm in zip((0, 2), self.norms, strict=True):
             x = norm(x @ self.tensors[f"{place}.weight"].T + self.tensors[f"{place}.bias"], training)

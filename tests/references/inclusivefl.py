@@ -2,8 +2,8 @@
 
 d_k is the update of client k. A size class is all clients of one depth, and D_c is its mean update, weighted by the
 clients' sizes. From the second round on, the last block l of a class of depth d becomes
-r_l + (1 - beta) d_k,l + beta mean_{j = d .. d'-1} D_{d'},j, with D of the round before and d' its next larger depth.
-The server then averages block by block over those that hold it.
+r_l + (1 - beta) d_k,l + beta mean_{j = d .. d'-1} D_{d'},j, where D is from the previous round and d' is the next
+larger depth. The server then averages each block over the clients that hold it.
 """
 
 import numpy as np

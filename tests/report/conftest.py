@@ -1,4 +1,4 @@
-"""Constructed sweeps: each test states the result of every arm and seed, and nothing is trained."""
+"""Fixtures for constructed sweeps, in which each test states the results of all arms and seeds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ DOMAINS = ("photo", "sketch")
 
 
 def make_manifest(**changes: Any) -> SweepManifest:
-    """Return the manifest of a rank ablation with 4 rounds, seeds 0, 1 and 2, and rank 8 as the baseline."""
+    """Return the manifest of a rank ablation with 4 rounds, seeds 0 to 2 and baseline rank 8, with changed fields."""
     fields: dict[str, Any] = {
         "id": "20260101-a1",
         "name": "ablations/lora_rank",
@@ -42,10 +42,11 @@ def make_manifest(**changes: Any) -> SweepManifest:
 def make_history(
     values: Sequence[float], metric: str = "accuracy/mean", held_out: Sequence[str] = ()
 ) -> list[RoundRecord]:
-    """Return one record per value, from round 0 on, with 1.5 MB per round.
+    """Return one record per round, starting with round 0, in which `metric` has the given values.
 
-    The accuracy is 0.1 above the value on photo and 0.1 below the value on sketch. If domains are held out, the mean
-    accuracy is 0.02 above the value and the mean out of domain is 0.2 below it, unless `metric` is that mean itself.
+    Each round from round 1 on sends 1.5 MB. The accuracy on photo is 0.1 above the value of the round, and the accuracy
+    on sketch is 0.1 below it. If domains are held out, accuracy/mean is 0.02 above the value and
+    accuracy/out_of_domain_mean is 0.2 below it, unless `metric` is one of the two.
     """
     records = []
     for number, value in enumerate(values):
@@ -62,7 +63,7 @@ def make_history(
 
 
 class Trials:
-    """A collection of trials in the order of a plan."""
+    """A collection of made-up trials, numbered in the order in which they are added."""
 
     def __init__(self) -> None:
         self.records: list[TrialRecord] = []
@@ -85,7 +86,7 @@ class Trials:
         self.records.append(TrialRecord(plan, ended, make_history(values, metric, held_out)))
 
     def arms(self, finals: dict[int, Sequence[float]]) -> "Trials":
-        """Add finished trials; `finals` contains the final values of seeds 0, 1, ... by rank."""
+        """Add finished trials, and return self; `finals` maps each rank to the final values of seeds 0, 1, ..."""
         for rank, ends in finals.items():
             for seed, end in enumerate(ends):
                 self.add(rank, seed, [0.2, 0.3, 0.4, 0.5, end])
@@ -100,7 +101,7 @@ def trials() -> Trials:
 
 @pytest.fixture
 def tables(tmp_path: Path) -> Callable[[Sequence[TrialRecord]], list[TrialRecord]]:
-    """Return a function that gives every trial the same t-SNE, with three classes in two domains."""
+    """Return a function that adds the same t-SNE table, with three classes in two domains, to every trial."""
 
     def give(records: Sequence[TrialRecord]) -> list[TrialRecord]:
         cells = [(label, domain) for label in ("cat", "dog", "owl") for domain in DOMAINS]
@@ -113,7 +114,7 @@ def tables(tmp_path: Path) -> Callable[[Sequence[TrialRecord]], list[TrialRecord
 
 @pytest.fixture
 def drawn() -> Callable[..., Any]:
-    """Return a function that draws a figure of the report and returns the Matplotlib figure, or None."""
+    """Return a function that draws a figure of the report and returns the Matplotlib figure, or None if it is empty."""
 
     def draw(function: Callable[..., Any], *what: Any) -> Any:
         with style.context(STYLE, after_reset=True):
@@ -125,10 +126,10 @@ def drawn() -> Callable[..., Any]:
 
 @pytest.fixture
 def manifest() -> Callable[..., SweepManifest]:
-    """Return `make_manifest`."""
+    """Return the function `make_manifest`."""
     return make_manifest
 
 
 @pytest.fixture(autouse=True)
 def _coarse(coarse: None) -> None:
-    """Use PNGs of low resolution in all tests of reports."""
+    """Write PNG files of low resolution in all tests of reports."""

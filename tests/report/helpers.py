@@ -13,25 +13,25 @@ from fedsweep.results import SweepManifest
 
 
 def tabulate(manifest: SweepManifest | Callable[..., SweepManifest], trials: Any, **changes: Any) -> AblationTable:
-    """Return the table of `trials`; `manifest` is a manifest, or a function that makes one with `changes`."""
+    """Return the report's table of `trials`; `manifest` is a manifest, or a function that makes one from `changes`."""
     sweep = manifest if isinstance(manifest, SweepManifest) else manifest(**changes)
     return AblationTable(sweep, summarise(sweep, trials.records))
 
 
 def printed(table: AblationTable, width: int = 100) -> str:
-    """Return the text that a terminal of this width shows."""
+    """Return the table as a terminal with `width` columns shows it."""
     console = Console(width=width, file=(file := io.StringIO()), color_system=None)
     console.print(TerminalTable(table))
     return file.getvalue()
 
 
 def rows_of(markdown: str) -> list[list[str]]:
-    """Return the rows of the ablation table, without the tables below it."""
+    """Return the cells of the first Markdown table in a report by row, with its heading."""
     return _cells(markdown.partition("\n## ")[0])
 
 
 def by_domain(markdown: str) -> list[list[str]]:
-    """Return the rows of the table of accuracies by domain."""
+    """Return the cells of the Markdown table of accuracies by domain, row by row."""
     return _cells(markdown.partition("## By domain")[2])
 
 

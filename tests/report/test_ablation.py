@@ -1,4 +1,4 @@
-"""The report of a component ablation: arms are named by missing components and compared with the full method."""
+"""Reports of component ablations, which name arms by missing components and compare them with the full method."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ def row(table: AblationTable, **cells: str) -> dict[str, str]:
 
 @pytest.fixture
 def alone(manifest, trials) -> AblationTable:
-    """Return the table of three arms with three seeds."""
+    """Return the table of an ablation with three arms and three seeds."""
     for seed in range(3):
         for place, left_out in enumerate(WORDS.values()):
             trials.add({"without": left_out}, seed, [0.2, 0.6 + 0.01 * seed - 0.1 * place + 0.001 * seed * place])
@@ -30,7 +30,7 @@ def alone(manifest, trials) -> AblationTable:
 
 @pytest.fixture
 def crossed(manifest, trials) -> AblationTable:
-    """Return the table of two arms at two ranks; the component adds 10 points at rank 4 and 1 point at rank 8."""
+    """Return the table of an ablation at two ranks; the component adds 10 points at rank 4 and 1 point at rank 8."""
     for seed, noise in enumerate((0.001, 0.0, 0.002)):
         for rank, left_out, end in ((4, FULL, 0.5), (4, CROSS, 0.4), (8, FULL, 0.8), (8, CROSS, 0.79)):
             trials.add({"lora.rank": rank, "without": left_out}, seed, [0.2, end + noise * (1 + len(left_out))])
@@ -77,7 +77,7 @@ def test_an_arm_is_compared_with_the_full_method_at_its_own_settings(crossed):
     ]
     at_4, at_8, effects = crossed.findings()
     assert at_4.startswith("rank 4, without cross against full: -9.90 points")
-    assert effects.startswith("Shares of the variation between trials: rank 96%")
+    assert "Holm's correction: rank 96%" in effects
     assert at_8.startswith("rank 8, without cross against full: -0.90 points")
     assert " ".join(crossed.caption()).count("Baseline: full with the same lora.rank as the arm.") == 1
 
@@ -93,7 +93,7 @@ def test_a_baseline_may_leave_an_axis_open_without_an_ablation(manifest, trials)
     assert [one.partition(":")[0] for one in table.findings()] == [
         "lr 0.1, rank 4 against 8",
         "lr 0.3, rank 4 against 8",
-        "Shares of the variation between trials",
+        "Shares of the variation between trials, with p-values after Holm's correction",
     ]
 
 

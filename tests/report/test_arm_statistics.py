@@ -25,7 +25,7 @@ def one(arm, baseline) -> Comparison:
 
 
 def step_down(p_values, level):
-    """Apply Holm's original procedure: reject from the smallest p-value on, until one is above its level."""
+    """Return, for each hypothesis, whether Holm's original step-down procedure rejects it at `level`."""
     rejected = [False] * len(p_values)
     for step, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         if p_values[place] * (len(p_values) - step) > level:
@@ -34,7 +34,7 @@ def step_down(p_values, level):
     return rejected
 
 
-def test_holm_by_hand():
+def test_holms_correction_equals_a_calculation_by_hand():
     # Sorted 0.005, 0.01, 0.03, 0.04 times 4, 3, 2, 1 is 0.02, 0.03, 0.06, 0.04; the last one may not be below 0.06.
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.6, 0.5]) == [1.0, 1.0]
@@ -65,7 +65,7 @@ def test_three_pairs_agree_with_the_closed_form_of_student_t(arm, baseline):
     assert found.interval == pytest.approx((mean - half, mean + half), abs=1e-9)
 
 
-def test_hand_computed_comparison():
+def test_a_comparison_equals_a_calculation_by_hand():
     # Differences 1, 2, 3 points: mean 2, sd 1, t = 2 sqrt(3), p = 1 - sqrt(12 / 14), half-width 4.30265 / sqrt(3).
     found = one([0.61, 0.63, 0.65], [0.60, 0.61, 0.62])
     assert found.seeds == (0, 1, 2)
@@ -123,7 +123,7 @@ def test_holm_counts_the_arms_that_can_be_tested():
 
 
 @pytest.mark.parametrize(("sign", "verdict"), [(1, "higher"), (-1, "lower")])
-def test_verdict_follows_the_sign_after_correction(sign, verdict):
+def test_the_verdict_follows_the_sign_after_correction(sign, verdict):
     clear = by_seed([0.5 + sign * step for step in (0.100, 0.102, 0.101)])
     assert paired_tests([(clear, by_seed([0.5] * 3))])[0].verdict == verdict
 
@@ -137,7 +137,7 @@ def test_the_correction_can_change_the_verdict():
     assert alone.interval == together.interval
 
 
-def test_arm_statistics_by_hand(manifest, trials):
+def test_arm_statistics_equal_a_calculation_by_hand(manifest, trials):
     trials.arms({8: [0.60, 0.62, 0.67], 4: [0.58]})
     eight = next(one for one in summarise(manifest(), trials.records) if one.is_baseline)
     assert eight.n == 3
@@ -195,7 +195,8 @@ def test_the_explanation_states_how_many_pairs_an_exact_test_needs(manifest, tri
 def test_impossible_differences_are_not_called_detectable(manifest, trials):
     trials.arms({4: [0.5, 0.7], 8: [0.6, 0.6]})
     table = tabulate(manifest, trials)
-    assert table.findings()[0].endswith("not even the largest possible difference is reliably detectable.")
+    said = "a test with 2 seeds would not even detect a difference of 100 points (with a power of 80%)."
+    assert table.findings()[0].endswith(said)
 
 
 @pytest.mark.parametrize("baseline", [None, {"lora.rank": 32}])
@@ -217,7 +218,7 @@ def test_pruned_arms_follow_by_round_and_value(manifest, trials, mode, expected)
     assert [one.arm.values["lora.rank"] for one in found] == expected
 
 
-def test_arms_of_a_shuffled_plan_ascend_and_words_keep_their_order(manifest, trials):
+def test_numbers_of_arms_are_sorted_but_words_keep_the_order_of_the_plan(manifest, trials):
     for method in ("fedra", "all_large"):
         for rank in (16, 2, 8):
             trials.add({"method": method, "lora.rank": rank}, 0, [0.1, 0.2])

@@ -1,4 +1,4 @@
-"""Comparisons of two sweeps or two arms: pairing, differing hyperparameters and errors."""
+"""Comparisons of two sweeps or two arms, with their pairs, differing hyperparameters and errors."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The figure with a cell per arm and domain: its numbers and its colours."""
+"""The numbers and colours in the figure that has a cell per arm and domain."""
 
 import pytest
 from matplotlib.colors import to_rgb
@@ -9,7 +9,7 @@ from fedsweep.report.figures import by_domain
 
 @pytest.fixture
 def grid(drawn):
-    """Return a function that draws the grid and returns its texts and colours by arm, and the figure."""
+    """Return a function that draws the figure and returns each arm's texts and colours, and the figure itself."""
 
     def draw(manifest, trials):
         figure = drawn(by_domain.draw_grid, manifest, summarise(manifest, trials.records))

@@ -17,7 +17,7 @@ BASELINE = {"lora.rank": 8, "optimizer.lr": 0.1}
 
 
 def fill(trials, value, seeds=range(4), grid=None) -> None:
-    """Add a finished trial for each cell and seed; its accuracy is a function of cell and seed."""
+    """Add a finished trial for each cell of a grid and each seed, with the accuracy `value(cell, seed)`."""
     for rank, rate in grid or itertools.product(RANKS, RATES):
         for seed in seeds:
             trials.add({"lora.rank": rank, "optimizer.lr": rate}, seed, [0.2, value(rank, rate, seed)])
@@ -96,7 +96,7 @@ def test_only_the_constructed_effect_is_found(manifest, trials):
     assert rate.p_holm is None or rate.p_holm < 0.001
 
 
-def test_marginal_means_by_hand(manifest, trials):
+def test_marginal_means_equal_a_calculation_by_hand(manifest, trials):
     fill(trials, noisy())
     found = decomposed(manifest, trials, baseline=BASELINE)
     by = {(*one.plan.arm.values(), one.plan.seed): one.history[-1].metrics["accuracy/mean"] for one in trials.records}
@@ -165,8 +165,8 @@ def test_the_report_shows_the_effect_of_each_factor(manifest, trials):
 
 
 @pytest.mark.parametrize(("false_positives", "repetitions"), [(0.05, 120)])
-def test_no_more_false_effects_than_the_level(false_positives, repetitions):
-    """There is no effect, but the variances differ between levels, which the correction must account for."""
+def test_false_effects_are_at_most_as_frequent_as_the_level(false_positives, repetitions):
+    """No factor has an effect, but variances differ between levels, for which the degrees of freedom are corrected."""
     rng = np.random.default_rng(3)
     found = 0
     for _ in range(repetitions):
@@ -176,7 +176,7 @@ def test_no_more_false_effects_than_the_level(false_positives, repetitions):
 
 
 def _p(values: np.ndarray) -> list[float]:
-    """Return the Holm-corrected p of all effects of a grid of shape (seeds, ranks, rates)."""
+    """Return the Holm-corrected p-values of all effects for final values of shape (seeds, ranks, rates)."""
     from tests.report.conftest import Trials, make_manifest
 
     trials = Trials()

@@ -1,4 +1,4 @@
-"""The data of the lines, dots and labels in the figures; their appearance is not tested."""
+"""The data behind the lines, dots and labels of the figures."""
 
 import math
 import subprocess
@@ -17,7 +17,7 @@ from fedsweep.report.figures.curves import apart
 
 @pytest.fixture
 def axes_of(drawn):
-    """Return a function that draws trials and returns the axes."""
+    """Return a function that draws the curves of trials and returns the axes."""
 
     def draw(function, manifest, trials):
         return drawn(function, manifest, summarise(manifest, trials.records)).axes[0]
@@ -26,7 +26,7 @@ def axes_of(drawn):
 
 
 def lines(axes):
-    """Return data, style and marker of each line."""
+    """Return the data, the style and the marker of each line on `axes`."""
     return [
         (list(line.get_xdata()), list(line.get_ydata()), line.get_linestyle(), line.get_marker()) for line in axes.lines
     ]
@@ -151,7 +151,8 @@ def test_held_out_domains_have_hollow_dots(axes_of, manifest, trials):
     dots = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_ydata())]
     assert [line.get_markerfacecolor() != line.get_color() for line in dots] == [True, False, False, True, False, False]
     assert [line.get_ydata()[0] for line in dots] == pytest.approx([62, 42, 64, 44, 68, 48])
-    assert axes.get_xlabel() == "Domain (dot: single finished seed;\nhollow: out of domain for all clients of the arm)"
+    said = "Domain (dot: single finished seed;\nhollow: no client of the arm has images of the domain)"
+    assert axes.get_xlabel() == said
 
 
 def test_grey_arms_are_dotted_on_held_out_domains(axes_of, manifest, trials):
@@ -160,14 +161,14 @@ def test_grey_arms_are_dotted_on_held_out_domains(axes_of, manifest, trials):
     axes = axes_of(by_domain.draw_dots, manifest(baseline=None), trials)
     styles = [line.get_linestyle() for line in axes.lines if line.get_color() == GREY and len(line.get_xdata())]
     assert [style for style in styles if style != "None"] == ["-", ":"] * 4
-    assert "hollow or dotted: out of domain" in axes.get_xlabel()
+    assert "hollow or dotted: no client of the arm has images of the domain" in axes.get_xlabel()
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8).map(sorted))
 def test_labels_keep_their_order_and_distance(heights):
     placed = apart(heights, 0.1)
     assert all(high - low >= 0.1 - 1e-9 for low, high in pairwise(placed))
-    # Moves of least squares come in opposite pairs, so the centre of gravity does not change.
+    # The least-squares solution moves labels in opposite directions, so the mean of their positions stays the same.
     assert sum(placed) == pytest.approx(sum(heights))
 
 

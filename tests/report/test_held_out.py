@@ -1,4 +1,4 @@
-"""Held-out domains in every format of the table; they are kept separate from the domains of clients."""
+"""Held-out domains in every format of the table, which are kept apart from the domains of clients."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ HELD_OUT = "data.held_out_domains"
 
 
 def hold_out(trials, *arms, metric="accuracy/mean", **more):
-    """Add three finished seeds per arm; an arm is a list of held-out domains. `make_history` lists the values."""
+    """Add three finished seeds for each arm, which is a list of held-out domains, and return `trials`."""
     for place, held_out in enumerate(arms):
         for seed in range(3):
             ends = [0.2, 0.5 + 0.05 * place + 0.001 * seed**2 * (place + 1)]
@@ -78,7 +78,7 @@ def test_one_table_shows_all_domains_if_arms_hold_out_different_ones(swept, tria
         [False, False, True, False, False, False],
         [False, False, False, True, False, False],
     ]
-    for row, one in zip(rows, table.arms, strict=True):  # see conftest
+    for row, one in zip(rows, table.arms, strict=True):  # `make_history` in conftest.py defines the values
         mean = 100 * one.mean
         assert [float(cell.strip("*")) for cell in row[2:]] == pytest.approx(
             [mean + 10, mean - 10, mean, mean - 20], 1e-3

@@ -1,4 +1,4 @@
-"""Bootstrap, exact tests, effect sizes and planning, compared with loops, brute force and statsmodels."""
+"""Bootstrap, exact tests, effect sizes and numbers of seeds, compared with loops, brute force and statsmodels."""
 
 import itertools
 import math
@@ -46,13 +46,13 @@ def test_the_sign_flip_test_tries_all_sign_patterns(differences):
 
 
 @given(st.integers(2, 10))
-def test_least_exact_is_the_smallest_p_of_exact_tests(n):
+def test_least_exact_returns_the_smallest_p_of_an_exact_test(n):
     clear = [0.1 + 0.01 * place for place in range(n)]
     assert sign_flip(clear) == least_exact(n) == pytest.approx(stats.wilcoxon(clear, method="exact").pvalue)
 
 
 @pytest.mark.parametrize(("level", "pairs"), [(0.05, 6), (0.025, 7), (0.05 / 3, 7), (0.05 / 4, 8), (0.01, 8)])
-def test_pairs_for_exact_is_the_smallest_sufficient_number(level, pairs):
+def test_pairs_for_exact_returns_the_smallest_sufficient_number(level, pairs):
     assert pairs_for_exact(level) == pairs
     assert least_exact(pairs) <= level < least_exact(pairs - 1)
 
@@ -76,7 +76,7 @@ def test_with_many_pairs_the_sign_flips_are_sampled_deterministically():
 
 
 @given(DIFFERENCES.filter(lambda values: len(set(values)) > 1))
-def test_the_effect_is_hedges_g_by_hand(differences):
+def test_the_effect_size_equals_hedges_g_by_hand(differences):
     d = statistics.mean(differences) / statistics.stdev(differences)
     n = len(differences)
     # The exact correction is gamma(m / 2) / (sqrt(m / 2) gamma((m - 1) / 2)), m = n - 1; Hedges approximates it.
@@ -86,7 +86,7 @@ def test_the_effect_is_hedges_g_by_hand(differences):
 
 
 def by_loops(values: list[float], drawn: np.ndarray) -> tuple[float, float]:
-    """Return the studentized bootstrap interval by a loop over resamples, as in the textbook."""
+    """Return the studentized bootstrap interval of `values`, by a loop over the resampled indices `drawn`."""
     n, mean = len(values), statistics.mean(values)
     pivots = []
     for row in drawn:
@@ -124,7 +124,7 @@ def test_values_without_a_spread_have_no_t_interval(values):
     assert t_interval(values) is None
 
 
-def test_the_t_interval_by_hand():
+def test_the_t_interval_equals_a_calculation_by_hand():
     # 4, 5, 6: mean 5, sd 1, t(0.975, 2) = 4.30265.
     assert t_interval([4.0, 5.0, 6.0]) == pytest.approx((5 - 4.30265 / 3**0.5, 5 + 4.30265 / 3**0.5), abs=1e-5)
 

@@ -1,4 +1,4 @@
-"""fANOVA of samples whose objective is a known function of the hyperparameters."""
+"""Importances by fANOVA for samples whose objective is a known function of the hyperparameters."""
 
 from functools import partial
 
@@ -98,5 +98,5 @@ def test_the_report_shows_importances_in_a_sentence_and_a_table(sampled, trials)
     effects = Effects.of(sampled, summarise(sampled, trials.records))
     (section,) = effects.sections
     assert section.rows[0][0] == "lora.rank"
-    assert effects.findings[0].startswith("Importance for accuracy/mean by fANOVA: lora.rank ")
+    assert effects.findings[0].startswith("Importance of each hyperparameter for accuracy/mean (fANOVA): lora.rank ")
     assert [one.name for one in effects.shares] == [row[0] for row in section.rows]

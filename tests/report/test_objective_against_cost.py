@@ -1,4 +1,4 @@
-"""Two objectives in a report: the column, the sentence and the figure, for single trials and for arms with seeds."""
+"""The column, the sentence and the figure of a report with two objectives."""
 
 import csv
 import io
@@ -16,12 +16,12 @@ from tests.report.helpers import tabulate
 
 SENT = Against(metric="megabytes/sent", mode="min")
 ENDS = {1: (0.5, 1.0), 2: (0.6, 2.0), 4: (0.6, 3.0), 8: (0.7, 4.0), 16: (0.55, 9.0)}
-"""Accuracy and MB of each rank; rank 4 sends more than rank 2 for the same accuracy."""
+"""Accuracy and MB sent by rank; rank 4 sends more than rank 2 for the same accuracy."""
 
 
 @pytest.fixture
 def fill(trials):
-    """Return a function that adds a finished trial per rank and seed; the means over seeds are `ends`."""
+    """Return a function that adds a finished trial per rank and seed, with the values `ends` as means over seeds."""
 
     def give(seeds=(0,), ends=ENDS):
         for rank, (accuracy, megabytes) in ends.items():
@@ -49,7 +49,7 @@ def test_efficient_samples_are_marked_named_and_drawn(manifest, fill, tmp_path):
     assert marked(table) == {1, 2, 8}
     best, caution = table.findings()
     assert best == (
-        "Efficient arms in accuracy/mean against megabytes/sent (3 of 5): "
+        "Efficient arms by accuracy/mean and megabytes/sent (3 of 5): "
         "rank 1 (50.00%, 1.000 MB); rank 2 (60.00%, 2.000 MB); rank 8 (70.00%, 4.000 MB)."
     )
     assert caution.startswith("These arms were chosen from 6 arms")
@@ -65,7 +65,7 @@ def test_efficient_samples_are_marked_named_and_drawn(manifest, fill, tmp_path):
 def test_arms_of_a_grid_are_compared_by_their_means_over_seeds(manifest, fill):
     table = tabulate(manifest(against=SENT), fill(seeds=(0, 1, 2)))
     assert marked(table) == {1, 2, 8}
-    assert table.findings()[-1].startswith("Efficient arms in accuracy/mean against megabytes/sent (3 of 5):")
+    assert table.findings()[-1].startswith("Efficient arms by accuracy/mean and megabytes/sent (3 of 5):")
     assert len(table.findings()) == 5
 
 

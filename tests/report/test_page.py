@@ -1,4 +1,4 @@
-"""report.html contains the whole table, loads nothing, and escapes all user input."""
+"""The page report.html, which contains the whole table, loads nothing and escapes all user input."""
 
 import re
 from collections import Counter
@@ -19,7 +19,7 @@ LOADS = {"src", "srcset", "href", "data", "poster", "action", "formaction", "bac
 
 
 class Page(HTMLParser):
-    """A parser that collects elements and texts, and fails if an element is closed that is not open."""
+    """A parser that collects elements and texts, and fails if a closing tag does not match the open element."""
 
     def __init__(self, text):
         super().__init__()
@@ -52,7 +52,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Return the report of four arms, one of them pruned and one failed, and its table."""
+    """Return the report and the table of a sweep with four arms, of which one was pruned and one failed."""
     manifest, trials, folder = make_manifest(), Trials(), tmp_path_factory.mktemp("sweep")
     trials.arms({4: [0.5, 0.53, 0.51], 8: [0.6, 0.63, 0.62]})
     trials.add(2, 0, [0.2, 0.3], "pruned")
@@ -151,12 +151,12 @@ def test_the_script_is_the_one_that_the_policy_allows(made):
     assert f"script-src 'sha256-{digest}'" in text.replace("&#39;", "'").replace("&#43;", "+")
 
 
-def test_many_findings_unfold(manifest, trials):
+def test_many_findings_are_folded(manifest, trials):
     trials.arms({rank: [rank / 100, rank / 99] for rank in range(1, 15)})
     table = tabulate(manifest, trials)
     text = page.html(table, (), trials.records)
     assert len(table.findings()) == 13
-    assert f"<summary>{13 - page.SENTENCES} more</summary>" in text
+    assert f"<summary>{13 - page.SENTENCES} more findings</summary>" in text
     assert all(sentence in Page(text).words("li") for sentence in table.findings())
 
 

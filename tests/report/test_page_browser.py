@@ -1,4 +1,4 @@
-"""report.html in a real browser: it sends no requests, its script runs, and a click sorts the table."""
+"""The page report.html in a real browser, where it sends no requests and a click sorts the table."""
 
 import re
 import shutil
@@ -30,7 +30,7 @@ frame.onload = () => {
   document.getElementById("seen").textContent = lines.join("\\n");
 };
 </script></body>"""
-"""A page that shows the report in a frame as wide as a phone, and clicks on its columns."""
+"""A page that shows the report in a frame as wide as a phone and clicks on the headings of its columns."""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

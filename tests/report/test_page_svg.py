@@ -1,4 +1,4 @@
-"""The files of figures: each figure is a PNG and an SVG, and text in the SVG is stored as text."""
+"""The files of figures, each of which is a PNG and an SVG whose text is stored as text."""
 
 import math
 import warnings
@@ -14,7 +14,7 @@ CASES = {}
 
 
 def case(function):
-    """Add the trials of a sweep that is hard to draw, and return the changes of its manifest."""
+    """Register a function that adds the trials of a sweep that is hard to draw and returns changes of its manifest."""
     CASES[function.__name__] = function
     return function
 

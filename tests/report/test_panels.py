@@ -71,7 +71,7 @@ def replace_round(one):
 
 @pytest.fixture
 def tsne(drawn):
-    """Return a function that draws the t-SNE of trials and returns the figure, or None if nothing is drawn."""
+    """Return a function that draws the t-SNE panels of trials and returns the figure, or None if it is empty."""
 
     def draw(manifest, records):
         return drawn(panels.draw_tsne, manifest, summarise(manifest, records))

@@ -1,4 +1,4 @@
-"""The schedules of a population: lineages, population.csv and the figure."""
+"""The schedules of a population in its lineages, in population.csv and in the figure."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Reports warn about images that replaced those of a generator, and only about these images."""
+"""The report's warning about surrogate images, which replace the images of a text-to-image generator."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ SENTENCE = f"Synthetic images: {STAND_INS['surrogate']} "
 
 
 def marked(trials, sources):
-    """Add two finished seeds of each rank with the source of its synthetic images."""
+    """Add two finished seeds for each rank in `sources`, which maps ranks to the source of their synthetic images."""
     for rank, source in sources.items():
         for seed in range(2):
             trials.add(rank, seed, [0.2, 0.5 + seed / 100], marks={SYNTHETIC: source} if source else {})

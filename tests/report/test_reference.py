@@ -1,4 +1,4 @@
-"""Values of a paper appear in every format of the table, and change no measured number."""
+"""The values of a paper, which appear in every format of the table and change no measured number."""
 
 import csv
 import io
@@ -49,7 +49,7 @@ def test_the_table_has_the_papers_value_after_our_mean(manifest, finished):
 
 
 def test_a_reference_changes_no_measured_number(manifest, finished):
-    """Without the cells of the paper, each output equals the output of a sweep without a reference."""
+    """Apart from the cells of the paper, each output equals the output of a sweep without a reference."""
     with_paper, without = (tabulate(manifest(reference=one), finished) for one in (PAPER, None))
     assert with_paper.arms == without.arms
     assert [
@@ -72,7 +72,7 @@ def test_without_a_reference_no_paper_is_mentioned(manifest, finished):
 def test_the_csv_contains_the_reference_as_a_fraction_and_every_domain(manifest, finished):
     rows = list(csv.DictReader(io.StringIO(data_frame.csv(tabulate(manifest(reference=PAPER), finished)))))
     assert [(row["reference"], row["reference_source"]) for row in rows] == [("0.5473", SOURCE), ("", ""), ("", "")]
-    for row in rows:  # see conftest: photo lies 0.1 above the mean, sketch 0.1 below
+    for row in rows:  # in conftest.py, photo is 0.1 above the mean and sketch 0.1 below it
         assert float(row["accuracy/domain/photo"]) == pytest.approx(float(row["mean"]) + 0.1)
         assert float(row["accuracy/domain/sketch"]) == pytest.approx(float(row["mean"]) - 0.1)
 

@@ -1,4 +1,4 @@
-"""`write_report` writes its files and returns the printable table, or raises an error of one sentence."""
+"""The function `write_report`, which writes its files and returns the table, or raises an error of one sentence."""
 
 import io
 

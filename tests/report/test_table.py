@@ -1,4 +1,4 @@
-"""The table has the same values in the terminal, in Markdown and in CSV, and no number is cut."""
+"""The report's table, which has the same values in the terminal, in Markdown and in CSV."""
 
 import csv
 import io
@@ -12,10 +12,10 @@ from tests.report.helpers import printed, rows_of, tabulate
 
 @pytest.fixture
 def ablation(trials):
-    """Return an ablation with the baseline rank 8.
+    """Return the trials of an ablation with the baseline rank 8.
 
-    Rank 4 is clearly below it, rank 16 is not detectably different, rank 32 is pruned, and one seed of rank 2 failed
-    and another was pruned.
+    Rank 4 is significantly worse than the baseline, rank 16 is not significantly different, and rank 32 was pruned. Of
+    the three seeds of rank 2, one failed and one was pruned.
     """
     trials.arms({4: [0.5010, 0.5220, 0.4915], 8: [0.6012, 0.6204, 0.5921], 16: [0.61, 0.61, 0.60]})
     for seed in range(3):
@@ -26,7 +26,7 @@ def ablation(trials):
     return trials
 
 
-def test_markdown_by_hand(manifest, ablation):
+def test_the_markdown_table_contains_the_expected_cells(manifest, ablation):
     head, _, *rows = rows_of(tabulate(manifest(), ablation).markdown())
     assert head == [
         *("lora.rank", "n", "mean", "sd", "difference", "95% interval", "Holm p", "worst domain", "MB sent", "note"),
@@ -108,18 +108,18 @@ def test_csv_values_are_read_back_bit_identically(manifest, ablation):
     assert rows[0]["verdict"] == "too few seeds"
 
 
-def test_findings_in_words(manifest, ablation):
+def test_findings_are_sentences_about_each_arm(manifest, ablation):
     assert tabulate(manifest(), ablation).findings() == [
         "rank 2 against 8: -10.12 points on the only seed that finished in both arms. A test needs at least two seeds.",
         "rank 4 against 8: -9.97 points (95% interval -10.26 to -9.68), significantly lower.",
         "rank 16 against 8: +0.21 points (95% interval -2.48 to 2.90), no detectable difference. "
-        "With 3 seeds, only differences of 5.01 points or more are reliably detectable. "
+        "With 3 seeds, the test detects differences of 5.01 points or more (with a power of 80%). "
         "Detecting the observed difference would take about 260 seeds.",
         "rank 32 against 8: no seed finished in both arms, so they cannot be compared.",
     ]
 
 
-def test_findings_without_spread(manifest, trials):
+def test_findings_without_a_spread_have_no_interval(manifest, trials):
     trials.arms({8: [0.6, 0.5, 0.4], 2: [0.6, 0.5, 0.4], 4: [0.61, 0.51, 0.41]})
     assert tabulate(manifest(), trials).findings() == [
         "rank 2 against 8: equal on each of 3 seeds, no detectable difference.",
@@ -165,7 +165,7 @@ def test_the_caption_counts_unfinished_trials(manifest, ablation):
     for part in (
         "Objective: accuracy/mean in percent after 4 rounds, higher is better.",
         "Baseline: lora.rank 8.",
-        "Holm-corrected for 2 arms",
+        "Holm p: p-value of the paired t-test, Holm-corrected for 2 arms.",
         "Trials: 10 finished, 4 pruned, 1 failed, 1 unfinished;",
     ):
         assert part in markdown

@@ -1,4 +1,4 @@
-"""Arms: their identity, their text, and the values that a paper reports for them."""
+"""The identity of arms, their text, and the values that a paper reports for them."""
 
 import json
 
@@ -71,7 +71,7 @@ def test_reference_accuracies_in_percent_are_returned_as_shares(printed, name):
     assert paper.value({"rank": 4}, f"accuracy/{name}") == pytest.approx(printed / 100, abs=1e-12)
     assert paper.value({"rank": 4}, f"loss/{name}") == printed
     assert paper.value({"rank": 8}, f"loss/{name}") is None
-    assert paper.value({"rank": 4.0}, f"loss/{name}") is None, "1 and 1.0 are two arms"
+    assert paper.value({"rank": 4.0}, f"loss/{name}") is None, "4 and 4.0 must be different arms"
 
 
 def test_every_accuracy_with_two_decimals_has_short_digits():

@@ -1,4 +1,4 @@
-"""Checkpoints: the state and history of a run on disk."""
+"""Checkpoints, which store the state and the history of a run on disk."""
 
 import math
 import os
@@ -20,7 +20,7 @@ from tests.compare import identical
 
 @dataclass(frozen=True)
 class LongMemory(ServerState):
-    """A server state with additional fields, as some methods define it."""
+    """A server state with additional fields, like the states of some methods."""
 
     clients: dict[str, AdapterState]
     stage: dict[int, tuple[int, float, None]]
@@ -71,7 +71,8 @@ def test_saving_a_state_that_could_not_be_restored_raises_an_error(tmp_path, ext
     with pytest.raises(TypeError) as refusal:
         save(tmp_path / "checkpoint", Checkpoint(0, state(extra), ()))
     assert str(refusal.value) == (
-        f"a server state may hold tensors, dicts with plain keys, tuples and plain values, but {path} is {kind}"
+        "a server state may contain only tensors, tuples, dicts with keys of type str or int, numbers, strings, "
+        f"booleans and None, but {path} is of type {kind}"
     )
     assert not list(tmp_path.iterdir())
 

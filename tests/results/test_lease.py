@@ -42,8 +42,8 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "RENEWED", 0.02)
 
 
-def others(remote: Objects, **more: Any) -> None:
-    """Write the lease of a process on another machine."""
+def write_foreign_lease(remote: Objects, **more: Any) -> None:
+    """Write the lease of a process on another machine, with additional fields in `more`."""
     content = json.dumps({"nonce": "theirs", "host": "worker-7", **more}).encode()
     remote.write(PATH, content, remote.read(PATH).version)
 
@@ -54,8 +54,8 @@ def acquire(remote: Objects) -> None:
 
 
 @pytest.fixture(scope="module")
-def dead() -> str:
-    """The identifier of a process of this machine that has ended."""
+def ended_process() -> str:
+    """Return the identifier of a process of this machine that has ended."""
     code = "from fedsweep.results.remote.lease import process; print(process())"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
@@ -74,7 +74,7 @@ def test_a_lease_is_renewed_while_it_is_held_and_deleted_afterwards(remote: Obje
 
 
 def test_the_error_names_the_machine_that_holds_the_lease(remote: Objects) -> None:
-    others(remote)
+    write_foreign_lease(remote)
     with pytest.raises(UserError) as error:
         acquire(remote)
     assert str(error.value) == (
@@ -84,7 +84,7 @@ def test_the_error_names_the_machine_that_holds_the_lease(remote: Objects) -> No
 
 
 def test_a_lease_that_was_not_renewed_is_replaced(remote: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
-    others(remote)
+    write_foreign_lease(remote)
     monkeypatch.setattr(lease, "STALE", 60.0)
     with pytest.raises(UserError):
         acquire(remote)
@@ -94,20 +94,20 @@ def test_a_lease_that_was_not_renewed_is_replaced(remote: Objects, monkeypatch: 
         assert b"theirs" not in remote.read(PATH).content
 
 
-def test_the_lease_of_a_killed_process_of_this_machine_is_replaced_at_once(remote: Objects, dead: str) -> None:
-    assert is_dead(dead)
+def test_the_lease_of_a_killed_process_of_this_machine_is_replaced_at_once(remote: Objects, ended_process: str) -> None:
+    assert is_dead(ended_process)
     assert not is_dead(process())
     boot, *rest = process().split(" ")
-    assert not is_dead(" ".join([boot[:-1] + "x", *rest[:-1], "1"])), "of another machine nothing is known"
-    others(remote, process=dead)
+    assert not is_dead(" ".join([boot[:-1] + "x", *rest[:-1], "1"])), "processes of another machine may be alive"
+    write_foreign_lease(remote, process=ended_process)
     acquire(remote)
-    others(remote, process=process())
+    write_foreign_lease(remote, process=process())
     with pytest.raises(UserError):
         acquire(remote)
 
 
 @pytest.mark.parametrize("torn", [b"", b"[]", b"{}", b"\xff"])
-def test_an_invalid_lease_does_not_count(remote: Objects, torn: bytes) -> None:
+def test_an_invalid_lease_is_replaced(remote: Objects, torn: bytes) -> None:
     remote.write(PATH, torn, None)
     acquire(remote)
 
@@ -116,14 +116,14 @@ def test_a_process_that_lost_the_lease_knows_it_and_does_not_delete_the_new_one(
     with Lease(remote, FOLDER).acquired("sweep x") as mine:
         deadline = time.monotonic() + 10
         while not mine.lost and time.monotonic() < deadline:
-            others(remote)
+            write_foreign_lease(remote)
             time.sleep(0.01)
         assert mine.lost
     assert b"theirs" in remote.read(PATH).content
 
 
 class Slow:
-    """Objects whose writes arrive late, after random delays."""
+    """A wrapper around remote objects that delays each write for a random time."""
 
     def __init__(self, real: Objects) -> None:
         self.real = real
@@ -137,7 +137,7 @@ class Slow:
 
 
 def race(remote: Objects, drivers: int) -> Counter[str]:
-    """Let several drivers acquire the lease after all of them have seen it free, and count the results."""
+    """Let several drivers try to acquire the lease after each has seen that it is free, and count the outcomes."""
     fared: list[str] = []
     ready, over = threading.Barrier(drivers), threading.Barrier(drivers)
 
@@ -167,19 +167,21 @@ def race(remote: Objects, drivers: int) -> Counter[str]:
     return Counter(fared)
 
 
-def race_often(remote: Objects, dead: str, drivers: int) -> Iterator[Counter[str]]:
+def race_often(remote: Objects, ended_process: str, drivers: int) -> Iterator[Counter[str]]:
     for _ in range(10):
         yield race(remote, drivers)
         assert remote.read(PATH) == Found()
-        others(remote, process=dead)
+        write_foreign_lease(remote, process=ended_process)
         yield race(remote, drivers)
 
 
 ONE_OF_TWO = {"acquired": 1, "sweep x was just started": 1}
 
 
-def test_one_of_two_drivers_with_slow_writes_acquires_a_free_lease_or_that_of_a_dead_process(dead: str) -> None:
-    fared = list(race_often(ConditionalObjects(MemoryStore()), dead, 2))
+def test_one_of_two_drivers_with_slow_writes_acquires_a_free_lease_or_that_of_a_dead_process(
+    ended_process: str,
+) -> None:
+    fared = list(race_often(ConditionalObjects(MemoryStore()), ended_process, 2))
     assert fared == [ONE_OF_TWO] * 20
 
 
@@ -192,10 +194,10 @@ def test_without_conditional_writes_one_of_several_drivers_acquires_the_lease(
 
 
 @pytest.mark.slow
-def test_one_of_several_drivers_acquires_the_lease_on_a_real_server(client: Any, dead: str) -> None:
+def test_one_of_several_drivers_acquires_the_lease_on_a_real_server(client: Any, ended_process: str) -> None:
     remote = objects_of(URI)
     assert remote.exclusive
-    fared = list(race_often(remote, dead, 2))
+    fared = list(race_often(remote, ended_process, 2))
     assert fared == [ONE_OF_TWO] * 20
     assert "Contents" not in client.list_objects_v2(Bucket="bucket")
 

@@ -1,4 +1,4 @@
-"""The mirror of a folder: another machine downloads what was sent, even if a process is killed in between."""
+"""Mirrors of a remote folder, which transfer files between machines even if a process is killed."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ HIDDEN = [".lock", "trials/a/.torn", "ray/state.json", ".hidden/x"]
 
 
 class Failing:
-    """A file system whose writes and deletions fail after a given number of them."""
+    """A file system that fails after `left` writes and deletions."""
 
     def __init__(self, real: FileSystem, left: int) -> None:
         self.real, self.left = real, left
@@ -52,7 +52,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Return the files of a folder that are mirrored."""
+    """Return the content of the mirrored files of a folder, keyed by path."""
     found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     return {name: content for name, content in found.items() if name not in (*HIDDEN, STATE)}
 
@@ -81,7 +81,7 @@ def test_a_new_mirror_contains_what_was_pushed(tmp_path_factory: pytest.TempPath
         else:
             before = files(local)
             mirror.pull()
-            assert files(local) == before, "nobody else writes, and what is not sent yet stays"
+            assert files(local) == before, "a pull must keep files that are not yet sent"
     mirror.push()
     assert fresh(store, tmp_path / "at-the-end") == files(local)
 
@@ -91,7 +91,7 @@ def test_a_new_mirror_contains_what_was_pushed(tmp_path_factory: pytest.TempPath
 def test_mirrors_that_write_in_turns_have_the_same_content(
     tmp_path_factory: pytest.TempPathFactory, actions: list[Any]
 ) -> None:
-    """Each pulls before it writes, as a driver does, and loads the record of its earlier process."""
+    """Each mirror pulls before it writes, as a driver does, and loads the record of its earlier process."""
     tmp_path, store = tmp_path_factory.mktemp("mirror"), _MockFileSystem()
     expected: dict[str, bytes] = {}
     for number, (who, removes, name) in enumerate(actions):
@@ -109,7 +109,7 @@ def test_mirrors_that_write_in_turns_have_the_same_content(
     assert fresh(store, tmp_path / "fresh") == expected
 
 
-def test_a_prefix_is_pulled_and_pushed_alone(store: FileSystem, tmp_path: Path) -> None:
+def test_a_prefix_can_be_pulled_and_pushed_alone(store: FileSystem, tmp_path: Path) -> None:
     local = Mirror(store, "b/runs", tmp_path / "local")
     for name in NAMES:
         write_atomically(local.folder / name, name.encode())
@@ -184,14 +184,14 @@ def state(rounds: int) -> Checkpoint:
 def test_a_sweep_can_be_resumed_after_a_push_that_was_interrupted_anywhere(
     store: FileSystem, tmp_path: Path, left: int
 ) -> None:
-    """An outcome never arrives before its checkpoint, nor a trial's plan before the checkpoint that it starts from."""
+    """No outcome arrives before its checkpoint, and no plan before the checkpoint from which the trial starts."""
     sweep = SweepStore(tmp_path / "local")
     other = sweep.trial("other")
     save(other.checkpoint, state(2))
     other.plan(PLAN)
     other.end(Outcome(outcome="finished", round=2))
     trial = sweep.trial("k")
-    trial.end(Outcome(outcome="pruned", round=1))  # written in the wrong order and at almost the same time
+    trial.end(Outcome(outcome="pruned", round=1))  # the outcome is written first, at almost the same time
     trial.plan(PLAN)
     trial.begin_from(other, 2)
     mirror = Mirror(Failing(store, left), "b/runs", sweep.folder)  # type: ignore[arg-type]
@@ -238,7 +238,7 @@ def test_only_the_history_of_a_checkpoint_is_downloaded_until_the_tensors_are_ne
     assert list(load_history(copy)) == list(trial.recorded())
     assert copy.stat().st_size < trial.checkpoint.stat().st_size - 64 * 64 * 4
     other.push()
-    assert read(store, f"b/runs/{copy.name}") == trial.checkpoint.read_bytes(), "what is short is not sent back"
+    assert read(store, f"b/runs/{copy.name}") == trial.checkpoint.read_bytes(), "a shortened file must not be sent back"
     other.pull(whole=True)
     assert copy.read_bytes() == trial.checkpoint.read_bytes()
     save(trial.checkpoint, state(4))
@@ -279,7 +279,7 @@ def test_nothing_is_downloaded_twice(tmp_path: Path, store: FileSystem) -> None:
     write_atomically(mirror.folder / NAMES[0], b"2 2")
     mirror.push()
     mirror.pull()
-    assert counting.reads == len(NAMES), "what was sent from here is known"
+    assert counting.reads == len(NAMES), "a file that this mirror sent must not be downloaded"
 
 
 @pytest.mark.parametrize("torn", ["", "[1]", "{", '{"x": 1}', '{"x": [[1], 2, 3]}', json.dumps({"x": [[1, 2], None]})])
@@ -326,7 +326,7 @@ def test_a_full_disk_and_a_missing_file_are_not_retried() -> None:
         assert len(tries) == 1
 
 
-def test_a_short_outage_has_no_effect() -> None:
+def test_a_short_network_outage_has_no_effect() -> None:
     answers = iter([OSError("no"), OSError("no"), 7])
 
     def ask() -> int:

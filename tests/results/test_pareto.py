@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 from fedsweep.results.history import RoundRecord, over_the_run
 from fedsweep.results.pareto import pareto_efficient
 
-FEW = st.sampled_from([0.0, -0.0, 0.5, 1.0, 1.5, 2.0])  # so that values are often equal
+FEW = st.sampled_from([0.0, -0.0, 0.5, 1.0, 1.5, 2.0])  # few values, so that they are often equal
 ANY = st.floats(allow_nan=False, allow_infinity=False)
 MODES = st.sampled_from(["max", "min"])
 
 
 def dominates(one: tuple[float, float], other: tuple[float, float], modes: tuple[str, str]) -> bool:
-    """Return whether one point is at least as good in both values and better in one."""
+    """Return whether the point `one` is at least as good as `other` in both values and better in one."""
     pairs = [(a, b) if mode == "max" else (b, a) for a, b, mode in zip(one, other, modes, strict=True)]
     return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
 

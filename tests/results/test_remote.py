@@ -1,4 +1,4 @@
-"""A remote store with two machines that have one mirror each, simulated in the file system of this machine."""
+"""A remote results folder with two machines, simulated in the file system of this machine."""
 
 import shutil
 from pathlib import Path
@@ -30,7 +30,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Machines:
-    """Stores of several machines, which share only the remote objects."""
+    """The results folders of several simulated machines, which share only the remote objects."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.objects = folder, folder / "objects"
@@ -67,7 +67,7 @@ def sweep_of(store: Store, sweep_id: str = "s1", **changes: Any) -> SweepStore:
 
 
 def play(trial: TrialStore, round: int) -> None:
-    """Do what a worker does on its own machine."""
+    """Save and send a checkpoint of the trial after `round` rounds, as a worker does on its machine."""
     assert trial.remote.place is not None
     from fedsweep.sweep.running.trainable import _trial_folder
 
@@ -123,7 +123,7 @@ def test_a_session_begins_with_the_remote_files_and_not_with_local_leftovers(mac
     stale = sweep.trial("k")
     stale.plan(plan())
     outcome = Outcome(outcome="failed", round=0)
-    (stale.folder / "outcome.json").write_text(outcome.model_dump_json())  # not sent: its process was killed
+    (stale.folder / "outcome.json").write_text(outcome.model_dump_json())  # its process was killed before it was sent
     with exclusively(machines["two"].find(MANIFEST.name)):
         pass
     again = machines["one"].find(MANIFEST.name)
@@ -181,7 +181,7 @@ def test_trials_of_an_earlier_remote_sweep_are_reused(machines: Machines) -> Non
     new = sweep_of(store, "s2")
     reuse = Reuse(store, new)
     fetched = {path.name for path in (store.root / "sweeps").glob("**/s1/**/*") if path.is_file()}
-    assert fetched == {"sweep.json"}, "what is not taken is not fetched"
+    assert fetched == {"sweep.json"}, "the files of trials that are not reused must not be downloaded"
     reuse.give(plan())
     objects = machines.objects / "sweeps" / MANIFEST.name
     for name in ("checkpoint.safetensors", "outcome.json"):
@@ -208,7 +208,7 @@ def test_runs_outside_of_sweeps_are_also_sent(machines: Machines) -> None:
 
 
 def test_a_worker_that_cannot_send_counts_as_lost(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error of the worker reaches Ray, the trial is repeated, and nothing that was sent is lost."""
+    """The error of the worker reaches Ray, which repeats the trial, and everything that was sent is kept."""
     from fedsweep.sweep.running import trainable
 
     trial = sweep_of(machines["one"]).trial("k")

@@ -1,4 +1,4 @@
-"""Columns of a table, each compared with a loop over rounds, and the errors for invalid columns."""
+"""The columns of a table, compared with loops over rounds, and the errors for invalid columns."""
 
 import math
 
@@ -36,7 +36,7 @@ def value(name: str, *attempts: Attempt, metric: str = "accuracy/mean", mode: st
         ("rounds_to=0.3", 1), ("rounds_to=0.2", 0), ("rounds_to=0.51", None),
     ],
 )  # fmt: skip
-def test_each_column_by_hand(name, expected):
+def test_each_column_equals_a_calculation_by_hand(name, expected):
     assert value(name) == expected
 
 
@@ -52,7 +52,7 @@ def test_gpu_seconds_use_the_share_with_which_each_round_ran():
 
 
 def test_rounds_that_no_attempt_reported_count_for_the_last_attempt():
-    """The worker of the last attempt was lost, or the attempt is still running."""
+    """The last attempt reports no rounds if its worker was lost or if it is still running."""
     assert value("gpu_seconds", Attempt(gpus=0.5, round=0), Attempt(gpus=0.25)) == 0.5 + 0.25 * 10.0
 
 
@@ -68,11 +68,11 @@ def test_all_columns_have_different_headings():
         (["acuracy/mean"], "did you mean `accuracy/mean`"),
         (["zzz"], "which is not a column; choose from mean_over_domains, worst_domain"),
         (["seconds", "seconds"], "lists `seconds` twice."),
-        (["rounds_to="], "needs a number after rounds_to=, such as rounds_to=0.7, but it is rounds_to=."),
+        (["rounds_to="], "needs a number after `rounds_to=`, as in `rounds_to=0.7`, but it contains `rounds_to=`."),
         (["rounds_to=nan"], "needs a number"),
         (
             ["rounds_to=70"],
-            "needs a share from 0 to 1 after rounds_to=, because the objective is accuracy/mean, but it is",
+            "needs a share from 0 to 1 after `rounds_to=`, because the objective is accuracy/mean, but it contains",
         ),
         (["rounds_to=0.5", "rounds_to=0.50"], "lists `rounds_to=0.50` twice."),
     ],

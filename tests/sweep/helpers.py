@@ -1,4 +1,4 @@
-"""Small sweeps that run as for a user: with the command line, Ray and MLflow."""
+"""Functions that run small sweeps like a user, with the command line, Ray and MLflow."""
 
 import contextlib
 import io
@@ -71,7 +71,7 @@ POPULATION: dict[str, Any] = {
 
 
 def write_space(folder: Path, name: str, space: dict[str, Any]) -> None:
-    """Write a search space file under the working directory, where it takes precedence over the shipped ones."""
+    """Write a search space file below the working directory `folder`, where it takes precedence over shipped files."""
     path = folder / "search_spaces" / f"{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("# a test\n" + yaml.safe_dump(space, sort_keys=False))
@@ -88,7 +88,7 @@ def environment() -> dict[str, str]:
 def launch(
     folder: Path, *words: str, code: int | None = 0, launcher: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a folder until it exits, in a new process that starts its own Ray."""
+    """Run the command line in a new process, which starts its own Ray, and check its exit code."""
     whole = [*launcher, *command(*words)]
     done = subprocess.run(whole, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
     assert code is None or done.returncode == code, done.stdout + done.stderr
@@ -96,11 +96,11 @@ def launch(
 
 
 def fedsweep(folder: Path, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a folder within this process, which loads libraries and starts Ray only once."""
+    """Run the command line in this process, which loads libraries and starts Ray only once, and check its exit code."""
     out, err = io.StringIO(), io.StringIO()
     ended = 0
     with mock.patch.dict(os.environ, environment()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings of libraries, which a separate process would only print
+        warnings.simplefilter("ignore")  # a separate process would only print the warnings of libraries
         if words[0] == "tune":
             own_ray()
         changed = contextlib.chdir(folder), mock.patch.object(sys, "argv", ["fedsweep", *words])
@@ -141,7 +141,7 @@ def play_alone(folder: Path, name: str) -> None:
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """Start the command line in a folder, in a new process group."""
+    """Start the command line in the working directory `folder`, in a new process group."""
     return subprocess.Popen(
         command(*words),
         cwd=folder,
@@ -154,7 +154,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def wait_for_rounds(folder: Path, name: str, rounds: int, process: subprocess.Popen[str]) -> None:
-    """Wait until the sweep, while it is running, has written `rounds` rounds to disk."""
+    """Wait until the running sweep has written `rounds` rounds to disk."""
     deadline = time.monotonic() + 280
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
@@ -162,7 +162,7 @@ def wait_for_rounds(folder: Path, name: str, rounds: int, process: subprocess.Po
         if started and played(folder, name) >= rounds:
             return
         time.sleep(0.05)
-    raise AssertionError("the sweep did not start in time")
+    raise AssertionError(f"the sweep did not write {rounds} rounds in time")
 
 
 def played(folder: Path, name: str) -> int:
@@ -185,7 +185,7 @@ def table(folder: Path, name: str) -> str:
 
 
 def histories(sweep: SweepStore) -> dict[str, Any]:
-    """Return all reproducible results of a sweep: the outcome and the metrics of each trial by round."""
+    """Return the reproducible results of a sweep, which are each trial's outcome and its metrics by round."""
     return {
         json.dumps([trial.plan.arm, trial.plan.seed, trial.plan.number]): (
             trial.outcome and (trial.outcome.outcome, trial.outcome.round),

@@ -1,4 +1,4 @@
-"""Script that starts Ray as a sweep does, and prints its listening addresses and the answer to an unknown client."""
+"""Script that starts Ray like a sweep, and prints its listening addresses and its answer to an unknown client."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def addresses() -> list[str]:
 
 
 def readable(address: str) -> str:
-    """Return a hexadecimal address of the kernel in dotted form; unmapped IPv6 addresses are returned unchanged."""
+    """Convert the kernel's hexadecimal IPv4 or IPv4-mapped address to dotted form; return others unchanged."""
     if len(address) == 32 and not address.startswith("0000000000000000FFFF0000"):
         return address
     word = address[-8:]
@@ -68,7 +68,7 @@ if __name__ == "__main__":
     with ray_session():
         import ray
 
-        ray.get(ray.remote(family_of).remote(0))  # a worker is up
+        ray.get(ray.remote(family_of).remote(0))  # wait until a worker has started
         print(*addresses())
         unknown = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
         head = ray.get_runtime_context().gcs_address

@@ -1,4 +1,4 @@
-"""An object store on this machine, and simulated machines with an empty local copy of it."""
+"""Functions that start an object store on this machine and simulate machines with an empty local copy of it."""
 
 import shutil
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ URI = f"s3://{BUCKET}/my/runs"
 
 
 def object_store() -> Iterator[Any]:
-    """Start an object store and yield a client of it. Environment variables tell every process where it is."""
+    """Start an object store and yield its client. Environment variables contain its address and credentials."""
     import boto3  # slow to import, and fast test runs import this module too
     from moto.server import ThreadedMotoServer
 

@@ -1,4 +1,4 @@
-"""The made-up manifest and trials of a small sweep."""
+"""The made-up manifest and trials of a small sweep, which tests write to MLflow."""
 
 import datetime
 from pathlib import Path
@@ -45,12 +45,12 @@ def trial(rounds: int, outcome: Outcome | None = None, plan: TrialPlan = PLAN) -
 
 
 def finished(rounds: int, plan: TrialPlan = PLAN) -> TrialRecord:
-    """Return a finished trial with all its rounds."""
+    """Return a finished trial with made-up metrics for all of its `rounds` rounds."""
     return trial(rounds + 1, Outcome(outcome="finished", round=rounds), plan)
 
 
 def sweep_folder(folder: Path) -> Path:
-    """Return a folder with the files of a sweep."""
+    """Write placeholders for the files of a sweep to a folder, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("search_space.yaml", "experiment.yaml", "sweep.json"):
         (folder / name).write_text("seed: 0\n")

@@ -1,4 +1,4 @@
-"""Servers on loopback: MLflow, PostgreSQL, and a proxy that loses responses."""
+"""Servers for tests on the loopback interface: MLflow, PostgreSQL, and a proxy that loses responses."""
 
 import contextlib
 import http.client
@@ -45,7 +45,7 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, patience: float = 240) -> None:
-        """Start the server, and wait until it answers."""
+        """Start the server, and wait until it answers, for at most `patience` seconds."""
         command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", self.backend, "--host", "127.0.0.1"]
         command += ["--port", str(self.port), "--workers", "1", *self.options]
         if "--default-artifact-root" not in self.options:
@@ -76,7 +76,7 @@ class Server:
 
 @contextlib.contextmanager
 def mlflow_server(folder: Path, backend: str | None = None, *options: str) -> Iterator[Server]:
-    """Serve a new database, or the given one."""
+    """Run an MLflow server with a new database, or with the database `backend`, and stop the server at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     server = Server(folder, backend or f"sqlite:///{folder / 'server.db'}", *options)
     server.start()
@@ -88,7 +88,10 @@ def mlflow_server(folder: Path, backend: str | None = None, *options: str) -> It
 
 @contextlib.contextmanager
 def postgres() -> Iterator[str]:
-    """Yield SQLAlchemy's address of a new PostgreSQL database, whose server cannot run as root but as `nobody`."""
+    """Start a new PostgreSQL server and yield the database's address for SQLAlchemy.
+
+    PostgreSQL refuses to run as root, so root starts the server as the user `nobody`.
+    """
     if POSTGRES is None:
         raise RuntimeError("PostgreSQL is not installed")
     folder = Path(tempfile.mkdtemp(prefix="postgres-"))  # pytest's folders would be accessible to root only
@@ -100,7 +103,7 @@ def postgres() -> Iterator[str]:
         other = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
     def run(program: str, *words: str) -> None:
-        with (folder / "programs.log").open("a+") as log:  # not a pipe, because the server would keep it open
+        with (folder / "programs.log").open("a+") as log:  # the server would keep a pipe open
             done = subprocess.run(
                 [str(POSTGRES / program), *words], cwd=folder, stdout=log, stderr=log, timeout=120, **other
             )
@@ -121,7 +124,7 @@ Lose = Callable[[str], bool]
 
 
 class Proxy:
-    """A proxy that forwards requests to a server, and loses the responses to paths for which `lose` is true."""
+    """A proxy that forwards requests to a server, and loses the response to a path if `lose(path)` is true."""
 
     def __init__(self, url: str, lose: Lose) -> None:
         upstream = url.removeprefix("http://")

@@ -125,7 +125,7 @@ HOST = "Invalid Host header - possible DNS rebinding attack detected"
         (403, json.dumps({"error_code": "PERMISSION_DENIED", "message": "no"}), ACCESS.format(403, "")),
         (404, "not here", "cannot be used: it returned HTTP 404, so it has failed or is not an MLflow server."),
         (500, "oh", "cannot be used: it returned HTTP 500, so it has failed or is not an MLflow server."),
-        (200, "<html>a page</html>", "cannot be used: its answer is not that of an MLflow server."),
+        (200, "<html>a page</html>", "cannot be used: its response is not that of an MLflow server."),
     ],
 )
 def test_a_servers_error_is_reported_in_one_sentence(tmp_path: Path, status: int, body: str, sentence: str) -> None:
@@ -134,7 +134,7 @@ def test_a_servers_error_is_reported_in_one_sentence(tmp_path: Path, status: int
     assert str(refused.value) == f"the MLflow server {url} {sentence}"
 
 
-def test_a_server_that_keeps_artifacts_on_its_disk_is_refused(tmp_path: Path) -> None:
+def test_a_server_that_keeps_artifacts_on_its_disk_is_rejected(tmp_path: Path) -> None:
     experiment = {"experiment_id": "7", "name": "x", "artifact_location": "/srv/mlruns/7", "lifecycle_stage": "active"}
 
     def answer(path: str) -> tuple[int, str]:
@@ -142,8 +142,8 @@ def test_a_server_that_keeps_artifacts_on_its_disk_is_refused(tmp_path: Path) ->
 
     with answering(answer) as url, pytest.raises(UserError) as refused:
         check_server(Destination.of(tmp_path, url), "x")
-    sentence = f"the MLflow server {url} keeps the artifacts of `x` in /srv/mlruns/7, a folder on its own machine;"
-    assert str(refused.value).startswith(sentence)
+    sentence = f"the MLflow server {url} stores the artifacts of `x` in /srv/mlruns/7, a folder on the server's "
+    assert str(refused.value).startswith(f"{sentence}machine;")
 
 
 def test_missing_write_access_is_an_error_before_a_sweep_starts(tmp_path: Path) -> None:

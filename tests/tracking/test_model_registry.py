@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def place(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Store, Destination]]:
-    """Yield a results folder and its MLflow destination, with one trial in two sweeps and a single run."""
+    """Yield a results folder, which contains a single run and one trial in two sweeps, and its MLflow destination."""
     store = Store(tmp_path_factory.mktemp("store"))
     if request.param == "database":
         yield record(store, Destination.of(store.root))
@@ -78,6 +78,6 @@ def test_a_trial_without_a_run_is_an_error_before_anything_is_written(place, exp
 def test_a_failed_registration_keeps_the_folder(place, folder):
     registration = Registration(place[1], "digits", "tiny", "k1", "s1")
     registration.run_id = "0" * 32
-    with pytest.raises(UserError, match="was written, but MLflow did not register it: "):
+    with pytest.raises(UserError, match=r"was exported to .*, but MLflow did not register it: "):
         registration.add(folder, "export-3", {})
     assert (folder / "export.json").exists()

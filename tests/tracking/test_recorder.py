@@ -1,4 +1,4 @@
-"""The thread that writes to MLflow: the driver never waits, nothing is lost, and missing runs are listed."""
+"""The thread that writes to MLflow, which never delays the driver and loses no data."""
 
 import threading
 import time
@@ -47,7 +47,7 @@ def parent(runs: Runs) -> Any:
 
 
 class Held:
-    """A write that does not return until it is released."""
+    """A replacement for a write to MLflow, which does not return until the test releases it."""
 
     def __init__(self, real: Callable[..., Any]) -> None:
         self.real, self.calls = real, 0
@@ -207,7 +207,7 @@ def test_an_unreachable_server_delays_nothing(store: Store, tmp_path: Path, monk
 
 
 def test_a_sweep_is_delivered_as_finished_only_if_all_its_trials_have_ended(store: Store, tmp_path: Path) -> None:
-    """The folder of an interrupted search contains only the samples that had been proposed."""
+    """The folder of an interrupted search contains only the samples that were proposed before the interruption."""
     other, destination = Store(tmp_path / "mlruns"), Destination.of(store.root, None)
     manifest = MANIFEST.model_copy(update={"name": "sampled", "trials": 2})
     sweep = other.sweep(manifest.name, manifest.id)

@@ -1,4 +1,4 @@
-"""MLflow's runs as a copy of the results folder, which is written once and can be rebuilt."""
+"""The runs in MLflow, which are a copy of the results folder and can be rebuilt."""
 
 import json
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, new_store: NewStore) -> Stor
 
 
 def opened(store: Store, experiment: str, folder: Path, manifest: SweepManifest = MANIFEST) -> Runs:
-    """Return the runs of an experiment with an open sweep."""
+    """Return the runs of an MLflow experiment in which the sweep with this manifest is open."""
     runs = Runs(Destination.of(store.root), experiment)
     runs.open_sweep(manifest, folder)
     return runs
@@ -36,7 +36,7 @@ def opened(store: Store, experiment: str, folder: Path, manifest: SweepManifest 
 
 @pytest.fixture
 def runs(store: Store, request: pytest.FixtureRequest, tmp_path: Path) -> Runs:
-    """Return the runs of a separate MLflow experiment for each test, in one database."""
+    """Return the runs of an MLflow experiment that only this test uses; all tests share one database."""
     return opened(store, request.node.name, sweep_folder(tmp_path))
 
 
@@ -195,7 +195,7 @@ def test_the_files_of_an_ended_trial_are_its_runs_artifacts(runs: Runs, tmp_path
         assert logged() == set(left)
     runs.interrupt(ended)
     runs._written.clear()
-    runs.sync(ended)  # logged a second time
+    runs.sync(ended)  # the same trial is written a second time
     assert logged() == set(left)
 
 
@@ -237,18 +237,21 @@ WRITES += ("log_inputs",)
 
 
 class Death(BaseException):
-    """The end of the process or of the connection."""
+    """An exception that simulates the end of the process or of the connection."""
 
 
 def play(runs: Runs) -> None:
-    """Sync a trial at its start, after two rounds and at its end."""
+    """Write a trial to MLflow at its start, after two rounds and at its end."""
     for rounds in (0, 2):
         runs.sync(trial(rounds))
     runs.sync(trial(4, FINISHED))
 
 
 def dying(runs: Runs, monkeypatch: pytest.MonkeyPatch, fatal: int, committed: bool) -> list[str]:
-    """Raise Death at write number `fatal`, after it if `committed`; return the growing list of writes."""
+    """Make MLflow's client raise Death before write number `fatal`, or after it if `committed`.
+
+    Writes are counted from 0. Return the list to which each write appends its name.
+    """
     made: list[str] = []
 
     def of(name: str, real: Any) -> Any:
@@ -269,7 +272,7 @@ def dying(runs: Runs, monkeypatch: pytest.MonkeyPatch, fatal: int, committed: bo
 
 
 def assert_whole(runs: Runs) -> None:
-    """Check that each part of the trial was written exactly once."""
+    """Check that each part of the trial is in MLflow exactly once."""
     assert steps(runs) == [(i, i / 7) for i in range(4)]
     assert steps(runs, "seconds/round") == [(i, 0.5) for i in range(4)]
     for summary in ("megabytes/sent", "accuracy/mean_of_last_4"):
@@ -284,7 +287,7 @@ def assert_whole(runs: Runs) -> None:
 def test_after_a_crash_at_any_write_nothing_is_duplicated_or_missing(
     runs: Runs, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fatal: int, committed: bool
 ) -> None:
-    """A process ends before its first or after any later write; a second process syncs the same trial."""
+    """A process ends before its first write or after any write, and a second process writes the same trial."""
     with monkeypatch.context() as patch:
         dying(runs, patch, fatal, committed)
         with pytest.raises(Death):

@@ -16,7 +16,7 @@ EXTENT = {"accuracy/mean": (0.5, 0.7), "accuracy/domain/plain": (0.1, 0.2), "los
 
 
 def charts(manifest: SweepManifest, extent: Any = EXTENT) -> dict[str, list[dict[str, Any]]]:
-    """Return the charts of a view by type."""
+    """Return the charts of the saved view of a sweep, keyed by type."""
     found: dict[str, list[dict[str, Any]]] = {}
     for chart in sweep_view(manifest, "p1", extent)["compareRunCharts"]:
         found.setdefault(chart["type"], []).append(chart)

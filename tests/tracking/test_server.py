@@ -1,4 +1,4 @@
-"""Real MLflow servers: lost responses, artifacts over HTTP, outages, and PostgreSQL as the database."""
+"""Runs on real MLflow servers, with lost responses, outages, artifacts over HTTP, and PostgreSQL as the database."""
 
 import random
 import threading
@@ -49,7 +49,7 @@ def sweep(tmp_path: Path) -> tuple[Store, SweepStore]:
 
 
 def assert_whole(made: Recorder, rounds: int = 3) -> None:
-    """Check that there is one parent, one run per trial, each round once, and no run that is still running."""
+    """Check that MLflow has one parent, one ended run per trial, and each of `rounds` rounds once."""
     runs = made.runs
     found = runs.client.search_runs([runs.experiment.id])
     parents = [run for run in found if run.data.tags["fedsweep.kind"] == "sweep"]
@@ -81,7 +81,7 @@ def play(made: Recorder, folder: Path, pause: float = 0.0) -> None:
 def test_lost_responses_duplicate_nothing(
     server: Server, sweep: tuple[Store, SweepStore], request: pytest.FixtureRequest
 ) -> None:
-    """The first response to each type of write and a quarter of all responses are lost after the write."""
+    """The server writes, but the first response to each type of write and a quarter of all responses are lost."""
     asked: Counter[str] = Counter()
     chance = random.Random(0)
 
@@ -136,7 +136,7 @@ def test_a_server_misses_nothing_after_an_outage(
     made.open_sweep(MANIFEST, stored.folder)
     made.sync(trial(1, plan=PLANS[0]))
     made.sync(trial(2, plan=PLANS[1]))
-    threading.Event().wait(0.05)  # in the middle of something
+    threading.Event().wait(0.05)  # the thread is probably writing at this moment
     server.stop()
     play(made, stored.folder)
     with monkeypatch.context() as patch:
@@ -162,8 +162,8 @@ def test_a_results_folder_is_delivered_to_another_server(server: Server, sweep: 
     assert {run.data.tags["fedsweep.outcome"] for run in found} == {"interrupted"}
 
 
-def test_a_server_with_artifacts_on_its_own_disk_is_refused(tmp_path: Path) -> None:
+def test_a_server_with_artifacts_on_its_own_disk_is_rejected(tmp_path: Path) -> None:
     own_disk = mlflow_server(tmp_path, None, "--default-artifact-root", str(tmp_path / "there"))
-    reason = r"keeps the artifacts of `x` in .*there/1, a folder on its own machine"
+    reason = r"stores the artifacts of `x` in .*there/1, a folder on the server's machine"
     with own_disk as started, pytest.raises(UserError, match=reason):
         check_server(Destination.of(tmp_path, started.url), "x")

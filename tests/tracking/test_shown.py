@@ -1,4 +1,4 @@
-"""The content of MLflow's page besides curves: tags for grouping, data sets, notes and the saved view."""
+"""The content of MLflow's page besides curves, such as tags for grouping, data sets, notes and the saved view."""
 
 import base64
 import json
@@ -32,7 +32,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, new_store: NewStore) -> Store
 
 
 def opened(store: Store, experiment: str, folder: Path, manifest: SweepManifest = SWEEP) -> Runs:
-    """Return the runs of an experiment with an open sweep, whose search space begins with a question."""
+    """Return the runs of an MLflow experiment with an open sweep, whose search space file begins with a question."""
     runs = Runs(Destination.of(store.root), experiment)
     (sweep_folder(folder) / "search_space.yaml").write_text("# Does it matter?\n#\n# More.\nseeds: [0, 1]\n")
     runs.open_sweep(manifest, folder)
@@ -94,7 +94,7 @@ def test_each_varied_hyperparameter_is_a_tag_under_its_short_name(runs: Runs) ->
         ({}, (), {}),
     ],
 )  # fmt: skip
-def test_tags_to_group_by(runs: Runs, arm: Arm, varied: tuple[str, ...], expected: dict[str, str]) -> None:
+def test_runs_have_tags_for_grouping(runs: Runs, arm: Arm, varied: tuple[str, ...], expected: dict[str, str]) -> None:
     runs.sweep = SWEEP.model_copy(update={"varied": varied})
     plan = PLAN.model_copy(update={"arm": arm})
     runs.sync(trial(1, plan=plan))
@@ -129,7 +129,7 @@ def test_datasets_are_inputs_once_however_often_they_are_synced(runs: Runs, root
         found = [datasets(run) for run in children(session)]
         assert [len(one) for one in found] == [2, 2, 2, 2]
         expected = set.union(*found)
-        assert len(parent(session).inputs.dataset_inputs) == len(expected) == 3  # all images, and those of two seeds
+        assert len(parent(session).inputs.dataset_inputs) == len(expected) == 3  # test images, and two training sets
         assert datasets(parent(session)) == expected
     assert {context for _, _, context in expected} == {"train", "eval"}
     (one, *_) = runs.client.search_runs([runs.experiment.id], "dataset.name = 'digits' and dataset.context = 'eval'")

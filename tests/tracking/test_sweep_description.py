@@ -8,7 +8,7 @@ from fedsweep.tracking.sweep_description import LONGEST_NOTE, shortened, sweep_n
 from tests.tracking.helpers import MANIFEST
 
 TABLE = (
-    "# tiny, experiment fedra_digits\n\n| lora.rank | n |\n| --- | --- |\n| 4 | 3 |\n\n- no detectable difference.\n"
+    "# tiny, on experiment fedra_digits\n\n| lora.rank | n |\n| --- | --- |\n| 4 | 3 |\n\n- no detectable difference.\n"
 )
 
 

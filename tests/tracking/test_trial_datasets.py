@@ -1,4 +1,4 @@
-"""A trial's data sets in MLflow: two digests are equal if and only if the clients have the same images."""
+"""A trial's data sets in MLflow, whose digests are equal if and only if the clients have the same images."""
 
 import hashlib
 import json
@@ -22,14 +22,14 @@ def plan_of(config: RunConfig, marks: dict[str, str] | None = None) -> TrialPlan
     )
 
 
-def of(plan: TrialPlan, context: str) -> Dataset:
-    """Return the data set with this context that does not consist of synthetic images."""
+def dataset_of(plan: TrialPlan, context: str) -> Dataset:
+    """Return a trial's data set of real images for `context`, which is `train` or `eval`."""
     found = {one.tags[0].value: one.dataset for one in dataset_inputs(plan) if "synthetic/" not in one.dataset.name}
     return found[context]
 
 
 def divided(config: RunConfig) -> str:
-    """Return a digest of the training images of each client."""
+    """Return a digest of how training images are divided among the clients of a configuration."""
     whole = hashlib.sha256()
     for client in split(config)[1].clients:
         images, labels = client.train.take(torch.arange(len(client.train)))
@@ -57,15 +57,18 @@ def test_the_training_digest_depends_on_the_clients_images(
 ) -> None:
     first, second = tiny.override(one, "test"), tiny.override(other, "test")
     assert (divided(first) == divided(second)) is same
-    assert (of(plan_of(first), "train").digest == of(plan_of(second), "train").digest) is same
+    assert (dataset_of(plan_of(first), "train").digest == dataset_of(plan_of(second), "train").digest) is same
 
 
 def test_the_test_digest_covers_all_images(tiny: RunConfig) -> None:
-    first, second = of(plan_of(tiny), "eval"), of(plan_of(tiny.override({**IID, "seed": 1}, "test")), "eval")
+    first, second = (
+        dataset_of(plan_of(tiny), "eval"),
+        dataset_of(plan_of(tiny.override({**IID, "seed": 1}, "test")), "eval"),
+    )
     assert dict(first) == dict(second)
     assert content_digests(tiny)["data"].startswith(first.digest)
     assert json.loads(first.profile)["names"] == ["plain", "inverted", "noisy"]
-    fewer = of(plan_of(tiny.override({"data.domains": ["plain"], "federation.depths": [3]}, "test")), "eval")
+    fewer = dataset_of(plan_of(tiny.override({"data.domains": ["plain"], "federation.depths": [3]}, "test")), "eval")
     assert fewer.digest != first.digest
 
 
@@ -80,7 +83,7 @@ def test_the_test_digest_covers_all_images(tiny: RunConfig) -> None:
 )
 def test_the_profile_counts_clients_as_the_split_does(tiny: RunConfig, partition: dict[str, Any], clients: int) -> None:
     config = tiny.override({"partition": partition, "federation.depths": [3]}, "test")
-    found = of(plan_of(config), "train")
+    found = dataset_of(plan_of(config), "train")
     assert found.name == f"digits/{partition['name']}"
     assert json.loads(found.profile)["clients"] == clients == len(split(config)[1].clients)
 

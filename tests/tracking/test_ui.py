@@ -1,4 +1,4 @@
-"""MLflow's page in a real browser: the display of a sweep, with the saved view."""
+"""A sweep on MLflow's page in a real browser, with the saved view."""
 
 import os
 import signal
@@ -50,7 +50,7 @@ def played(number: int, seed: int) -> TrialRecord:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Serve a sweep of four arms with two seeds and a report with `fedsweep ui`; yield the printed addresses."""
+    """Serve a sweep of four arms with two seeds and a report by `fedsweep ui`, and yield the printed addresses."""
     folder = tmp_path_factory.mktemp("ui")
     store = Store(folder / "mlruns")
     store.root.mkdir()
@@ -79,7 +79,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
                 urllib.request.urlopen(url, timeout=1).close()
                 break
             except OSError:
-                assert server.poll() is None, "the server ended"
+                assert server.poll() is None, "the server ended before it answered"
                 time.sleep(0.1)
         links = page_links(store, url)
         assert server.stdout is not None
@@ -131,11 +131,11 @@ def test_the_saved_view_draws_each_arm_over_its_seeds(served: dict[str, str], br
         patience=120,
     )
     assert "8 matching runs" in text
-    assert "tiny s1" not in text, "the parent is none of the runs"
+    assert "tiny s1" not in text, "the parent must not be among the runs"
     assert "Group by: arm" in text
     assert "does not exist" not in text
     drawn = browser.run("document.querySelectorAll('.js-plotly-plot .scatterlayer .trace').length")
-    assert drawn >= 3 * len(ARMS), "a curve of each arm in three charts"
+    assert drawn >= 3 * len(ARMS), "three charts must have a curve for each arm"
     assert browser.run("document.querySelectorAll('.js-plotly-plot .barlayer .point').length") == len(ARMS)
 
 

@@ -1,4 +1,4 @@
-"""The server of MLflow's page, which listens on loopback or accepts only the machine's own names."""
+"""The server of MLflow's page, which listens on loopback or accepts only requests to the machine's own names."""
 
 import http.client
 import json
@@ -86,7 +86,7 @@ def listening(port: int) -> bool:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
-    """Serve a recorded trial with `fedsweep ui --host 0.0.0.0`."""
+    """Serve a recorded trial by `fedsweep ui --host 0.0.0.0`, and yield the port and the process."""
     folder = tmp_path_factory.mktemp("ui")
     store = Store(folder / "mlruns")
     recorder = Recorder(store, MANIFEST.name)
@@ -113,7 +113,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, "sub
 
 
 def ask(port: int, host: str, origin: str | None) -> int:
-    """Return the HTTP status of a search for experiments, which the page also requests."""
+    """Return the HTTP status of a request to MLflow's search for experiments, which the page also sends."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     headers = {"Host": host, "Content-Type": "application/json", **({"Origin": origin} if origin else {})}
     connection.request("POST", "/ajax-api/2.0/mlflow/experiments/search", json.dumps({"max_results": 1}), headers)
@@ -136,5 +136,5 @@ def test_a_page_for_the_network_accepts_the_machines_names_and_warns(
     assert server.stderr is not None
     assert server.stderr.readline() == (
         f"fedsweep: this page has no password: anyone who can reach port {port} of this machine can read, change and "
-        "delete what is recorded.\n"
+        "delete the recorded results.\n"
     )

@@ -1,4 +1,4 @@
-"""Averages of updates, against tests/references/aggregation.py."""
+"""The averages of clients' updates, compared with tests/references/aggregation.py."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_an_update_with_an_unknown_tensor_is_rejected():
         layerwise_mean({"head": torch.zeros(2)}, updates, AggregationConfig())
 
 
-def test_weights_are_images_or_one():
+def test_the_weight_of_an_update_is_its_number_of_images_or_one():
     update = sent("a", {}, 40)
     assert AggregationConfig(weights="samples").weight(update) == 40.0
     assert AggregationConfig(weights="uniform").weight(update) == 1.0
@@ -109,7 +109,7 @@ def test_the_order_of_updates_does_not_change_a_bit(rule):
 
 
 def test_refactoring_hardly_changes_an_adapter_near_its_start():
-    """A different norm or basis of A would act like a different learning rate in the following rounds."""
+    """Another norm or basis of factor A would act like another learning rate in the following rounds."""
     rng = np.random.default_rng(0)
     start = torch.nn.init.kaiming_uniform_(torch.empty(4, 200), a=5**0.5, generator=torch.Generator().manual_seed(0))
     one = {A: start, B: torch.tensor(0.1 * rng.normal(size=(50, 4)).astype(np.float32))}

@@ -1,4 +1,4 @@
-"""Malicious clients in a federation, for any method."""
+"""Malicious clients, which any federation may contain."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ IDS = [f"client-{number}" for number in range(10)]
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.2, 2), (0.25, 3), (0.14, 1), (0.5, 5), (0.94, 9)])
-def test_the_share_is_rounded_and_the_same_whatever_the_order(share, count):
+def test_the_number_of_attackers_is_rounded_and_the_choice_does_not_depend_on_the_order(share, count):
     chosen = malicious_clients(IDS, share, seed=3)
     assert len(chosen) == count
     assert chosen == malicious_clients(list(reversed(IDS)), share, seed=3)
@@ -84,7 +84,7 @@ def test_attackers_are_left_out_of_the_mean_over_clients(federation):
 
 
 def test_an_attackers_memory_is_that_of_an_honest_client(federation):
-    """The gradients that FedDyn remembers for an attacker are those of an honest client."""
+    """FedDyn remembers the same gradients for an attacker as for an honest client with the same images."""
     dyn = {"base_optimizer": {"name": "feddyn", "alpha": 1.0}, "federation.rounds": 1}
     (_, honest), (_, attacked_) = (
         federate(federation({**dyn, "federation.malicious_share": share})) for share in (0.0, 0.34)
@@ -93,7 +93,7 @@ def test_an_attackers_memory_is_that_of_an_honest_client(federation):
     assert not identical(honest.state.server_memory, attacked_.state.server_memory)
 
 
-def test_under_feddyn_with_attackers_resume_equals_straight(federation, tmp_path):
+def test_under_feddyn_with_attackers_a_resumed_run_equals_an_uninterrupted_one(federation, tmp_path):
     dyn = {"base_optimizer": {"name": "feddyn", "alpha": 1.0}, "federation.clients_per_round": 2}
     changes = {**dyn, "seed": 2, "federation.malicious_share": 0.34, "federation.attack": "reversed_update"}
     straight = list(federate(federation(changes)))

@@ -1,4 +1,4 @@
-"""FedAvg, FedProx and FedDyn, alone against tests/references/feddyn.py and combined with a method."""
+"""FedAvg, FedProx and FedDyn, compared with tests/references/feddyn.py and combined with a method."""
 
 import copy
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ NOBODY = LayerAllocation.of([])
 
 
 class Quadratics:
-    """Clients with losses L_k(x) = 1/2 (x - c_k)^T diag(q_k) (x - c_k), trained with a base optimizer."""
+    """Clients with quadratic losses L_k(x) = 1/2 (x - c_k)^T diag(q_k) (x - c_k), trained with a base optimizer."""
 
     def __init__(
         self, centres: np.ndarray, curvatures: np.ndarray, steps: int = 5, sizes: Sequence[int] | None = None
@@ -88,7 +88,7 @@ def test_fedprox_without_its_term_is_fedavg(federation):
 
 
 def test_the_first_session_of_feddyn_equals_fedprox(federation):
-    """No gradient is remembered yet, so the linear term is zero; the quadratic terms are equal."""
+    """FedDyn has not yet remembered a gradient, so its linear term is zero; the quadratic terms are equal."""
     strength = {"base_optimizer": {"name": "fedprox", "mu": 0.3}}, {"base_optimizer": {"name": "feddyn", "alpha": 0.3}}
     short = {"federation.rounds": 1, "local.steps": 3}  # the proximal term of the second step affects the third
     short |= {"data.domains": ["plain"], "federation.depths": [12]}
@@ -122,7 +122,7 @@ def test_feddyn_remembers_a_clients_update(federation, weights):
     head = "backbone.head.bias"
     total = sum(small.shares()[client] * kept[head] for client, kept in remembered.items())
     torch.testing.assert_close(first.state.server_memory[head], total)
-    # theta = mean - h / alpha, and the mean itself has changed by -h / alpha, so theta changes by twice that step.
+    # theta = mean - h / alpha. The mean has changed by -h / alpha too, so theta changes by twice that amount.
     step = first.state.adapter[head] - start.state.adapter[head]
     torch.testing.assert_close(step, -2 * total / 0.3, rtol=1e-4, atol=1e-6)
 

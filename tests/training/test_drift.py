@@ -1,4 +1,4 @@
-"""Client drift, against loops over pairs of clients."""
+"""Client drift, compared with loops over pairs of clients."""
 
 from itertools import combinations
 

@@ -1,4 +1,4 @@
-"""Evaluation against a plain loop."""
+"""The evaluation of a model, compared with a plain loop."""
 
 import math
 
@@ -19,7 +19,7 @@ PREDICTIONS = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0], [0.5, 0.1, 0.2], [
 
 
 def domain(name: str, labels: list[int]) -> Domain:
-    """Return images whose first pixel is their row in PREDICTIONS; all predictions on the training split are wrong."""
+    """Return images whose first pixel is their row in PREDICTIONS; all predictions for the training split are wrong."""
     images = torch.zeros(len(labels), 3, 2, 2, dtype=torch.uint8)
     images[:, 0, 0, 0] = torch.arange(len(labels))
     test = ImageSet(images, torch.tensor(labels))
@@ -53,7 +53,7 @@ def test_metrics_equal_a_plain_loop():
     }  # fmt: skip
 
 
-def test_names_are_known_before_anything_runs():
+def test_the_names_of_the_metrics_are_known_before_the_evaluation():
     metrics = evaluate(predict, DOMAINS)
     assert list(metrics) == metric_names(["good", "bad"])
     assert all(type(value) is float for value in metrics.values())

@@ -1,4 +1,4 @@
-"""Local training: batches, steps, new optimizers for each session, and tensors that must not change."""
+"""Local training, with its batches, its steps, a new optimizer per session, and tensors that must not change."""
 
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ def small(federation):
 
 
 def tasks(small, objective=cross_entropy, blocks=range(12)) -> list[LocalTask]:
-    """Return one task per client, which starts from the model's present adapter."""
+    """Return one training task per client, which starts from the current adapter of the model."""
     start = small.model.adapter()
     return [LocalTask(client, start, LayerAllocation.of(list(blocks)), objective) for client in small.clients]
 
@@ -62,7 +62,7 @@ def tasks(small, objective=cross_entropy, blocks=range(12)) -> list[LocalTask]:
         (4, [[15, 15, 10, 15], [15, 15, 5, 15], [15, 15, 15, 15]]),
     ],
 )
-def test_steps_are_an_epoch_a_capped_one_or_a_number(small, steps, sizes):
+def test_the_number_of_steps_is_an_epoch_a_capped_epoch_or_a_number(small, steps, sizes):
     seen = []
 
     def noting(model, images, labels, path):
@@ -77,7 +77,7 @@ def test_steps_are_an_epoch_a_capped_one_or_a_number(small, steps, sizes):
 
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 64))
 def test_the_released_codes_cap_is_one_step_above_the_smallest_clients_epoch(images, fewest, size):
-    """The released code ends its loop at the first batch whose index, from 0, exceeds the smallest client's batches."""
+    """The released code stops at the first batch whose index, from 0, exceeds the smallest client's batches."""
     of_all = -(-min(images, fewest) // size)
     taken = 0
     for number in range(-(-images // size)):
@@ -88,7 +88,7 @@ def test_the_released_codes_cap_is_one_step_above_the_smallest_clients_epoch(ima
 
 
 @given(st.integers(1, 500), st.integers(1, 64), st.integers(1, 5))
-def test_epochs_are_whole_passes_and_a_number_of_steps_is_that_number(images, size, epochs):
+def test_an_epoch_is_a_complete_pass_and_a_number_of_steps_is_exact(images, size, epochs):
     once, several = (LocalConfig(batch_size=size, epochs=count).steps_for(images, images) for count in (1, epochs))
     assert several == epochs * once
     taken = np.concatenate(list(batches(images, size, several, np.random.default_rng(0))))
@@ -178,7 +178,7 @@ def test_a_diverging_client_ends_the_run_in_one_sentence(small):
 
 
 def test_an_adapter_that_diverges_in_the_last_step_ends_the_run(small):
-    """No loss is computed after the last step, so the adapter itself is checked."""
+    """No loss is computed after the last step, so the adapter itself must be checked."""
     optimizer = small.trainer.optimizer.model_copy(update={"lr": 1e38, "clip_norm": None})
     trainer = replace(small.trainer, optimizer=optimizer, local=LocalConfig(batch_size=8, steps=1), round=3)
     with pytest.raises(DivergenceError, match="the adapter of client plain became infinite or NaN in round 3"):
@@ -186,7 +186,7 @@ def test_an_adapter_that_diverges_in_the_last_step_ends_the_run(small):
 
 
 def test_momentum_starts_afresh_for_every_client_and_round(small):
-    """Momentum has no effect in sessions of a single step."""
+    """A new optimizer has no momentum in its first step, so momentum has no effect in sessions of a single step."""
     config = small.trainer.optimizer
     fits = []
     given = tasks(small)[:2]
@@ -198,7 +198,7 @@ def test_momentum_starts_afresh_for_every_client_and_round(small):
 
 
 def test_a_session_uses_the_gradient_that_feddyn_remembers(small):
-    """One step of plain SGD differs by lr times the memory, and only for the client with a memory."""
+    """One step of plain SGD changes by lr times the remembered gradient, only for the client that has one."""
     sgd = SGDConfig(lr=0.5, momentum=0.0, weight_decay=0.0, clip_norm=None)
     local = small.trainer.local.model_copy(update={"steps": 1})
     trainer = replace(small.trainer, base=FedDyn(alpha=1.0), optimizer=sgd, local=local)

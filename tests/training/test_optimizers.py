@@ -1,4 +1,4 @@
-"""SGD and Adam, against their papers (tests/references/sgd.py, adam.py) and against torch."""
+"""SGD and Adam, compared with their papers (tests/references/sgd.py, adam.py) and with torch."""
 
 import numpy as np
 import pytest
@@ -40,8 +40,10 @@ def test_sgd_follows_its_equations(steps, momentum, weight_decay, clip_norm):
         np.testing.assert_allclose(parameter.numpy(), value, rtol=1e-5, atol=1e-5)
 
 
-def both(config: SGDConfig | AdamConfig, theirs: torch.optim.Optimizer, parameters: list[Tensor], steps: int) -> None:
-    """Give both optimizers the same alternately small and large gradients, and compare them after every step."""
+def assert_equal_steps(
+    config: SGDConfig | AdamConfig, theirs: torch.optim.Optimizer, parameters: list[Tensor], steps: int
+) -> None:
+    """Check after every step that both optimizers give the same parameters; large and small gradients alternate."""
     values = [one.detach().clone() for one in parameters]
     ours = config.over(values)
     for step in range(steps):
@@ -62,7 +64,7 @@ def test_sgd_is_bit_identical_to_torchs(momentum, weight_decay, clip_norm):
     parameters = [torch.nn.Parameter(one) for one in drawn(0)]
     config = SGDConfig(lr=0.03, momentum=momentum, weight_decay=weight_decay, clip_norm=clip_norm)
     theirs = torch.optim.SGD(parameters, lr=0.03, momentum=momentum, weight_decay=weight_decay)
-    both(config, theirs, parameters, 6)
+    assert_equal_steps(config, theirs, parameters, 6)
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.7, 100.0])
@@ -73,7 +75,7 @@ def test_adam_is_bit_identical_to_torchs(betas, eps, weight_decay, decoupled, cl
     parameters = [torch.nn.Parameter(one) for one in drawn(0)]
     shared = {"lr": 0.03, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     theirs = (torch.optim.AdamW if decoupled else torch.optim.Adam)(parameters, **shared)
-    both(AdamConfig(**shared, decoupled=decoupled, clip_norm=clip_norm), theirs, parameters, 10)
+    assert_equal_steps(AdamConfig(**shared, decoupled=decoupled, clip_norm=clip_norm), theirs, parameters, 10)
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.7, 100.0])
@@ -175,7 +177,7 @@ def test_a_run_chooses_its_optimizer_by_name(experiment):
         ({"optimizer.momentum": 1.0}, "`optimizer.momentum` must be less than 1, but it is 1.0."),
     ],
 )
-def test_an_impossible_optimizer_is_refused_in_one_sentence(experiment, changes, sentence):
+def test_an_invalid_optimizer_is_one_error_message(experiment, changes, sentence):
     with pytest.raises(UserError) as refusal:
         experiment.override(changes, "run")
     assert str(refusal.value) == f"run: {sentence}"

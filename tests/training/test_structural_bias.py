@@ -1,4 +1,4 @@
-"""Structural bias: Theorem 1 on a linear network, and exact gradients and Jacobians."""
+"""Structural bias, compared with Theorem 1 on a linear network and with exact gradients and Jacobians."""
 
 import numpy as np
 import pytest
@@ -115,12 +115,12 @@ def test_a_client_that_holds_all_blocks_is_not_biased(federation):
 
 
 def exact(of, x: torch.Tensor) -> torch.Tensor:
-    """Return the Jacobian of one image's tokens as a matrix."""
+    """Return the Jacobian of the function `of` at the tokens `x` of one image, as a square matrix."""
     return torch.autograd.functional.jacobian(of, x).reshape(x.numel(), x.numel())
 
 
 def test_the_estimated_discrepancy_equals_the_exact_one(federation):
-    """Compare the estimate over random signs with full Jacobians, on blocks of width 64 with 17 tokens."""
+    """The estimate from random signs agrees with full Jacobians on blocks of width 64 with 17 tokens."""
     model = federation({"lora.dropout": 0.0}).model
     stand_in = Brick(64, 4, "softmax")
     generator = torch.Generator().manual_seed(0)
@@ -144,13 +144,13 @@ def test_the_estimated_discrepancy_equals_the_exact_one(federation):
     for name, value in expected.items():
         drawn = np.array([one[0][name] for one in draws])
         assert abs(drawn.mean() - value) < 4 * drawn.std(ddof=1) / len(drawn) ** 0.5
-        assert drawn.std(ddof=1) < 0.2 * value  # a single draw is accurate enough
+        assert drawn.std(ddof=1) < 0.2 * value  # a single estimate is accurate enough
     with torch.no_grad():
         error = (stand_in(x) - model.block(2, x)).square().sum() / (x - model.block(2, x)).square().sum()
     assert draws[0][0]["structural_bias/brick_error"] == pytest.approx(error.item(), rel=1e-4)
 
 
-def test_the_slope_is_the_least_squares_slope():
+def test_the_slope_is_that_of_least_squares():
     x, y = [0, 2, 4, 6, 7, 8], [0.1, 0.5, 0.4, 0.9, 1.0, 1.3]
     assert slope(x, y) == pytest.approx(np.polyfit(x, y, 1)[0], rel=1e-9)
     assert slope([3, 3], [1.0, 2.0]) == 0.0

@@ -1,4 +1,4 @@
-"""The t-SNE of the global model's features: images, points and files."""
+"""The t-SNE of the global model's features, with its images, points and files."""
 
 import hashlib
 import math
@@ -30,7 +30,7 @@ def domain(name: str, labels: list[int]) -> Domain:
 
 
 def counts(sample) -> dict[str, list[int]]:
-    """Return the number of images of each class, by domain."""
+    """Return the number of sampled images of each class, keyed by domain."""
     return {name: np.bincount(part.labels, minlength=2).tolist() for name, part in sample.items()}
 
 
@@ -38,7 +38,7 @@ def drawn_rows(sample) -> dict[str, list[int]]:
     return {name: part.rows.tolist() for name, part in sample.items()}
 
 
-def test_images_are_drawn_evenly_over_classes_and_domains_while_they_last():
+def test_images_are_drawn_evenly_over_classes_and_domains_if_there_are_enough():
     domains = [domain("a", [0, 1, 2] * 10), domain("b", [1, 0, 2] * 10)]
     assert counts(draw(domains, NAMES, 2, 20, seed=0)) == {"a": [5, 5], "b": [5, 5]}
     uneven = counts(draw(domains, NAMES, 2, 18, seed=0))
@@ -159,7 +159,7 @@ def test_without_classes_nothing_is_drawn(federation):
     assert federation().embed(federation().initial_state()) is None
 
 
-def test_a_table_comes_back():
+def test_a_table_is_read_back_unchanged():
     points = (Point(1.25, -3.5, 'a, "b"', "x", 0.125), Point(0.0, 1e-7, "c", "y", -1.0))
     text = Embedding(points).csv()
     assert text.splitlines()[0] == "x,y,class,domain,silhouette"
@@ -177,8 +177,8 @@ def test_every_class_has_a_colour_and_every_domain_a_marker():
 
 
 @pytest.fixture
-def asking(tiny):
-    """Return a run of two rounds on one domain with a t-SNE."""
+def with_tsne(tiny):
+    """Return the configuration of a run of two rounds on one domain, with a t-SNE at the end."""
     return tiny.override({**ASKED, "data.domains": ["plain"], "federation.depths": [4]}, "test")
 
 
@@ -186,9 +186,9 @@ def digests(folder) -> list[str]:
     return [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES]
 
 
-def test_a_run_writes_its_figure_before_its_last_checkpoint_and_changes_no_round(asking, tmp_path):
+def test_a_run_writes_its_figure_before_its_last_checkpoint_and_changes_no_round(with_tsne, tmp_path):
     path = tmp_path / "straight" / "checkpoint.safetensors"
-    durable = run_resumably(asking, path)
+    durable = run_resumably(with_tsne, path)
     rounds = [next(durable), next(durable)]
     assert [one.name for one in path.parent.iterdir()] == [path.name]
     rounds += durable
@@ -201,19 +201,19 @@ def test_a_run_writes_its_figure_before_its_last_checkpoint_and_changes_no_round
     TrialStore(path.parent).plan(TrialPlan(key="k", number=0, arm={}, seed=0, config={}))
     assert TrialStore(path.parent).read().artifacts == {name: path.parent / name for name in FILES}
 
-    stopped = run_resumably(asking, tmp_path / "resumed" / path.name)
+    stopped = run_resumably(with_tsne, tmp_path / "resumed" / path.name)
     next(stopped), next(stopped)
     stopped.close()
-    list(run_resumably(asking, tmp_path / "resumed" / path.name))
+    list(run_resumably(with_tsne, tmp_path / "resumed" / path.name))
     assert digests(tmp_path / "resumed") == digests(path.parent)
 
-    plain = run_resumably(asking.override({"evaluation.tsne_classes": None}, "test"), tmp_path / "plain" / path.name)
+    plain = run_resumably(with_tsne.override({"evaluation.tsne_classes": None}, "test"), tmp_path / "plain" / path.name)
     assert [dict(one.metrics) for one in plain] == [dict(one.metrics) for one in rounds]
     assert [one.name for one in (tmp_path / "plain").iterdir()] == [path.name]
 
 
-def test_a_run_killed_after_its_last_round_has_its_figure(asking, tmp_path, monkeypatch):
-    short = asking.override({"federation.rounds": 1}, "test")
+def test_a_run_killed_after_its_last_round_has_its_figure(with_tsne, tmp_path, monkeypatch):
+    short = with_tsne.override({"federation.rounds": 1}, "test")
 
     def killed(path, checkpoint):
         if checkpoint.round == 1:

@@ -1,1 +1,1 @@
-"""FedAG (Wang et al.): the clients' models and the domain adapters of the server learn from each other."""
+"""FedAG (Wang et al.): small models on the clients and adapters of the server's CLIP learn from each other."""

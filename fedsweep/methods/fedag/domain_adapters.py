@@ -1,4 +1,4 @@
-"""FedAG's server: a frozen CLIP with an adapter for each domain, and an attention over the adapters."""
+"""The model on FedAG's server: a frozen CLIP model, an adapter for each domain, and an attention over the adapters."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ClipConfig = Annotated[DigitsClip | ClipBackbone, Field(discriminator="name")]
 
 
 class AdaptersConfig(Config):
-    """The trained part of the server (FedAG, Section 3.4)."""
+    """The settings of the server's trained modules: an adapter for each domain, and an attention over the adapters."""
 
     hidden: int | None = Field(
         None, gt=0, description="width of an adapter's hidden layer; `null`: width of the features"
     )
     attention: int = Field(
-        64, gt=0, description="hidden width of the MLP that computes the weight of each adapter from its logits (Eq. 8)"
+        64, gt=0, description="width of the hidden layer in the MLP that weighs the adapters by their logits (Eq. 8)"
     )
     logits: Literal["cosine", "product"] = Field(
         "cosine",
@@ -39,10 +39,11 @@ class AdaptersConfig(Config):
 
 
 class DomainAdapters(nn.Module):
-    """The adapters A_n of all domains n and the attention over them (FedAG, Eqs. 3 to 5 and 8).
+    """CLIP with an adapter A_n for each domain n and an attention over the adapters (FedAG, Eqs. 3 to 5 and 8).
 
-    phi_n = <A_n(I) * I, T> and eta = sum_n beta_n phi_n. CLIP's features never change. Callers pass the image features
-    I; this class stores the text features T of the classes.
+    The logits of adapter n are phi_n = <A_n(I) * I, T>, where I are CLIP's features of the images and T those of the
+    classes' prompts. The attention combines the logits of all adapters with weights beta_n: eta = sum_n beta_n phi_n.
+    CLIP is frozen. Callers pass the image features I, and this class stores the text features T.
     """
 
     text: Tensor
@@ -68,30 +69,39 @@ class DomainAdapters(nn.Module):
             self.register_buffer("scale", clip.backbone.logit_scale.exp().clone(), persistent=False)
 
     def seen(self) -> FrozenFunction:
-        """Return CLIP's image encoder, which maps uint8 images (n, 3, h, w) to features I (n, width) (Eq. 3)."""
+        """Return CLIP's image encoder, a function from uint8 images (n, 3, h, w) to features (n, width) (Eq. 3)."""
         clip = self.clip
         walk = tuple(range(clip.num_layers))
-        key = walk_key(self.identity, walk, True, {}, clip.mean.device)  # as in runs on this CLIP
+        key = walk_key(
+            self.identity, walk, True, {}, clip.mean.device
+        )  # the key of runs whose backbone is this CLIP model
         return FrozenFunction(key, lambda images: clip.passed(images, walk))
 
     def logits_of(self, domain: int, features: Tensor) -> Tensor:
-        """Return the logits phi (n, classes) of adapter number `domain`, from image features (n, width) (Eq. 5)."""
+        """Return the logits (n, classes) of the adapter with index `domain` for image features (n, width) (Eq. 5)."""
         adapted = self.adapters[domain](features)
         if self.logits == "cosine":
             adapted = F.normalize(adapted, dim=-1) * self.scale
         return cast(Tensor, adapted @ self.text.T)
 
     def all_logits(self, features: Tensor) -> Tensor:
-        """Return the logits phi of all adapters: (domains, n, classes)."""
+        """Return the logits (domains, n, classes) of all adapters for image features (n, width)."""
         return torch.stack([self.logits_of(place, features) for place in range(len(self.domains))])
 
     def attended(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return eta (n, classes) and the weights beta (domains, n) of the logits phi (domains, n, classes) (Eq. 8)."""
+        """Combine the logits of all adapters with attention weights, which are computed from the logits (Eq. 8).
+
+        Args:
+            logits: The logits phi of all adapters, of shape (domains, n, classes).
+
+        Returns:
+            The combined logits eta (n, classes) and the attention weights beta (domains, n).
+        """
         beta = torch.softmax(self.attention(logits).squeeze(-1), dim=0)
         return (beta.unsqueeze(-1) * logits).sum(0), beta
 
     def train(self, mode: bool = True) -> DomainAdapters:
-        """Switch between training and evaluation mode; CLIP stays in evaluation mode."""
+        """Switch between training and evaluation mode, except for CLIP, which stays in evaluation mode."""
         super().train(mode)
         self.clip.eval()
         return self
@@ -100,12 +110,17 @@ class DomainAdapters(nn.Module):
 def build_domain_adapters(
     clip: ClipConfig, config: AdaptersConfig, domains: Collection[str], class_names: Sequence[str] | int, seed: int
 ) -> DomainAdapters:
-    """Return CLIP with its pretrained weights and untrained adapters.
+    """Return CLIP with pretrained weights, together with untrained adapters and an untrained attention.
 
-    If `class_names` is a number of classes, CLIP is built on the meta device, without weights.
+    Args:
+        clip: The configuration of CLIP.
+        config: The sizes of the adapters and of the attention.
+        domains: The names of the domains, each of which gets an adapter.
+        class_names: The names of the classes, or their number to build everything on the meta device, without weights.
+        seed: The seed of the initial values of the adapters and the attention.
 
     Raises:
-        UserError: The checkpoint is missing, broken or not a CLIP, or a prompt is too long.
+        UserError: CLIP's checkpoint is missing, damaged or of another architecture, or a prompt is too long.
     """
     if isinstance(class_names, int):
         return DomainAdapters(clip.outlined(class_names), config, domains, seed, "outlined")
@@ -117,7 +132,7 @@ def build_domain_adapters(
 
 @contextmanager
 def named_here() -> Iterator[None]:
-    """Replace `backbone` by `method.clip` in the messages of UserErrors, for the server's CLIP."""
+    """Replace `backbone` by `method.clip` in the messages of UserErrors that are raised for the server's CLIP model."""
     try:
         yield
     except UserError as error:

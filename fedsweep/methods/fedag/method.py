@@ -1,7 +1,8 @@
 """FedAG: Scaling Vision Foundation Models with Federated Adapter Generalization.
 
 Jiaqi Wang, Jingtao Li, Weiming Zhuang, Chen Chen, Fenglong Ma, Lingjuan Lyu. Clients train small models of their own.
-The server transfers their knowledge into a frozen CLIP, through an adapter for each domain and synthetic images.
+On synthetic images, the server transfers the knowledge of these models to a frozen CLIP model with an adapter for each
+domain.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -42,16 +43,16 @@ QUALITY, SPREAD = "synthetic/quality", "synthetic/quality_spread"
 
 @dataclass(frozen=True)
 class FedAGState(ServerState):
-    """The state of the server and the last model of each client.
+    """The state of FedAG's server, including the last model of each client.
 
-    `adapter` contains the server's own tensors and the clients' initial model W^0.
+    The field `adapter` contains the server's own tensors and the initial model of the clients, W^0.
 
     Attributes:
-        domains: The domain of each client.
-        copies: The server's copy W^_n of the clients' models, by domain n.
-        own: The model W_n of each client after its last round.
-        quality: The quality scores alpha_n (n,) of the synthetic images, by domain n.
-        warm: Whether the warm-up of the adapters is finished.
+        domains: A dict from each client to its domain.
+        copies: A dict from each domain n to W^_n, the server's copy of the model of the domain's clients.
+        own: A dict from each client to its model W_n after its last training.
+        quality: A dict from each domain n to the quality scores alpha_n (images,) of its synthetic images.
+        warm: Whether the adapters have been trained alone, which happens once before the first round.
     """
 
     domains: dict[ClientId, str] = field(default_factory=dict)
@@ -62,60 +63,77 @@ class FedAGState(ServerState):
 
 
 def of(state: ServerState) -> FedAGState:
-    """Return `state` as the state of FedAG; raise TypeError for another method's state."""
+    """Return `state` if it is a state of FedAG; raise TypeError if it is the state of another method."""
     return state_as(FedAGState, state)
 
 
 class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics, ExportObstacle):
-    """Small models on the clients and a CLIP on the server learn from each other; clients' depths are ignored."""
+    """A method in which small models on the clients and a CLIP model on the server learn from each other.
+
+    Every client trains all blocks of the small model, and the hyperparameter `federation.depths` is ignored.
+    """
 
     name: Literal["fedag"] = "fedag"
     needs: ClassVar[Needs] = Needs(lora=False, head=True, synthetic=True)
     clip: ClipConfig = Field(  # a factory, because the check of the model's name imports transformers
         default_factory=lambda: ClipBackbone(model="openai/clip-vit-base-patch32", prompt="a photo of a {}"),
-        description="the server's CLIP: digits_clip or clip",
+        description="CLIP model of the server: digits_clip or clip",
     )
     adapters: AdaptersConfig = Field(AdaptersConfig(), description="adapters of the server and the attention over them")
-    server: ServerConfig = Field(ServerConfig(), description="training of the server")
+    server: ServerConfig = Field(ServerConfig(), description="training of the server on synthetic images")
     momentum: bool = Field(
         True,
-        description="start a client from a mixture of its own previous model and the server's copy (Eq. 1); `false`: "
-        "start it from the server's copy alone",
+        description="start a client from a mixture of its previous model and the model that the server sends (Eq. 1); "
+        "`false`: start it from the server's model alone",
     )
-    gamma: float = Field(0.1, ge=0, le=1, description="weight of the client's own previous model in Eq. 1")
+    gamma: float = Field(0.1, ge=0, le=1, description="weight of a client's previous model in Eq. 1")
     quality: bool = Field(
-        True, description="weigh synthetic images by their quality scores in Eq. 6; `false`: all images count alike"
+        True, description="weigh synthetic images by their quality scores in Eq. 6; `false`: weigh them equally"
     )
     cross_domain: bool = Field(
         True,
-        description="learn across domains (Eqs. 8 to 10); `false`: images of domains that no client has are classified "
-        "by the mean of all adapters",
+        description="train an attention that combines the adapters for images of unknown domains (Eqs. 8 to 10); "
+        "`false`: use the mean of all adapters' logits for such images",
     )
     regularizer: bool = Field(
-        True, description="use the regulariser R in Eq. 10; `false`: train the attention by cross-entropy alone"
+        True, description="use the regulariser R in Eq. 10; `false`: train the attention only by cross-entropy"
     )
     strength: float = Field(0.1, ge=0, description="lambda of Eq. 10, the weight of the regulariser R")
     delta: float = Field(
-        0.001, ge=0, le=1, description="margin by which an image's own domain should outweigh the others (Eq. 9)"
+        0.001,
+        ge=0,
+        le=1,
+        description="margin by which the attention weight of an image's domain should exceed the others (Eq. 9)",
     )
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the server's CLIP."""
+        """Return a string that identifies the weights of the server's CLIP model.
+
+        Raises:
+            UserError: The weights are missing.
+        """
         with named_here():
             return self.clip.fingerprint()
 
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
-        """Load the server's CLIP; raise UserError unless it takes images of the backbone's size."""
+        """Check before a run that the server's CLIP model can be loaded and that its image size is the backbone's.
+
+        Raises:
+            UserError: The weights are missing or do not fit CLIP, a prompt is too long, or the image sizes differ.
+        """
         with named_here():
             self.clip.check_weights(len(class_names), tuple(class_names))
         if self.clip.image_size != backbone.image_size:
             raise UserError(
-                f"`method.clip` takes images of {self.clip.image_size} pixels, but `backbone` takes images of "
-                f"{backbone.image_size} pixels."
+                f"`method.clip` and `backbone` must have the same image size, but `method.clip` needs images that are "
+                f"{self.clip.image_size} pixels wide, and `backbone` images that are {backbone.image_size} pixels wide."
             )
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Make all of the backbone trainable, and add CLIP, its adapters and their attention as the module `server`."""
+        """Make the whole backbone trainable, and add the server's model as the module `server`.
+
+        The server's model is CLIP with an adapter for each domain and an attention over the adapters.
+        """
         model.backbone.requires_grad_(True)
         classes = model.class_names or cast(int, model.backbone.num_classes)
         model.add_module("server", build_domain_adapters(self.clip, self.adapters, domains, classes, seed))
@@ -126,7 +144,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return FedAGState(adapter=model.adapter(), layers=layers, domains=domains)
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedAGState:
-        """Train the adapters alone before the first round (the warm-up)."""
+        """Train only the adapters before the first round (the warm-up); return `state` in later rounds."""
         state = of(state)
         if state.warm:
             return state
@@ -143,7 +161,11 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Train each client from the mixture of Eq. 1 by cross-entropy (Eq. 2), and score its synthetic images."""
+        """Train the clients, and let each client score the quality of the synthetic images of its domain.
+
+        A client starts from a mixture of its previous model and the model that the server sends (Eq. 1). The training
+        minimises the cross-entropy (Eq. 2).
+        """
         state = of(state)
         tasks = [LocalTask(one, self._start(state, one.id), allocations[one.id], cross_entropy) for one in cohort]
         updates = [replace(update, local_copy=update.adapter) for update in trainer.fit(tasks)]
@@ -158,7 +180,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return scored
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> FedAGState:
-        """Replace the server's copy of each domain by the mean of the models of the domain's clients."""
+        """Average the clients' models and quality scores within each domain, and store each client's own model."""
         state = of(state)
         copies, own, scores = dict(state.copies), dict(state.own), dict(state.quality)
         for domain in sorted({state.domains[update.client] for update in updates}):
@@ -174,7 +196,10 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return replace(state, adapter=adapter, copies=copies, own=own, quality=scores)
 
     def end_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedAGState:
-        """Minimise Eq. 10 over the domains of all clients that have taken part so far."""
+        """Train the adapters, their attention and the server's copies of the clients' models together (Eq. 10).
+
+        The training images are the synthetic images of all domains whose clients have taken part so far.
+        """
         state, model = of(state), trainer.model
         present, scores = sorted(state.copies), state.quality
         lessons = [self._lesson("mutual learning", name, server, trainer, scores.get(name)) for name in present]
@@ -186,24 +211,31 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return replace(state, adapter=state.adapter | _server_tensors(model), copies=learned)
 
     def sent_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
-        """Return the copy W^_n of the client's domain, or W^0 before any client of the domain has trained."""
+        """Return the model that the server sends to a client, W^_n for the client's domain n.
+
+        Before any client of the domain has trained, the model is the initial model W^0.
+        """
         return state.adapter | of(state).copies.get(of(state).domains[client], {})
 
     def client_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
-        """Return the client's model after its last training, or the server's copy if it has not trained yet."""
+        """Return a client's model after its last training or, before any training, the model that the server sends."""
         return state.adapter | of(state).own[client] if client in of(state).own else self.sent_adapter(state, client)
 
     def server_features(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:
-        """Return CLIP's features (n, width) of `images` (Eq. 3), which are computed once for all rounds and trials."""
+        """Return a dict with CLIP's features (n, width) of the n images under the name `clip` (Eq. 3).
+
+        The features are computed once for all rounds and trials.
+        """
         adapters = cast(DomainAdapters, reader.model.server)
         return {"clip": reader.kept.all(adapters.seen(), images, reader.batch_size).to(adapters.text.device)}
 
     def predict(
         self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
-        """Return a client's own logits if `personal`, or else phi_n or eta (Section 3.5).
+        """Return the logits of a client's own model if `personal`, or else of the server's CLIP (Section 3.5).
 
-        The logits phi_n come from the adapter of a known `domain`; eta combines all adapters if the domain is unknown.
+        The server uses the adapter of `domain` if the domain is known. Otherwise, it combines the logits of all
+        adapters: with attention weights, or as a plain mean if `cross_domain` is false.
         """
         if personal:
             return super().predict(state, model, images)
@@ -214,21 +246,26 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return adapters.attended(logits)[0] if self.cross_domain else logits.mean(0)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Describe the server's adapters, or return None for a client's small model."""
+        """Return a description of the server's adapters, or None for a client's small model, which can be exported."""
         return None if of_client else "an adapter for each domain and an attention over them, after the server's CLIP"
 
     def metric_names(self, clients: Iterable[ClientId]) -> list[str]:
-        """Return the names of the metrics of the quality scores."""
+        """Return the names of the metrics of the synthetic images' quality scores; none if `quality` is false."""
         return [QUALITY, SPREAD] if self.quality else []
 
     def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
-        """Return the mean and standard deviation of the scores over images, each as a mean over the cohort."""
+        """Return the mean and the standard deviation of the quality scores of the synthetic images.
+
+        Both are computed over the images that each client scored, and then averaged over the clients of the round.
+        """
         return {name: sum(one.metrics[name] for one in updates) / len(updates) for name in self.metric_names(())}
 
     def _start(self, state: FedAGState, client: ClientId) -> AdapterState:
-        """Return W_n^t = gamma W_n^{t-1} + (1 - gamma) W^_n^{t-1} (Eq. 1).
+        """Return the model from which a client starts: gamma W_n^{t-1} + (1 - gamma) W^_n^{t-1} (Eq. 1).
 
-        A client that has not trained yet starts from W^_n^{t-1} alone.
+        W_n^{t-1} is the client's model after its previous training, and W^_n^{t-1} is the model that the server sends.
+        A client that has not trained yet starts from the server's model alone, as do all clients if `momentum` is
+        false.
         """
         given = self.sent_adapter(state, client)
         if not self.momentum or client not in state.own:
@@ -238,7 +275,10 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def _lesson(
         self, purpose: str, domain: str, server: Server, trainer: CohortTrainer, scores: Tensor | None = None
     ) -> Lesson:
-        """Return the training data of a domain, with images weighted by `scores`, or equally if `scores` is None."""
+        """Return the server's training data of one domain, weighted by `scores`, or equally if `scores` is None.
+
+        `purpose` is the name of the random stream that draws the order of the images.
+        """
         images = synthetic_of(domain, server.synthetic)
         weights = torch.ones(len(images)) if scores is None else normalised(scores)
         adapters = cast(DomainAdapters, trainer.model.server)
@@ -249,11 +289,11 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
 
 @torch.no_grad()
 def quality(model: LayeredModel, train: ImageSet, synthetic: ImageSet, batch_size: int) -> Tensor:
-    """Return the quality scores alpha_n (n,) of the synthetic images of a client's domain (Section 3.3).
+    """Return the quality scores alpha_n (n,) of the n synthetic images of a client's domain (Section 3.3).
 
-    The score of an image is the cosine between its feature and the prototype of its class, or 0 if this cosine is
-    negative. The prototype of a class is the mean feature of the client's own images `train` of the class. Images of a
-    class that the client does not have score 0.
+    The score of an image is the cosine similarity between its feature and the prototype of its class, or 0 if the
+    cosine is negative. The prototype of a class is the mean feature of the client's own images of this class, which are
+    in `train`. An image of a class that the client does not have scores 0.
     """
     walk = range(model.num_layers)
     seen, asked = (features(model, walk, images, batch_size) for images in (train, synthetic))

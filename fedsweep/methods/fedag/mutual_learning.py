@@ -20,26 +20,31 @@ from fedsweep.types import AdapterState, ImageSet
 
 
 class ServerConfig(Config):
-    """The training of the server (FedAG, Section 3.4)."""
+    """The settings for training FedAG's server on synthetic images (Section 3.4)."""
 
     warmup_epochs: int = Field(
-        5, ge=0, description="number of epochs of training only the adapters before the first round"
+        5, ge=0, description="number of epochs before the first round in which only the adapters are trained"
     )
     epochs: int = Field(3, ge=0, description="number of epochs of mutual learning in each round")
-    batch_size: int = Field(32, gt=0, description="number of synthetic images of each domain per step")
+    batch_size: int = Field(32, gt=0, description="number of synthetic images per domain and step")
     lr: float = Field(1e-4, gt=0, description="learning rate of the server's Adam")
     update: Literal["joint", "alternating"] = Field(
         "joint",
-        description="`joint`: one loss over all domains (Eq. 10); `alternating`: each epoch trains every domain "
-        "separately, and then the adapters and their attention across domains",
+        description="`joint`: minimise one loss over all domains (Eq. 10); `alternating`: in each epoch, train each "
+        "domain separately, and then the adapters and their attention across domains",
     )
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """The training data of one domain: synthetic images with CLIP's features (n, width) and quality scores (n,).
+    """The server's training data of one domain: n synthetic images with their features and weights.
 
-    `place` is the index of the domain's adapter, and `rng` draws the order of the images.
+    Attributes:
+        place: The index of the domain's adapter.
+        rng: The generator that draws the order of the images.
+        images: The synthetic images.
+        features: CLIP's features (n, width) of the images.
+        quality: The weights (n,) of the images, which are quality scores with a mean of one.
     """
 
     place: int
@@ -50,13 +55,16 @@ class Lesson:
 
 
 def mutual_divergence(client: Tensor, server: Tensor, weights: Tensor) -> Tensor:
-    """Return J of Eq. 6 on a batch: the mean over images of weights / 2 (KL(theta || phi) + KL(phi || theta)).
+    """Return the loss J of Eq. 6 on a batch, which makes a model copy and an adapter predict the same probabilities.
+
+    J is the mean over the images of weights / 2 (KL(theta || phi) + KL(phi || theta)), where theta and phi are the
+    probabilities that the copy and the adapter predict.
 
     Args:
-        client: Logits (n, classes) of the copy of the client's model; theta is their softmax.
-        server: Logits (n, classes) of the domain's adapter; phi is their softmax.
-        weights: Weights (n,) of the images. If their mean over all images is one, the mean of J over all batches is the
-            paper's J.
+        client: The logits (n, classes) of the copy of a client's model, whose softmax is theta.
+        server: The logits (n, classes) of the domain's adapter, whose softmax is phi.
+        weights: The weights (n,) of the images. If their mean over all images of the domain is one, J averaged over all
+            batches is the paper's J.
     """
     theta, phi = F.log_softmax(client, dim=1), F.log_softmax(server, dim=1)
     symmetric = ((theta.exp() - phi.exp()) * (theta - phi)).sum(1)  # KL(a || b) + KL(b || a)
@@ -64,12 +72,14 @@ def mutual_divergence(client: Tensor, server: Tensor, weights: Tensor) -> Tensor
 
 
 def margin(beta: Tensor, own: int, delta: float) -> Tensor:
-    """Return R of Eq. 9: the mean over images of max(0, delta + max_{k != n} beta_k - beta_n), or 0 for one domain.
+    """Return the regulariser R of Eq. 9, a penalty on images whose own domain n does not get the most attention.
+
+    R is the mean over the images of max(0, delta + max_{k != n} beta_k - beta_n), or 0 if there is only one domain.
 
     Args:
-        beta: Weights (domains, images) of all adapters.
+        beta: The attention weights (domains, images) of all adapters.
         own: The index n of the images' own domain.
-        delta: The margin.
+        delta: The margin by which beta_n should exceed the other weights.
     """
     others = torch.cat([beta[:own], beta[own + 1 :]])
     if not len(others):
@@ -78,13 +88,17 @@ def margin(beta: Tensor, own: int, delta: float) -> Tensor:
 
 
 def normalised(quality: Tensor) -> Tensor:
-    """Return the scores (n,) divided by their mean, or ones if no score is above zero."""
+    """Return the quality scores (n,) divided by their mean, or ones if no score is above zero."""
     total = quality.sum()
     return quality * len(quality) / total if total > 0 else torch.ones_like(quality)
 
 
 def warm_up(config: ServerConfig, adapters: DomainAdapters, lessons: Sequence[Lesson]) -> None:
-    """Train each adapter in place to classify its domain's images; raise DivergenceError if an adapter diverges."""
+    """Train each domain's adapter in place to classify the domain's synthetic images.
+
+    Raises:
+        DivergenceError: A weight of an adapter becomes infinite or NaN.
+    """
     for lesson in lessons:
         parameters = list(adapters.adapters[lesson.place].parameters())
         adam = plain_adam(config.lr, parameters)
@@ -98,19 +112,19 @@ def warm_up(config: ServerConfig, adapters: DomainAdapters, lessons: Sequence[Le
 
 @dataclass
 class MutualLearning:
-    """The minimisation of Eq. 10 in one round.
+    """The server's training in one round, which minimises the loss of Eq. 10.
 
-    It trains the adapters of the server and the copies of the clients' models in place. To compute a loss, a copy is
-    loaded into `model`; the tensors of `model` are therefore arbitrary afterwards.
+    The adapters of the server and the copies of the clients' models are trained in place. To compute a loss, a copy is
+    loaded into `model`, so the tensors of `model` are arbitrary afterwards.
 
     Attributes:
         config: The number of epochs, the batch size, the learning rate and the kind of update.
-        cross: Whether Eq. 10 includes its second part, the learning across domains.
-        strength: lambda, the weight of the regulariser R.
-        delta: The margin of R.
-        model: The clients' model, with the server's adapters as `server`.
+        cross: Whether the loss includes the terms that train the adapters across domains.
+        strength: The weight lambda of the regulariser R.
+        delta: The margin of the regulariser R.
+        model: The clients' model, with the server's adapters as the module `server`.
         copies: The copies of the clients' models, one for each lesson.
-        lessons: The training data of the domains.
+        lessons: The training data, one lesson for each domain.
     """
 
     config: ServerConfig
@@ -131,7 +145,11 @@ class MutualLearning:
         self.of_own = [plain_adam(self.config.lr, part) for part in self.own]
 
     def learn(self) -> None:
-        """Train for the epochs of one round; raise DivergenceError if a tensor becomes infinite or NaN."""
+        """Train for the number of epochs in `config`.
+
+        Raises:
+            DivergenceError: A trained tensor becomes infinite or NaN.
+        """
         size = self.config.batch_size
         steps = math.ceil(max(len(lesson.images) for lesson in self.lessons) / size)
         for _ in range(self.config.epochs):
@@ -150,19 +168,34 @@ class MutualLearning:
         _check_finite([*self.shared, *(one for copy in self.copies for one in copy.values())])
 
     def in_domain_step(self, number: int, rows: Tensor) -> None:
-        """Minimise J_n and the in-domain cross-entropy on a batch, over a domain's adapter and its model copy."""
+        """Train one domain's adapter and model copy on a batch of the domain's synthetic images.
+
+        The loss is the in-domain part of Eq. 10: the divergence of adapter and copy plus the adapter's cross-entropy.
+
+        Args:
+            number: The index of the domain's lesson.
+            rows: The indices (batch,) of the images within the lesson.
+        """
         own = self.own[number]
         gradients = torch.autograd.grad(self._in_domain(number, rows), [*own, *self.trained.values()])
         self.of_own[number].step(gradients[: len(own)])
         self.of_copies[number].step(gradients[len(own) :])
 
     def cross_domain_step(self, batches: Sequence[Tensor]) -> None:
-        """Minimise the cross-domain part of Eq. 10 on a batch of each domain, over all adapters and their attention."""
+        """Train all adapters and their attention with the cross-domain part of Eq. 10.
+
+        Args:
+            batches: For each lesson, the indices of a batch of its images; a batch may be empty.
+        """
         losses = [self._cross_domain(number, rows) for number, rows in enumerate(batches) if len(rows)]
         self.of_shared.step(torch.autograd.grad(torch.stack(losses).sum() / len(self.lessons), self.shared))
 
     def joint_step(self, batches: Sequence[Tensor]) -> None:
-        """Minimise G of Eq. 10 over all tensors, on a batch of each domain; batches may be empty."""
+        """Train all adapters, their attention and all model copies with the loss of Eq. 10.
+
+        Args:
+            batches: For each lesson, the indices of a batch of its images; a batch may be empty.
+        """
         total = [torch.zeros_like(one) for one in self.shared]
         for number, rows in enumerate(batches):
             if not len(rows):

@@ -1,1 +1,1 @@
-"""FedBRICK (Zhang et al.): small modules replace the blocks that a client does not hold."""
+"""FedBRICK (Zhang et al.): small modules, BRICKs, replace the blocks that a client does not hold."""

@@ -1,7 +1,7 @@
 """BRICKs: small modules that run in place of a block, or in parallel with it (FedBRICK, Eqs. 17 to 19 and 23).
 
-The server trains the BRICK of each block to reproduce the block. It computes the activations only once and trains the
-BRICKs of all blocks in parallel.
+The server trains one BRICK for each block to reproduce the block's output. It computes the inputs and outputs of all
+blocks only once, and then trains all BRICKs in parallel.
 """
 
 import math
@@ -19,16 +19,17 @@ from fedsweep.training.optimizers import plain_adam
 from fedsweep.types import ImageSet
 
 Gate = Literal["softmax", "sigmoid"]
-"""sigma of Eq. 19: softmax over the features of a token (as in the paper), or the sigmoid of each feature."""
+"""The function sigma of Eq. 19: softmax over a token's features (as in the paper), or the sigmoid of each feature."""
 FACTORS = ("a1", "b1", "a2", "b2")
 
 
 def brick(x: Tensor, factors: Mapping[str, Tensor], gate: Gate) -> Tensor:
-    """Return E(x) = x * sigma(B1 A1 x) + B2 A2 x + x for each token (Eqs. 17 to 19).
+    """Return the output of a BRICK, E(x) = x * sigma(B1 A1 x) + B2 A2 x + x, for each token x (Eqs. 17 to 19).
 
     Args:
-        x: Tokens (..., tokens, d). The result has the same shape.
-        factors: a1 and a2 of shape (..., r, d), b1 and b2 of shape (..., d, r). Leading dimensions hold several BRICKs.
+        x: Tokens (..., tokens, d). The output has the same shape.
+        factors: The low-rank matrices: a1 and a2 of shape (..., r, d), b1 and b2 of shape (..., d, r). The matrices of
+            several BRICKs can be stacked along leading dimensions.
         gate: The function sigma.
     """
     x1 = x @ factors["a1"].mT @ factors["b1"].mT
@@ -38,9 +39,10 @@ def brick(x: Tensor, factors: Mapping[str, Tensor], gate: Gate) -> Tensor:
 
 
 class Brick(nn.Module):
-    """One BRICK with its 4 r d trainable values.
+    """One BRICK: a small module of rank r that imitates a block for tokens of width d.
 
-    B1 and B2 start at zero. With softmax, the initial BRICK is therefore E(x) = x (1 + 1/d).
+    Its matrices A1, B1, A2 and B2 have 4 r d trainable values. B1 and B2 start at zero, so an untrained BRICK with
+    softmax returns x (1 + 1/d) for a token x, and thus almost its input.
     """
 
     def __init__(self, width: int, rank: int, gate: Gate) -> None:
@@ -51,7 +53,7 @@ class Brick(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return E(x) for tokens (batch, tokens, d)."""
+        """Return the BRICK's output for tokens (batch, tokens, d), in the same shape."""
         return brick(tokens, cast(dict[str, Tensor], self._parameters), self.gate)
 
 
@@ -63,15 +65,15 @@ class InPlace:
     brick: Brick
 
     def __call__(self, model: LayeredModel, tokens: Tensor) -> Tensor:
-        """Return E(tokens)."""
+        """Return the BRICK's output for `tokens`, in the same shape."""
         return cast(Tensor, self.brick(tokens))
 
 
 @dataclass
 class Blend:
-    """A step of a forward pass that runs a block f and its BRICK E in parallel.
+    """A step of a forward pass that runs a block in parallel with its BRICK and mixes the two outputs.
 
-    Each pass needs a new object, because the object stores the `gap` of its pass.
+    Each forward pass needs a new object, because the object stores the distance between the two outputs in `gap`.
     """
 
     layer: int
@@ -79,19 +81,19 @@ class Blend:
     share: float
     """The weight of the block, from 0 (only the BRICK) to 1 (only the block)."""
     gap: Tensor | None = None
-    """The mean over all elements of (E(a) - f(a))^2 after the pass, without a gradient into f; None before the pass."""
+    """The mean of (E(a) - f(a))^2 over all elements, without a gradient into f; None before the forward pass."""
 
     def __call__(self, model: LayeredModel, tokens: Tensor) -> Tensor:
-        """Return share f(a) + (1 - share) E(a) (Eq. 23)."""
+        """Return share f(a) + (1 - share) E(a) for the tokens a, the block f and its BRICK E (Eq. 23)."""
         block, stand_in = model.block(self.layer, tokens), self.brick(tokens)
         self.gap = (stand_in - block.detach()).square().mean()
         return torch.lerp(stand_in, block, self.share)
 
 
 def add_bricks(model: LayeredModel, sets: Iterable[str], rank: int, gate: Gate, seed: int) -> None:
-    """Add sets of trainable BRICKs to the model, each with a BRICK for every block, as `bricks.<set>.<block>`.
+    """Add a trainable BRICK for every block and every name in `sets` to the model, as `bricks.<set>.<block>`.
 
-    A1 and A2 are Kaiming-uniform, B1 and B2 are zero.
+    The matrices A1 and A2 of a BRICK get Kaiming-uniform values that depend on `seed`, and B1 and B2 are zero.
     """
     width = cast(int, model.backbone.num_features)
     for name in sorted(sets):
@@ -105,9 +107,11 @@ def add_bricks(model: LayeredModel, sets: Iterable[str], rank: int, gate: Gate, 
 
 @torch.no_grad()
 def activations(model: LayeredModel, sets: Sequence[ImageSet], batch_size: int) -> Tensor:
-    """Return the inputs of all blocks of the full model and the output of the last: (L + 1, images, tokens, width).
+    """Return the inputs of all L blocks of the full model, and the output of the last block, for all images in `sets`.
 
-    They take 4 (L + 1) tokens width bytes per image: 56 KB for digits_vit, 7.9 MB for ViT-B/16 at 224 px.
+    Returns:
+        A float32 tensor (L + 1, images, tokens, width). It takes 4 (L + 1) tokens width bytes per image: 56 KB for
+        digits_vit, and 7.9 MB for ViT-B/16 at 224 px.
     """
     passed, done = torch.empty(0), 0
     for pixels in (pixels for images in sets for pixels, _ in images.batches(batch_size)):
@@ -125,22 +129,23 @@ def activations(model: LayeredModel, sets: Sequence[ImageSet], batch_size: int) 
 def distil(
     bricks: Mapping[str, Tensor], passed: Tensor, gate: Gate, epochs: int, lr: float, batch_size: int, rng: Generator
 ) -> dict[str, Tensor]:
-    """Minimise the mean of (E_l(a_{l-1}) - a_l)^2 over the BRICK of every block l (FedBRICK, Eq. 20).
+    """Train the BRICK of every block to reproduce the block's output (FedBRICK, Eq. 20).
 
-    All blocks are trained in parallel, with the same result as one after the other: the loss of a block has no gradient
-    into another block's BRICK, and Adam treats each value separately.
+    For block l with input a_{l-1}, output a_l and BRICK E_l, the loss is the mean of (E_l(a_{l-1}) - a_l)^2. All BRICKs
+    are trained in parallel, with the same result as one after the other: the loss of a block has no gradient into
+    another block's BRICK, and Adam treats each value separately.
 
     Args:
-        bricks: The factors of all BRICKs, stacked over blocks: a1 and a2 of shape (L, r, d), b1 and b2 of (L, d, r).
-        passed: The activations a_0 to a_L, of shape (L + 1, images, tokens, d).
+        bricks: The matrices of all BRICKs, stacked over blocks: a1 and a2 of shape (L, r, d), b1 and b2 of (L, d, r).
+        passed: The input a_0 of the first block and the outputs a_1 to a_L, of shape (L + 1, images, tokens, d).
         gate: The function sigma of Eq. 19.
         epochs: The number of epochs.
         lr: The learning rate of Adam.
         batch_size: The number of images per step.
-        rng: The generator of the order of the images.
+        rng: The generator that draws the order of the images.
 
     Returns:
-        The trained factors, in the shapes of `bricks`.
+        The trained matrices, in the shapes of `bricks`.
     """
     layers, images = len(passed) - 1, passed.shape[1]
     factors = {name: bricks[name].clone().requires_grad_() for name in FACTORS}

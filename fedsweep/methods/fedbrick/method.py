@@ -28,54 +28,70 @@ from fedsweep.types import AdapterState, Client, ClientUpdate, LayerAllocation, 
 
 DepthMethod = Annotated[FedRA | InclusiveFL | DepthFL, Field(discriminator="name")]
 SHARED = "shared"
-"""The name of the set of BRICKs that all domains share with `domains: shared`."""
+"""The name of the only set of BRICKs if `domains` is `shared`."""
 
 
 class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
-    """Small modules (BRICKs) in place of the blocks that a client does not hold, trained on the server and on clients.
+    """An extension of a depth method, with small modules (BRICKs) in place of the blocks that a client does not hold.
 
-    A depth method decides which client holds which blocks. For the depth method, a client with BRICKs counts as a
-    client of L blocks. Each domain has a set of BRICKs. Their tensors are named `bricks.<set>.<block>.<factor>`.
+    The depth method decides which client holds which blocks. Before each round, the server trains the BRICKs to imitate
+    the blocks. In stage I of a round, a client trains its own blocks together with BRICKs in place of missing blocks.
+    In stage II, the client trains the BRICKs of its own blocks. There is one set of BRICKs for each domain, or one for
+    all domains.
     """
 
     name: Literal["fedbrick"] = "fedbrick"
     over: DepthMethod = Field(FedRA(), description="depth method that FedBRICK extends: fedra, inclusivefl or depthfl")
-    brick: bool = Field(True, description="use BRICKs; `false`: the depth method alone, with bit-identical results")
+    brick: bool = Field(True, description="use BRICKs; `false`: run only the depth method, with bit-identical results")
     rank: int = Field(8, gt=0, description="r, the rank of a BRICK's two low-rank paths")
     gate: Gate = Field(
-        "softmax", description="sigma of Eq. 19: softmax over the features of a token, or the sigmoid of each feature"
+        "softmax",
+        description="function sigma of Eq. 19. `softmax`: over the features of a token; `sigmoid`: of each feature",
     )
     domains: Literal["own", "shared"] = Field(
         "own", description="`own`: separate BRICKs for each domain; `shared`: the same BRICKs for all domains"
     )
     server_epochs: int = Field(
-        10, ge=0, description="number of epochs of the server's distillation before each round; 0: no distillation"
+        10,
+        ge=0,
+        description="number of epochs in which the server trains the BRICKs before each round; 0: no such training",
     )
     server_lr: float = Field(1e-4, gt=0, description="learning rate of the server's Adam")
     lambda_w: float = Field(
-        0.01, ge=0, description="stage I: weight of the penalty on the distance to the server's adapters (Eq. 21)"
+        0.01,
+        ge=0,
+        description="stage I: weight of the penalty on the distance of the LoRA adapters to the server's (Eq. 21)",
     )
     lambda_theta: float = Field(
-        0.005, ge=0, description="stage I: weight of the same penalty on the BRICKs of missing blocks (Eq. 21)"
+        0.005,
+        ge=0,
+        description="stage I: weight of the penalty on the distance of the missing blocks' BRICKs to the server's "
+        "(Eq. 21)",
     )
-    lambda_d: float = Field(0.01, ge=0, description="stage II: weight of the distillation loss (Eq. 24)")
+    lambda_d: float = Field(
+        0.01, ge=0, description="stage II: weight of the distance between BRICKs and blocks (Eq. 24)"
+    )
     compensate: bool = Field(
-        True, description="stage I: run and train BRICKs in place of missing blocks; `false`: train as the depth method"
+        True, description="stage I: run and train BRICKs in place of missing blocks; `false`: skip missing blocks"
     )
     parallel: bool = Field(
-        True, description="stage II: train the BRICKs of the client's own blocks; `false`: leave stage II out"
+        True, description="stage II: train the BRICKs of the client's own blocks; `false`: skip stage II"
     )
     anneal: bool = Field(
-        True, description="stage II: move from the block to its BRICK over the steps; `false`: use half of each"
+        True,
+        description="stage II: shift the weight from a block to its BRICK, step by step; `false`: weigh both equally",
     )
 
     @property
     def needs(self) -> Needs:
-        """A backbone with a head and, if the server distils, images on the server."""
+        """The parts of a run that FedBRICK requires.
+
+        These are a backbone with a head and, if the server trains BRICKs, real images on the server.
+        """
         return Needs(head=True, proxy=self.brick and self.server_epochs > 0)
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError if the depth method cannot run, or if `compensate` is false for DepthFL."""
+        """Raise ValueError if the depth method `over` cannot run, or if it is DepthFL and `compensate` is false."""
         try:
             self.over.check(capacities, num_layers, aggregation)
         except ValueError as error:
@@ -87,17 +103,23 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
             )
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Add the depth method's modules for clients of L blocks, and the sets of BRICKs."""
+        """Add the modules of the depth method `over` and, if `brick` is true, the BRICKs of all domains.
+
+        With BRICKs, every client can run a model of full depth, so the depth method prepares for clients of this depth.
+        """
         self.over.prepare(model, {model.num_layers} if self.brick else depths, domains, seed)
         if self.brick:
             add_bricks(model, {self.set_of(domain) for domain in domains}, self.rank, self.gate, seed)
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
-        """Return the initial state of the depth method; its adapter includes the BRICKs."""
+        """Return the initial state of the depth method `over`, with the BRICKs among the state's tensors."""
         return self.over.init(model, clients, replace(server, depths=(server.num_layers,)) if self.brick else server)
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
-        """Distil the global blocks into each set of BRICKs, on the server's images of the set's domain (Eq. 20)."""
+        """Train the BRICKs of each set to imitate the global model's blocks, on the server's images (Eq. 20).
+
+        The images are those of the set's domain, or of all domains if the server has none of that domain.
+        """
         state = self.over.begin_round(state, server, trainer)
         if not self.needs.proxy:
             return state
@@ -115,7 +137,11 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return replace(state, adapter=adapter)
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Allocate the depth method's blocks, the BRICKs of the client's domain, and the heads for L blocks."""
+        """Return the allocations of the depth method `over`, extended by BRICKs.
+
+        A client gets the BRICKs of its own domain. With DepthFL, it also gets all heads, because its BRICKs complete
+        the model.
+        """
         rows = self.over.allocate(state, cohort, server, rng)
         if not self.brick:
             return rows
@@ -132,13 +158,14 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         }
 
     def objective(self, round: int, rounds: int) -> Objective:
-        """Return the objective of the depth method, L_task."""
+        """Return the loss of the depth method `over`, to which each training stage adds terms of its own."""
         return self.over.objective(round, rounds)
 
     def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """Return the depth method's names, and the BRICKs that the client trains.
+        """Return the tensor names among `names` that a client with the allocation `row` trains and sends back.
 
-        Stage I trains the BRICKs of missing blocks, and stage II those of the blocks that the client holds.
+        These are the names that the depth method `over` sends, without BRICKs that no stage trains. Stage I trains the
+        BRICKs of missing blocks, and stage II those of the client's own blocks.
         """
 
         def trained(name: str) -> bool:
@@ -150,17 +177,24 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
 
     @property
     def has_stand_ins(self) -> bool:
-        """True if stage I is used."""
+        """True if these hyperparameters let clients run BRICKs in place of missing blocks."""
         return self.brick and self.compensate
 
     def stand_ins(self, model: LayeredModel, client: Client) -> Mapping[int, Step]:
-        """Return the BRICKs of the client's domain by block number."""
+        """Return the BRICKs of the client's domain, keyed by block number.
+
+        The result is empty if clients run no BRICKs in place of missing blocks.
+        """
         return {one.layer: one for one in self._in_place(model, client)} if self.has_stand_ins else {}
 
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Train adapters, heads and the BRICKs of missing blocks in stage I, and the other BRICKs in stage II."""
+        """Train the clients in stage I and then in stage II, and return their updates.
+
+        Stage I trains LoRA adapters, heads and the BRICKs of missing blocks. Stage II trains the BRICKs of the client's
+        own blocks.
+        """
         if not self.brick:
             return self.over.local_updates(state, cohort, allocations, trainer)
         live = trainer.model.movable()
@@ -173,27 +207,35 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return [replace(one, adapter=one.adapter | other.adapter) for one, other in zip(updates, second, strict=True)]
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """Average as the depth method does; a BRICK is averaged within its set, over the clients that trained it."""
+        """Average the updates as the depth method `over` does.
+
+        Each BRICK is averaged over the clients that trained it.
+        """
         return self.over.aggregate(state, updates, server)
 
     def predict(
         self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
-        """Return the logits of the depth method; the global model has all blocks and needs no BRICKs."""
+        """Return the logits of the depth method `over`; the global model has all blocks and needs no BRICKs."""
         return self.over.predict(state, model, images, personal, domain)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Return the depth method's obstacle; the global model has all blocks and needs no BRICKs."""
+        """Return a description of the depth method's parts that cannot be exported, or None if there are none.
+
+        BRICKs are not exported, because the global model has all blocks.
+        """
         depths = {num_layers} if self.brick else depths
         return ExportObstacle.of_method(self.over).export_obstacle(depths, num_layers, of_client)
 
     def _stage_one(
         self, state: ServerState, client: Client, row: LayerAllocation, trainer: CohortTrainer, live: AdapterState
     ) -> LocalTask:
-        """Return the task of Eq. 21: L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2.
+        """Return the task of stage I, in which the client runs its own blocks and BRICKs for the missing blocks.
 
-        The client runs its own blocks and BRICKs in place of the missing blocks. `live` contains the tensors of the
-        model itself, whose adapters w and BRICKs theta change during the training.
+        The loss is L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2 (Eq. 21), where w are
+        the LoRA adapters, theta the BRICKs, and w^t and theta^t their values on the server. If `compensate` is false,
+        missing blocks are skipped and the loss is L_task. `live` contains the tensors of the model itself, which change
+        during the training.
         """
         within = names_within(state.adapter, range(trainer.model.num_layers), row.excluded_prefixes)
         start = {name: state.adapter[name] for name in within}
@@ -217,9 +259,10 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return LocalTask(client, start, row, objective, lambda _: whole, names)
 
     def _stage_two(self, task: LocalTask, update: ClientUpdate, trainer: CohortTrainer) -> LocalTask:
-        """Return the task of Eq. 24: L_task + lambda_d / |S_k| sum ||E(x) - f(x)||^2.
+        """Return the task of stage II, in which each block f that the client holds runs in parallel with its BRICK E.
 
-        Each block f that the client holds runs in parallel with its BRICK E.
+        The loss is L_task plus lambda_d times the mean of ||E(x) - f(x)||^2 over these blocks (Eq. 24). `task` and
+        `update` are the task and the result of stage I.
         """
         held, base = task.allocation.held, self.objective(trainer.round, trainer.rounds)
         in_place = self._in_place(trainer.model, task.client)
@@ -238,9 +281,10 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return LocalTask(task.client, start, task.allocation, objective, walk_at, names, session)
 
     def set_of(self, domain: str) -> str:
-        """Return the name of a domain's set of BRICKs.
+        """Return the name of the set of BRICKs for a domain.
 
-        The name is part of tensor names, so it contains no dot and differs from the names of all attributes.
+        The name is part of tensor names, so it contains no dot. The prefix `for_` keeps it distinct from the attributes
+        of PyTorch's ModuleDict.
         """
         return SHARED if self.domains == "shared" else "for_" + domain.replace("%", "%25").replace(".", "%2E")
 
@@ -254,7 +298,7 @@ def _joined(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
 
 
 def brick_of(name: str) -> int | None:
-    """Return the block number in the name of a BRICK's tensor, or None for other tensors.
+    """Return the number of the block that a tensor's BRICK imitates, or None if the tensor is not part of a BRICK.
 
     >>> brick_of("bricks.for_sketch.7.a1"), brick_of("backbone.blocks.7.attn.proj.lora_A.default.weight")
     (7, None)

@@ -1,4 +1,7 @@
-"""FedMS's gate, which weighs the global against the local expert for each image. The server averages it (Eq. 7)."""
+"""FedMS's gate, a network that weighs the global expert against the local expert for each image.
+
+The server averages the clients' gates (Eq. 7).
+"""
 
 from __future__ import annotations
 
@@ -21,29 +24,31 @@ from fedsweep.types import AdapterState, Batch, ClientUpdate
 
 
 class GateConfig(Config):
-    """The gate of the mixture (Section 3.3)."""
+    """The settings of the gate, which mixes the global and the local expert (FedMS, Section 3.3)."""
 
     trunk: TrunkConfig = Field(
-        default_factory=TimmTrunk, description="network that computes the gate's features: timm or digits_resnet"
+        default_factory=TimmTrunk,
+        description="trunk of the gate, the network that computes image features: timm or digits_resnet",
     )
     hidden: int | None = Field(
         None, gt=0, description="width of the gate's hidden layer; `null`: width of the trunk's features"
     )
     trained: Literal["adapter", "all"] = Field(
-        "adapter", description="`adapter`: train only the gate's last layers; `all`: train its trunk too"
+        "adapter", description="trained part of the gate. `adapter`: the layers after the trunk; `all`: the trunk too"
     )
     weights: Literal["loss", "aggregation"] = Field(
         "loss",
-        description="`loss`: the mean of the gates weighs clients by their loss (Eq. 7); `aggregation`: by "
-        "`aggregation.weights`",
+        description="weights of the clients in the mean of the gates. `loss`: the clients' losses (Eq. 7); "
+        "`aggregation`: the weights that `aggregation.weights` sets",
     )
 
 
 class Gate(nn.Module):
-    """The gate lambda = sigmoid(BN(Linear(BN(Linear(trunk(x)))))), in (0, 1) for each image (FedMS, Section 3.3).
+    """The gate, a network that computes the weight lambda of the global expert for each image (FedMS, Section 3.3).
 
-    The paper names a softmax instead of the sigmoid. But the gate has a single output (Table 4), whose softmax would
-    always be 1.
+    The gate's trunk computes image features. From these features, the gate's adapter, which contains batch norms (BN),
+    computes lambda = sigmoid(BN(Linear(BN(Linear(features))))), a number in (0, 1). The paper names a softmax instead
+    of the sigmoid, but the gate has a single output (Table 4), whose softmax would always be 1.
     """
 
     mean: Tensor
@@ -65,7 +70,7 @@ class Gate(nn.Module):
         trunk.requires_grad_(whole)
 
     def features(self, images: Tensor) -> Tensor:
-        """Return the trunk's features (n, width) of uint8 images (n, 3, h, w)."""
+        """Return the image features (n, width) that the gate's trunk computes for uint8 images (n, 3, h, w)."""
         pixels = images.to(self.mean.device, non_blocking=True).to(self.mean.dtype, copy=True).div_(255)
         pixels = standardize_(pixels, self.mean, self.std)
         alone = self.trunk.training and len(images) == 1  # one image has no variance
@@ -77,13 +82,13 @@ class Gate(nn.Module):
         return found
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return lambda (n,) in (0, 1) from the trunk's features (n, width)."""
+        """Return the global expert's weights lambda (n,), in (0, 1), given the trunk's features (n, width)."""
         for layer in self.adapter:
             features = _normed(layer, features) if isinstance(layer, nn.BatchNorm1d) else layer(features)
         return torch.sigmoid(features.squeeze(1))
 
     def train(self, mode: bool = True) -> Gate:
-        """Switch between training and evaluation mode; a frozen trunk stays in evaluation mode."""
+        """Switch between training and evaluation mode, except for a frozen trunk, which stays in evaluation mode."""
         super().train(mode)
         if not self.whole:
             self.trunk.eval()
@@ -91,19 +96,19 @@ class Gate(nn.Module):
 
 
 def _normed(norm: nn.BatchNorm1d, x: Tensor) -> Tensor:
-    """Apply batch norm; a batch of one image has no variance, so it is normalised as in evaluation mode."""
+    """Apply batch norm; a single image has no variance, so it is normalised with the running statistics."""
     own = norm.training and len(x) > 1
     mean, var, momentum = norm.running_mean, norm.running_var, norm.momentum
     return F.batch_norm(x, mean, var, norm.weight, norm.bias, own, momentum or 0.0, norm.eps)
 
 
 def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, outlined: bool = False) -> Gate:
-    """Return a gate with pretrained trunk and untrained adapter.
+    """Return a gate with a pretrained trunk, the network that computes image features, and an untrained adapter.
 
-    Each tensor of the adapter is drawn from a random stream of its own, by its name.
+    The initial value of each tensor of the adapter depends only on `seed` and the tensor's name.
 
     Args:
-        config: The trunk.
+        config: The configuration of the trunk.
         hidden: The width of the adapter's hidden layer; None for the width of the trunk's features.
         whole: Whether the trunk is trained too.
         seed: The seed of the adapter, and of a trunk without pretrained weights.
@@ -125,9 +130,12 @@ def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, 
     return gate.eval()
 
 
-@lru_cache(maxsize=16)  # called for every arm and seed of a search space
+@lru_cache(maxsize=16)  # because it is called for every arm and seed of a search space
 def check_gate(config: TrunkConfig, hidden: int | None, size: int, _fingerprint: str) -> None:
-    """Raise UserError unless a gate with this trunk can process images of `size` pixels."""
+    """Raise UserError unless a gate with this trunk can process images of `size` by `size` pixels.
+
+    `_fingerprint` identifies the trunk's weights, so that a cached result is not used for other weights.
+    """
     gate = build_gate(config, hidden, whole=False, seed=0)
     blank = torch.zeros(2, 3, size, size, dtype=torch.uint8)
     try:
@@ -138,21 +146,38 @@ def check_gate(config: TrunkConfig, hidden: int | None, size: int, _fingerprint:
 
 
 def mixing(model: LayeredModel, images: Batch) -> Tensor:
-    """Return the gate's weights lambda (batch,) of the global expert."""
+    """Return the global expert's weights lambda (batch,), which the model's gate computes for a batch of images."""
     gate = cast(Gate, model.gate)
     found: Tensor = gate(images.side_inputs["trunk"] if "trunk" in images.side_inputs else gate.features(images.images))
     return found
 
 
 def mixed(model: LayeredModel, images: Batch, walk: Walk) -> Tensor:
-    """Return logits (batch, classes): O = lambda <V_g, T_g> + (1 - lambda) <V_i, T_i>, times exp(s) (Eq. 6)."""
+    """Return the logits (batch, classes) of the mixture of global and local expert (Eq. 6).
+
+    The result is lambda times the global expert's logits plus (1 - lambda) times the local expert's logits, where the
+    gate computes lambda for each image. A logit is a cosine similarity times CLIP's logit scale.
+
+    Args:
+        model: The model, into which the local expert and the gate have been loaded.
+        images: The images, with the logits of the global expert as the side input `global`.
+        walk: The blocks that the local expert runs.
+    """
     mix = mixing(model, images).unsqueeze(1)
     local: Tensor = model(images, walk)
     return mix * images.side_inputs["global"] + (1 - mix) * local
 
 
 def mixture_loss(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
-    """Return the cross-entropy of the mixture, or of the model alone for images without side inputs."""
+    """Return the cross-entropy of the mixture of global and local expert.
+
+    Args:
+        model: The model, into which the local expert and the gate have been loaded.
+        images: A batch with the logits of the global expert. For a plain tensor of images, the loss is that of the
+            local expert alone.
+        labels: The labels (batch,).
+        walk: The blocks that the local expert runs.
+    """
     logits = mixed(model, images, walk) if isinstance(images, Batch) else model(images, walk)
     return F.cross_entropy(logits, labels)
 
@@ -160,8 +185,9 @@ def mixture_loss(model: LayeredModel, images: Images, labels: Tensor, walk: Walk
 def average_gates(
     start: AdapterState, updates: Sequence[ClientUpdate], aggregation: AggregationConfig, by_loss: bool
 ) -> AdapterState:
-    """Average the clients' gates: Z_g = sum_i (L_i / sum_j L_j) Z_i (FedMS, Eq. 7).
+    """Return the tensors `start`, with the gate replaced by the weighted mean of the clients' gates (FedMS, Eq. 7).
 
-    L_i is the loss of client i. Without `by_loss`, it is the client's weight by `aggregation.weights` instead.
+    The mean is Z_g = sum_i (L_i / sum_j L_j) Z_i, where Z_i is the gate of client i. The weight L_i is the client's
+    loss if `by_loss` is true, and otherwise the weight that `aggregation` gives to the client.
     """
     return layerwise_mean(start, updates, aggregation, (lambda update: update.metrics["loss"]) if by_loss else None)

@@ -1,6 +1,6 @@
-"""The two stages of FedMS: FedAvg on a global expert, then local experts with SAL and the gate.
+"""The two stages of FedMS: FedAvg on a global expert, and then training of local experts and a gate.
 
-Both stages have the same functions.
+Each stage is a class, and both classes have the same functions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,30 +28,43 @@ MIX, SPREAD = "gate/lambda", "gate/spread"
 
 
 class SALConfig(Config):
-    """Sparsely Activated LoRA, which decides which blocks of a local expert are trained (Section 3.2)."""
+    """The settings of Sparsely Activated LoRA (SAL), which decides which blocks of a local expert are trained.
+
+    Source: FedMS, Section 3.2.
+    """
 
     threshold: float = Field(
-        0.01, description="delta: if the accuracy gains less than this, the next lower block is activated (Eq. 5)"
+        0.01,
+        description="delta of Eq. 5: a client's next lower block is activated if the client's accuracy, from 0 to 1, "
+        "exceeds the mean of its past accuracies by less than delta",
     )
     queue: int = Field(
-        3, gt=0, description="Q, the number of past accuracies; a gain is the difference to their mean (Eq. 5)"
+        3, gt=0, description="Q of Eq. 5: number of past accuracies in the mean to which the accuracy is compared"
     )
-    initial: int = Field(1, gt=0, description="number of topmost blocks of each encoder that are active at the start")
+    initial: int = Field(
+        1, gt=0, description="number of topmost blocks of each encoder that are active when stage two starts"
+    )
 
     def is_stuck(self, past: Sequence[float], accuracy: float) -> bool:
-        """Return whether the queue is full and the gain Delta over its mean is below delta (Eq. 5)."""
+        """Return whether a client's accuracy has stalled, so that SAL activates one more block (Eq. 5).
+
+        The accuracy has stalled if `past` contains `queue` earlier accuracies, and `accuracy` exceeds their mean by
+        less than `threshold`.
+        """
         return len(past) == self.queue and accuracy - sum(past) / self.queue < self.threshold
 
 
 @dataclass(frozen=True)
 class FedMSState(ServerState):
-    """The server's state with the memory of each client; `adapter` contains the global expert and the gate.
+    """The state of FedMS's server, including the memory of each client.
+
+    The field `adapter` contains the global expert and the gate.
 
     Attributes:
-        stage: The present stage, 1 or 2.
-        experts: The tensors in which each client's local expert differs from the global expert.
-        queues: The last accuracies of each client.
-        active: The number of active blocks of each client.
+        stage: The number of the present stage, 1 or 2.
+        experts: A dict from each client to the tensors in which its local expert differs from the global expert.
+        queues: A dict from each client to its latest accuracies on its validation images, the oldest first.
+        active: A dict from each client to the number of blocks of its local expert that are active, that is, trained.
     """
 
     stage: int = 1
@@ -61,65 +74,71 @@ class FedMSState(ServerState):
 
 
 def of(state: ServerState) -> FedMSState:
-    """Return `state` as the state of FedMS; raise TypeError for another method's state."""
+    """Return `state` if it is a state of FedMS; raise TypeError if it is the state of another method."""
     return state_as(FedMSState, state)
 
 
 class GlobalStage:
-    """Stage one: FedAvg on the adapters of the global expert (Section 3.1). The gate is not used."""
+    """Stage one of FedMS: FedAvg on the LoRA adapters of the global expert, without a gate (Section 3.1)."""
 
     objective = staticmethod(cross_entropy)
 
     def row(self, state: FedMSState, client: ClientId) -> LayerAllocation:
-        """Allocate all blocks, to be run and trained."""
+        """Return a client's allocation, in which the client holds and trains all blocks."""
         return LayerAllocation(state.layers, state.layers, excluded_prefixes=(GATE,))
 
     def received_names(self, state: FedMSState, client: ClientId, row: LayerAllocation) -> list[str]:
-        """Return the names of the tensors of the global expert."""
+        """Return the names of the global expert's tensors, which a client with the allocation `row` receives."""
         return names_within(state.adapter, row.held, row.excluded_prefixes)
 
     def sent_names(self, names: Sequence[str]) -> list[str]:
-        """Return `names`: a client sends all tensors that it trains."""
+        """Return `names` unchanged, because a client sends back all tensors that it trains."""
         return list(names)
 
     def num_frozen_blocks(self, state: FedMSState, client: ClientId | None) -> int:
-        """Return 0: all blocks are trained."""
+        """Return 0, because all blocks are trained."""
         return 0
 
     def side_inputs(
         self, state: FedMSState, reader: Reader, sets: Mapping[str, ImageSet]
     ) -> dict[str, Mapping[str, Tensor]]:
-        """Return no side inputs."""
+        """Return an empty dict for each image set: in stage one, the models use only the pixels."""
         return {name: {} for name in sets}
 
     def local_updates(
         self, state: FedMSState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Train all clients, starting from the global expert."""
+        """Train all clients of the cohort, starting from the global expert."""
         return trainer.fit([LocalTask(one, state.adapter, allocations[one.id], self.objective) for one in cohort])
 
     def keep(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> FedMSState:
-        """Return `state`: clients keep no tensors of their own."""
+        """Return `state` unchanged, because clients have no tensors of their own in stage one."""
         return state
 
     def predict(self, state: FedMSState, model: LayeredModel, images: Images) -> Tensor:
-        """Return the logits of the global expert, which all clients share."""
+        """Return the logits (batch, classes) of the global expert, which all clients share."""
         return cast(Tensor, model(images, state.layers))
 
     def active(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> Mapping[ClientId, int]:
-        """Return the number of active blocks of each client: all blocks."""
+        """Return each client's number of active blocks, which are the blocks that the client trains.
+
+        In stage one, all blocks are active.
+        """
         return dict.fromkeys(state.active, len(state.layers))
 
     def gate_metrics(self, updates: Sequence[ClientUpdate]) -> dict[str, float]:
-        """Return the mean and standard deviation of lambda over images: 1 and 0, as there are no local experts."""
+        """Return the mean and the standard deviation of the weight lambda of the global expert.
+
+        The mean is 1 and the standard deviation is 0, because stage one has only the global expert.
+        """
         return {MIX: 1.0, SPREAD: 0.0}
 
 
 @dataclass(frozen=True)
 class LocalStage:
-    """Stage two: each client trains the active blocks of its local expert together with the gate (Section 3.3).
+    """Stage two of FedMS: each client trains its local expert's active blocks and the gate (Section 3.3).
 
-    The global expert is frozen, and local experts stay with their clients. Only gates are sent and averaged.
+    The global expert is frozen, and local experts stay on their clients. Only gates are sent and averaged.
     """
 
     objective = staticmethod(mixture_loss)
@@ -128,26 +147,42 @@ class LocalStage:
     gate: GateConfig
 
     def row(self, state: FedMSState, client: ClientId) -> LayerAllocation:
-        """Allocate all blocks, of which the active ones are trained."""
+        """Return a client's allocation, in which the client holds all blocks and trains the active ones."""
         return LayerAllocation(state.layers, state.layers[self.num_frozen_blocks(state, client) :])
 
     def received_names(self, state: FedMSState, client: ClientId, row: LayerAllocation) -> list[str]:
-        """Return the names of the gate's tensors and, if the client has no local expert yet, the global expert's."""
+        """Return the names of the tensors that a client with the allocation `row` receives before its training.
+
+        They are the gate's tensors and, if the client has no local expert yet, the global expert's tensors.
+        """
         names = names_within(state.adapter, row.held, row.excluded_prefixes)
         return self.sent_names(names) if client in state.experts else names
 
     def sent_names(self, names: Sequence[str]) -> list[str]:
-        """Return the names of the gate's tensors."""
+        """Return the names of the gate's tensors among `names`, because a client sends back only its gate."""
         return [name for name in names if name.startswith(GATE)]
 
     def num_frozen_blocks(self, state: FedMSState, client: ClientId | None) -> int:
-        """Return the number of blocks below a local expert's active blocks, or all blocks for the global expert."""
+        """Return the number of blocks below the active blocks of a client's local expert.
+
+        If `client` is None, return the number of all blocks, because the global expert is frozen.
+        """
         return len(state.layers) - (state.active[client] if client else 0)
 
     def side_inputs(
         self, state: FedMSState, reader: Reader, sets: Mapping[str, ImageSet]
     ) -> dict[str, Mapping[str, Tensor]]:
-        """Return the logits (n, classes) of the global expert and, if the trunk is frozen, its features (n, width)."""
+        """Return the values that the clients' models use for each image in addition to its pixels.
+
+        Args:
+            state: The server's state.
+            reader: The reader of image batches, which can compute the outputs of frozen networks.
+            sets: The image sets, each under a name that the caller chooses.
+
+        Returns:
+            For each name in `sets`, a dict with the logits (n, classes) of the global expert as `global` and, if the
+            gate's trunk is frozen, the trunk's image features (n, width) as `trunk`.
+        """
         model = reader.model
         model.load_adapter(state.adapter)
         known: dict[str, dict[str, Tensor]] = {
@@ -163,7 +198,10 @@ class LocalStage:
     def local_updates(
         self, state: FedMSState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Train local experts and gates, and measure each client's accuracy on its validation images for SAL."""
+        """Train local experts together with gates, and measure each client's accuracy on its validation images.
+
+        SAL uses the accuracies to decide whether to activate one more block.
+        """
         held_out = {one.id: cast(ImageSet, one.validation) for one in cohort}
         seen = {f"train/{one.id}": one.train for one in cohort} | held_out
         inputs = self.side_inputs(state, trainer.reader, seen)
@@ -201,7 +239,7 @@ class LocalStage:
         }
 
     def keep(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> FedMSState:
-        """Store the local experts, and activate one more block for each client whose accuracy is stuck (Eq. 5)."""
+        """Store the local experts, and activate one more block for each client whose accuracy has stalled (Eq. 5)."""
         experts, queues, active = dict(state.experts), dict(state.queues), dict(state.active)
         for update in sorted(updates, key=lambda one: one.client):
             client, score = update.client, update.metrics["accuracy"]
@@ -213,13 +251,20 @@ class LocalStage:
         return replace(state, experts=experts, queues=queues, active=active)
 
     def predict(self, state: FedMSState, model: LayeredModel, images: Images) -> Tensor:
-        """Return the logits of a client's mixture (Eq. 6)."""
+        """Return the logits (batch, classes) of a client's mixture of global and local expert (Eq. 6)."""
         return mixed(model, cast(Batch, images), state.layers)
 
     def active(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> Mapping[ClientId, int]:
-        """Return the number of blocks that each client trained, or will train next if it was not in the cohort."""
+        """Return each client's number of active blocks, which are the blocks that the client trains.
+
+        For a client of the cohort, the number is that of this round. For any other client, it is that of the client's
+        next training.
+        """
         return state.active | {update.client: len(update.allocation.trained) for update in updates}
 
     def gate_metrics(self, updates: Sequence[ClientUpdate]) -> dict[str, float]:
-        """Return the mean and standard deviation of lambda over images, each as a mean over the cohort."""
+        """Return the mean and the standard deviation of the weight lambda of the global expert.
+
+        Both are computed over each client's validation images, and then averaged over the clients of the round.
+        """
         return {name: sum(update.metrics[name] for update in updates) / len(updates) for name in (MIX, SPREAD)}

@@ -1,4 +1,4 @@
-"""The trunk of FedMS's gate, a network that computes image features: a network of timm, or a small one for digits."""
+"""The trunk of FedMS's gate, a network that computes image features: a timm network, or a small one for digits."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ from fedsweep.models.timm.weights import pretrained_network
 WEIGHTS = Path(__file__).parent / "weights" / "digits_resnet.safetensors"
 FIELD = "method.gate.trunk.pretrained"
 SMALL = (16, 32, 64, 64)
-"""Channels of the trunk that is included in fedsweep."""
+"""The numbers of channels in the four stages of the ResNet-18 that is included in fedsweep."""
 
 
 class DigitsTrunk(Config):
-    """A narrow ResNet-18 for images of 16 px, trained on MNIST (scripts/train_digits_clip.py); included in fedsweep."""
+    """A narrow ResNet-18 for images of 16 by 16 pixels, whose pretrained weights are included in fedsweep.
+
+    The network was trained on MNIST by scripts/train_digits_clip.py.
+    """
 
     name: Literal["digits_resnet"] = "digits_resnet"
 
     def fingerprint(self) -> str:
-        """Return the digest from the weights' card (a JSON file), against which `build` checks the weights."""
+        """Return the SHA-256 digest of the weights, which is recorded in a JSON file, the weights' card."""
         return f"sha256:{_card()['sha256']}"
 
     def outlined(self) -> nn.Module:
@@ -39,20 +42,22 @@ class DigitsTrunk(Config):
         return cast(nn.Module, ResNet(cast(Any, BasicBlock), (2, 2, 2, 2), channels=SMALL, num_classes=0))
 
     def build(self, seed: int) -> tuple[nn.Module, list[float], list[float]]:
-        """Return the network with its weights, and the mean and standard deviation of its pixels.
+        """Return the pretrained network, and the mean and standard deviation that normalise its input pixels.
 
         Raises:
-            UserError: The file of weights is not the one that is described on the card.
+            UserError: The digest of the weights file differs from the digest in the weights' card, a JSON file.
         """
         if weights_file.digest(WEIGHTS) != _card()["sha256"]:
-            raise UserError(f"{WEIGHTS.name} is not the file that its card {WEIGHTS.stem}.json describes.")
+            raise UserError(
+                f"{WEIGHTS.name} does not match the SHA-256 digest in {WEIGHTS.stem}.json; reinstall fedsweep."
+            )
         trunk = self.outlined()
         trunk.load_state_dict(weights_file.read(WEIGHTS))
         return trunk, _card()["mean"], _card()["std"]
 
 
 class TimmTrunk(Config):
-    """A network of timm without its classifier; the paper uses ResNet-18."""
+    """A timm network without its classifier, used to compute image features; the paper uses ResNet-18."""
 
     name: Literal["timm"] = "timm"
     model: str = Field(
@@ -61,14 +66,15 @@ class TimmTrunk(Config):
     pretrained: str = Field(
         "timm",
         min_length=1,
-        description="weights: those of timm (`timm`), random ones (`none`), or a file with timm's tensor names",
+        description="pretrained weights of timm (`timm`), random weights (`none`), or a weights file with timm's "
+        "tensor names",
     )
 
     @model_validator(mode="after")
     def _timm_has_it(self) -> Self:
         if self.pretrained not in ("timm", "none") and not weights_file.is_path(self.pretrained):
             raise ValueError(
-                f"`method.gate.trunk.pretrained` must be timm, none or a file of weights, but it is {self.pretrained}"
+                f"`method.gate.trunk.pretrained` must be timm, none or a weights file, but it is {self.pretrained}"
             )
         try:
             check_name(self.model)
@@ -79,7 +85,11 @@ class TimmTrunk(Config):
         return self
 
     def fingerprint(self) -> str:
-        """Return the name of timm's weights, or the digest of the file; raise UserError if the file is missing."""
+        """Return a string that identifies the weights: the network's name in timm, or the digest of the weights file.
+
+        Raises:
+            UserError: The weights file is missing.
+        """
         if self.pretrained in ("timm", "none"):
             return f"{self.pretrained}:{self.model}"
         return f"sha256:{weights_file.digest(weights_file.find(self.pretrained, FIELD))}"
@@ -91,7 +101,7 @@ class TimmTrunk(Config):
         return timm.create_model(self.model, num_classes=0)
 
     def build(self, seed: int) -> tuple[nn.Module, list[float], list[float]]:
-        """Return the network with its weights, and the mean and standard deviation of its pixels.
+        """Return the network with its weights, and the mean and standard deviation that normalise its input.
 
         Raises:
             UserError: The weights are missing or do not fit the network.

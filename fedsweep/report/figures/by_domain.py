@@ -32,13 +32,16 @@ BAR = 0.12, 1.3, 2.0  # the colour bar in inches: width, least height, greatest 
 
 
 def _by_seed(one: ArmStatistics, manifest: SweepManifest) -> dict[str, dict[int, float]]:
-    """Return the accuracies in percent by domain and seed, without domains for which no finished trial has a value."""
+    """Return a dict from domain to a dict from seed to accuracy in percent.
+
+    Domains for which no finished trial has a value are left out.
+    """
     found = {name: one.arm.finals(manifest.metric, one.metric_on(name)) for name in manifest.domains}
     return {name: {seed: 100 * end for seed, end in ends.items()} for name, ends in found.items() if ends}
 
 
 def draw_dots(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
-    """Draw a dot per arm and domain; return None if no finished trial has an accuracy on a domain."""
+    """Draw each arm's accuracy on each domain as a dot; return None if no finished trial has such an accuracy."""
     finished = [one for one in canvas.dressed(manifest, arms) if _by_seed(one[0], manifest)]
     if not finished:
         return None
@@ -58,7 +61,7 @@ def draw_dots(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing
         axes.plot([], [], color=GREY, linewidth=0.9, label="other arms")
         hollow = "hollow or dotted"
     if any(one.held_out for one, *_ in finished):
-        said.append(f"{hollow}: out of domain for all clients of the arm")
+        said.append(f"{hollow}: no client of the arm has images of the domain")
     slant: dict[str, Any] = {"rotation": 30, "ha": "right"} if max(map(len, domains)) > 11 else {}
     axes.set_xticks(range(len(domains)), domains, **slant)
     axes.tick_params(axis="x", length=0)
@@ -68,7 +71,7 @@ def draw_dots(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing
         axes.axvline(edge - 0.5, color=RULE, linewidth=0.8, zorder=0)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5, handlelength=1.2, labelspacing=0.8)
     reading = [f"{one[0].upper()}{one[1:]}." for one in said]
-    reading += ["The best arms are coloured dots; the other arms are grey lines across each domain."] * greys
+    reading += ["The baselines and the arms with the best means are coloured dots; other arms are grey lines."] * greys
     return Drawing(figure, "Accuracy on each domain at the last round", " ".join(reading))
 
 
@@ -88,7 +91,7 @@ def _draw_dots(axes: "Axes", one: ArmStatistics, manifest: SweepManifest, colour
 
 
 def draw_grid(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
-    """Draw a cell per arm and domain; return None if no finished trial has an accuracy on a domain."""
+    """Draw a heat map of the accuracies by arm and domain; return None if no finished trial has such an accuracy."""
     by_key = {one.key: one for one in arms}
     labels = dict(zip(by_key, canvas.labels(manifest, arms, letters=46), strict=True))
     known = [one for one in arms if _by_seed(one, manifest)]
@@ -111,8 +114,8 @@ def draw_grid(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing
     reading = ["Accuracy at the last round in percent, mean over the finished seeds."]
     if compared:
         reading.append(
-            "Colours show the difference from the baseline on the same domain, over common seeds: blue is better, "
-            "orange is worse. These differences are not tested."
+            "Colours show the difference from the baseline on the same domain, averaged over common seeds: blue is "
+            "better, orange is worse. These differences are not tested."
         )
     if any(name in one.held_out for one in shown for name in _by_seed(one, manifest)):
         reading.append(MARKED)
@@ -122,7 +125,10 @@ def draw_grid(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing
 
 
 def _gains(one: ArmStatistics, other: ArmStatistics | None, manifest: SweepManifest) -> dict[str, float]:
-    """Return, by domain, the mean difference from `other` in percentage points, over common seeds."""
+    """Return a dict from domain to the difference between two arms, `one` minus `other`, in percentage points.
+
+    Each difference is a mean over the seeds that both arms finished.
+    """
     if other is None:
         return {}
     own, theirs, gains = _by_seed(one, manifest), _by_seed(other, manifest), {}
@@ -140,7 +146,11 @@ def _draw_cells(
     manifest: SweepManifest,
     gains: Sequence[Mapping[str, float]] | None,
 ) -> "QuadMesh":
-    """Draw the accuracies as text, on cells that are coloured by the gains, or else by the accuracies."""
+    """Draw the accuracies in percent as text on coloured cells.
+
+    The colours show `gains`, each arm's dict from domain to difference from the baseline in percentage points. If
+    `gains` is None, the colours show the accuracies.
+    """
     from matplotlib.colors import LinearSegmentedColormap
 
     means = [{name: fmean(ends.values()) for name, ends in _by_seed(one, manifest).items()} for one in shown]

@@ -1,4 +1,4 @@
-"""Colours, labels, axes and file formats that all figures share. Their Matplotlib style is `look.mplstyle`."""
+"""Colours, labels, axes and file formats that all figures share; the Matplotlib style is `look.mplstyle`."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ Spread = tuple[float, float, float]
 
 
 class Drawing(NamedTuple):
-    """A Matplotlib figure, with the heading and the explanation that the page shows."""
+    """A Matplotlib figure, with its heading and its explanation on the HTML page of the report."""
 
     figure: "pictures.Figure"
     title: str
@@ -42,7 +42,7 @@ class Drawing(NamedTuple):
 
 @dataclass(frozen=True)
 class Figure:
-    """A saved `Drawing`."""
+    """The PNG and SVG files of a `Drawing`, with its heading and explanation."""
 
     name: str
     """The file name without its suffix."""
@@ -53,7 +53,7 @@ class Figure:
 
 
 def plain(width: float, height: float) -> tuple["pictures.Figure", "Axes"]:
-    """Return a figure of this size in inches with one pair of axes and horizontal grid lines."""
+    """Return a figure of `width` by `height` inches and its only axes, which have horizontal grid lines."""
     figure = blank(width, height)
     axes = figure.add_subplot()
     axes.grid(axis="y")
@@ -61,7 +61,10 @@ def plain(width: float, height: float) -> tuple["pictures.Figure", "Axes"]:
 
 
 def panels(count: int, columns: int, width: float, height: float) -> tuple["pictures.Figure", list["Axes"]]:
-    """Return a figure of `count` panels of this size in inches, at most `columns` per row, and their axes."""
+    """Return a figure with `count` panels, at most `columns` per row, and the axes of the panels.
+
+    Each panel measures `width` by `height` inches.
+    """
     columns = min(columns, count)
     rows = -(-count // columns)
     figure = blank(width * columns, height * rows, layout="constrained")
@@ -69,14 +72,14 @@ def panels(count: int, columns: int, width: float, height: float) -> tuple["pict
 
 
 def legend_below(axes: "Axes", handles: list[Any]) -> None:
-    """Add a legend below the label of the x-axis, if there are any handles."""
+    """Add a legend of `handles` below the label of the x-axis, unless `handles` is empty."""
     if handles:
         columns = min(3, len(handles))
         axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.15), fontsize=8, ncols=columns)
 
 
 def save(drawing: Drawing, folder: Path, name: str) -> Figure:
-    """Write a drawing as PNG and as SVG; the same data give the same bytes."""
+    """Write a drawing to `<name>.png` and `<name>.svg` in `folder`; the same data give the same bytes."""
     import matplotlib
 
     figure, title, reading = drawing
@@ -114,9 +117,10 @@ def logarithmic_if_wide(axis: "XAxis | YAxis", values: Sequence[float]) -> None:
 
 
 def colours(arms: Sequence[ArmStatistics], mode: str) -> list[str]:
-    """Return one colour per arm, the same in all figures.
+    """Return one colour per arm, which all figures of the report use.
 
-    If there are more arms than colours, all arms except the best ones and the baselines are grey.
+    If there are more arms than colours, only the baselines and the arms with the best means are coloured, and all other
+    arms are grey. The best mean is the highest if `mode` is `max`, and the lowest if it is `min`.
     """
     if len(arms) <= len(COLOURS):
         return list(COLOURS[: len(arms)])
@@ -129,13 +133,13 @@ def colours(arms: Sequence[ArmStatistics], mode: str) -> list[str]:
 
 
 def labels(manifest: SweepManifest, arms: Sequence[ArmStatistics], lines: int = 2, letters: int = LETTERS) -> list[str]:
-    """Return the label of each arm, wrapped to at most `lines` lines of `letters` characters."""
+    """Return each arm's label, such as `rank 4, lr 0.1`, wrapped to at most `lines` lines of `letters` characters."""
     dotted = names(manifest, arms)
     return [folded(arm_words(one.arm.values, dotted), lines, letters, BASELINE * one.is_baseline) for one in arms]
 
 
 def dressed(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[tuple[ArmStatistics, str, str]]:
-    """Return each arm with its colour and its label."""
+    """Return a tuple of arm, colour and label for each arm."""
     return list(zip(arms, colours(arms, manifest.mode), labels(manifest, arms), strict=True))
 
 
@@ -158,24 +162,29 @@ def folded(words: str, lines: int, letters: int, after: str = "") -> str:
 
 
 def scale_of(metric: str) -> int:
-    """Return the factor from a metric's values to its axis: 100 for accuracies, otherwise 1."""
+    """Return the factor that converts a metric's values for figures: 100 for accuracies (percent), otherwise 1."""
     return 100 if is_accuracy(metric) else 1
 
 
 def heading_of(metric: str) -> str:
-    """Return a metric's title for a heading, without its unit."""
+    """Return a metric's title without the unit, for the heading of a figure."""
     return title(metric).removesuffix(" (%)").removesuffix(" (nats)")
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return the lowest, the mean and the highest value."""
+    """Return the lowest value, the mean and the highest value."""
     return min(values), sum(values) / len(values), max(values)
 
 
 def over_seeds(arm: ArmTrials, objective: str, metric: str) -> dict[int, Spread]:
-    """Return the lowest, mean and highest value of finished seeds, on the scale of the axis, by round.
+    """Return a dict from round to the lowest, mean and highest value of a metric over an arm's finished seeds.
 
-    Only rounds that all finished seeds recorded are included.
+    Accuracies are in percent. Only rounds that all finished seeds recorded are included.
+
+    Args:
+        arm: The arm with its trials.
+        objective: The objective of the sweep. Trials whose last objective is not finite count as not finished.
+        metric: The metric to return.
     """
     series = [recorded(trial.history, metric) for trial in arm.finished(objective).values()]
     shared = sorted(set.intersection(*map(set, series))) if series else []
@@ -183,7 +192,16 @@ def over_seeds(arm: ArmTrials, objective: str, metric: str) -> dict[int, Spread]
 
 
 def draw_over_seeds(axes: "Axes", one: ArmStatistics, points: Mapping[int, Spread], colour: str) -> None:
-    """Draw the mean as a line and the range of several seeds as a band; grey arms have a thin line without a band."""
+    """Draw the mean of an arm as a line, and the range over several seeds as a band.
+
+    An arm whose `colour` is grey gets only a thin line.
+
+    Args:
+        axes: The axes to draw on.
+        one: The arm.
+        points: A dict from round to the lowest, mean and highest value, as `over_seeds` returns it.
+        colour: The colour of the arm.
+    """
     if not points:
         return
     low, middle, high = zip(*points.values(), strict=True)

@@ -1,4 +1,4 @@
-"""The figure of the objective by round, with a line for each arm and each trial that did not finish."""
+"""The figure of the objective by round, with a line per arm and a line per trial that did not finish."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,11 @@ LINE = 0.058  # height of one line of a label, as a share of the axes
 
 
 def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
-    """Draw the mean and range of each arm, and the other trials; return None if no value is recorded."""
+    """Draw the objective by round; return None if no value of the objective is recorded.
+
+    Each arm has a line for the mean of its finished trials and a band for their range. Each other trial has its own
+    line.
+    """
     metric, bounded = manifest.metric, is_accuracy(manifest.metric)
     figure, axes = canvas.plain(6.4, 4.0)
     kinds, whole, others = set[str](), list[float](), list[float]()
@@ -70,7 +74,10 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | No
 def _draw_others(
     axes: "Axes", one: ArmStatistics, metric: str, colour: str, kinds: set[str]
 ) -> list[list[tuple[int, float]]]:
-    """Draw an arm's trials that did not finish; return the points of each line."""
+    """Draw an arm's trials that did not finish, and return the points (round, value) of each line.
+
+    The outcomes of the trials, such as `pruned`, are added to `kinds`, the set of line styles in the legend.
+    """
     drawn = []
     for trial in one.arm.trials:
         kind, values = ended(trial), recorded(trial.history, metric)
@@ -91,7 +98,7 @@ def _reading(kinds: set[str], bounded: bool) -> str:
             "seeds and are compared in pairs, so overlapping bands do not mean that the arms are equal."
         )
     elif "mean" in kinds or "finished" in kinds:
-        said.append("Lines are single finished seeds.")
+        said.append("Each line is the only finished seed of an arm.")
     if lost := [kind for kind in LOOKS if kind in kinds]:
         listed = " and ".join(filter(None, [", ".join(lost[:-1]), lost[-1]]))
         said.append(f"{listed.capitalize()} trials are drawn individually and are not part of any mean.")
@@ -117,7 +124,7 @@ def _legend(axes: "Axes", kinds: set[str]) -> None:
 
 
 def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> float | None:
-    """Label the lines to the right of the axes, without overlap.
+    """Label each line at its end, to the right of the axes, without overlap.
 
     Returns:
         The height of the lowest label as a share of the axes' height, or None if there are no labels.
@@ -142,7 +149,8 @@ def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> 
 def _label_lost(axes: "Axes", lost: Sequence[tuple[str, str, str]], lowest: float | None) -> None:
     """Label arms without a finished trial to the right of the axes, next to a short sample of each line style.
 
-    The labels of other arms are connected to their lines. Here, such a connection would look like further rounds.
+    Labels of finished arms are connected to the ends of their lines. If a line ends early, such a connection would look
+    like further rounds.
     """
     gap = _gap([label for label, *_ in lost])
     first = 1.0 if lowest is None else lowest - gap - LINE
@@ -158,15 +166,16 @@ def _gap(named: Sequence[str]) -> float:
 
 
 def apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Move ascending heights as little as possible (least squares) so that neighbours are at least `gap` apart."""
+    """Return ascending heights, moved as little as possible (least squares) so that they are at least `gap` apart."""
     steps = gap * np.arange(len(heights))
     return [float(height) for height in isotonic_regression(np.asarray(heights) - steps).x + steps]
 
 
 def limits(whole: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
-    """Return limits of an axis that show all values of `whole`, and the values of `others` that are near them.
+    """Return limits of an axis for values of finished trials (`whole`) and of other trials (`others`).
 
-    Near means at most the range of `whole` above or below it.
+    The axis shows all values in `whole`. Values in `others` extend the axis in each direction, but at most by the
+    difference between the largest and the smallest value in `whole`.
 
     >>> limits([0.0, 2.0], [3.0, 1e6])
     (-0.2, 4.2)

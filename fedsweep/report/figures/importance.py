@@ -1,22 +1,23 @@
-"""The figure of the shares of the variation that hyperparameters or factors explain, as horizontal bars."""
+"""The bar chart of the shares of the variation that factors or hyperparameters explain."""
 
 from fedsweep.report.effects import Effects
 from fedsweep.report.figures.canvas import COLOURS, Drawing, folded
+from fedsweep.report.importance import FORESTS
 from fedsweep.results.tsne_files import INK, blank
 
 MOST = 20  # greatest number of bars
 DECOMPOSED = (
-    "Share of each factor",
+    "Share of the variation by factor",
     (
-        "Share of the variation between all finished trials. Even factors that are only noise have a share; the table "
-        "shows which effects are detectable."
+        "Share of the variation between all finished trials. Even a factor without any effect has a share above zero "
+        "because of noise. The table of main effects and interactions shows which effects the test detects."
     ),
 )
 SEARCHED = (
     "Importance of hyperparameters",
     (
         "Share of the variance of the objective that each hyperparameter explains alone (fANOVA with random forests). "
-        "Lines span the lowest to the highest share of several forests."
+        f"Lines span the lowest to the highest share of {FORESTS} forests."
     ),
 )
 

@@ -27,7 +27,8 @@ SENT = Against(metric="megabytes/sent", mode="min")
 ALIKE = 1e-9  # all costs count as equal if their relative spread is below this
 READING = (
     "Points are means over the finished seeds. An arm is efficient if no other arm is at least as good in both means "
-    "and better in one; this is not tested. The stepped line bounds the region that the efficient arms dominate."
+    "and better in one of them; differences between means are not tested. The stepped line joins the efficient arms; "
+    "all other arms are on the worse side of the line."
 )
 LABELLED = 8  # if there are more arms, only efficient ones and the baselines are labelled
 EFFICIENT = COLOURS[0]
@@ -37,7 +38,7 @@ RANGE: dict[str, Any] = {"linewidth": 1.2, "zorder": 1}
 
 @dataclass(frozen=True)
 class Point:
-    """An arm, with the spread of the cost (x) and of the objective (y)."""
+    """An arm, with the lowest, mean and highest value of its cost (`x`) and of its objective (`y`) over seeds."""
 
     x: Spread
     y: Spread
@@ -51,10 +52,10 @@ def draw_front(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawin
 
 
 def draw_bytes(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
-    """Draw the objective against the megabytes sent.
+    """Draw the objective against the megabytes sent, or return None if the figure would not be informative.
 
-    Return None if `draw_front` shows the same figure, if all arms send the same amount, if the objective is a cost
-    itself, or if the arms are tested on different images.
+    The figure is not informative if `draw_front` draws the same figure, if all arms send the same amount, if the
+    objective is itself a cost such as bytes or seconds, or if the arms are tested on different images.
     """
     finished = [one for one in arms if one.n]
     sent = [point.x[1] for point in _points(manifest, finished, SENT)]
@@ -66,7 +67,11 @@ def draw_bytes(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawin
 
 
 def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> list[Point]:
-    """Return a point for each arm whose finished seeds all have a cost, so that both means cover the same seeds."""
+    """Return a point for each arm, with the metric of `against` as its cost.
+
+    An arm is left out if a finished seed has no cost, because the means of cost and objective would cover different
+    seeds.
+    """
     up, across = canvas.scale_of(manifest.metric), canvas.scale_of(against.metric)
     found = []
     for one, label in zip(arms, canvas.labels(manifest, arms), strict=True):
@@ -109,14 +114,17 @@ def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Again
 
 
 def _ends_and_between(kept: Sequence[Point], baseline: Sequence[Point]) -> list[Point]:
-    """Return the cheapest and the best efficient arm, some evenly spaced between them, and the baselines."""
+    """Select the points to label in a figure that has too many points to label all of them.
+
+    The selected points are some of the efficient arms `kept`, evenly spaced and including both ends, and the baselines.
+    """
     steps = min(LABELLED, len(kept)) - 1
     places = {round(step * (len(kept) - 1) / max(1, steps)) for step in range(steps + 1)}
     return [*(one for place, one in enumerate(kept) if place in places or one.arm.is_baseline), *baseline[:LABELLED]]
 
 
 def _name(axes: "Axes", named: Sequence[Point]) -> None:
-    """Write numbers next to the points, and list their labels right of the axes."""
+    """Write a number next to each point in `named`, and list the labels of these points to the right of the axes."""
     for number, one in enumerate(named, 1):
         axes.annotate(
             str(number), (one.x[1], one.y[1]), (-5, 4), textcoords="offset points", ha="right", color=INK, fontsize=9

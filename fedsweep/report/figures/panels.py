@@ -23,13 +23,22 @@ DRIFT_PANELS = {
 }
 """The titles of the metrics that `evaluation.metrics` can add, without metrics of single blocks."""
 DRIFT_READING = (
-    "These metrics were requested by evaluation.metrics. Lines are means over the finished seeds; bands span the "
-    "lowest to the highest seed. Values closer to zero mean less drift and less bias."
+    "Drift is the distance between the features, or the heads, of the clients after local training. Structural bias is "
+    "the effect of the blocks that a client lacks on the client's gradients. Values closer to zero mean less "
+    "drift and less bias. Lines are means over the finished seeds; bands span the lowest to the highest seed."
 )
+BRICK_READING = " A BRICK is a small module that the method FedBRICK puts in the place of a missing block."
 
 
 def draw_drift(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
-    """Draw drift and bias by round for arms with a finished trial; return None if none of these metrics is recorded."""
+    """Draw client drift and structural bias by round, with one panel per metric.
+
+    Structural bias is the effect of the blocks that a client lacks on the client's gradients. Only arms with a finished
+    trial are drawn.
+
+    Returns:
+        The drawing, or None if none of the metrics in `DRIFT_PANELS` is recorded.
+    """
     from matplotlib.lines import Line2D
 
     drawn = []
@@ -59,19 +68,23 @@ def draw_drift(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawin
         handles.append(Line2D([], [], color=GREY, linewidth=0.9, label="other arms"))
     columns = max(1, min(len(handles), int(figure.get_figwidth() // 2.4)))
     figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=8.5)
-    return Drawing(figure, "Client drift and structural bias by round", DRIFT_READING)
+    reading = DRIFT_READING + BRICK_READING * any("brick" in name for name in shown)
+    return Drawing(figure, "Client drift and structural bias by round", reading)
 
 
 ACTIVE_BLOCKS = "sal/active/"
 MOST_ACTIVE_PANELS = 8  # greatest number of panels; the first arms of the table are shown
 ACTIVE_READING = (
-    "Each row is a client and each column is a round. Lighter cells have more active blocks (mean over the finished "
-    "seeds). The panels show the first arms of the table, at most eight."
+    "Active blocks are the blocks that a client trains. Each row is a client and each column is a round. Lighter cells "
+    "have more active blocks (mean over the finished seeds). At most the first eight arms of the table are shown."
 )
 
 
 def draw_active_blocks(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
-    """Draw each client's active blocks by round, as a mean over finished seeds; return None if none are recorded."""
+    """Draw the number of active blocks (blocks that a client trains) by client and round.
+
+    The numbers are means over the finished seeds of an arm. Return None if no numbers of active blocks are recorded.
+    """
     named = zip(labels(manifest, arms, letters=46), arms, strict=True)
     grids = [(label, grid) for label, one in named if not (grid := active_blocks(one, manifest.metric)).empty]
     grids = grids[:MOST_ACTIVE_PANELS]
@@ -89,7 +102,7 @@ def draw_active_blocks(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -
         axes.set_title(label, fontsize=9.5)
         axes.set_xlabel("Communication round", fontsize=8.5)
     bar = figure.colorbar(image, ax=figure.axes, fraction=0.03, pad=0.02)
-    bar.set_label("Active blocks, mean of finished seeds", fontsize=8.5)
+    bar.set_label("Active blocks, mean over finished seeds", fontsize=8.5)
     return Drawing(figure, "Active blocks of every client by round", ACTIVE_READING)
 
 
@@ -108,15 +121,21 @@ def active_blocks(one: ArmStatistics, metric: str) -> pd.DataFrame:
 
 MOST_TSNE_PANELS = 6  # greatest number of panels; the baselines and the best arms are shown
 TSNE_READING = (
-    "Each point is a test image, placed by its features in the global model after the last round. Each panel shows "
-    "the first finished seed of an arm, for at most six arms. t-SNE rotates and stretches each panel arbitrarily, so "
-    "compare the neighbours of points between panels, but not their positions. The silhouette is 1 if classes are "
-    "compact and far apart, and 0 if they touch."
+    "Each point is a test image. Images with similar features in the global model after the last round are close to "
+    "each other. Each panel shows the first finished seed of an arm, for at most six arms. t-SNE rotates and stretches "
+    "each panel arbitrarily, so compare the neighbours of points between panels, but not their positions. The "
+    "silhouette is close to 1 if the features separate the classes well, and close to 0 if the classes overlap."
 )
 
 
 def draw_tsne(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
-    """Draw the t-SNE of each arm's first finished seed, in the table's order; return None if none is recorded."""
+    """Draw the t-SNE of the features of test images, for each arm's first finished seed with a recorded t-SNE.
+
+    The figure shows the baselines and the arms with the best means, at most six arms in the order of the table.
+
+    Returns:
+        The drawing, or None if no t-SNE is recorded.
+    """
     known = []
     for one, label in zip(arms, labels(manifest, arms, lines=3, letters=34), strict=True):
         finished = one.arm.finished(manifest.metric).items()

@@ -1,4 +1,4 @@
-"""Figure of a population's objective and hyperparameters by round."""
+"""The figure of the objective and the hyperparameters by round in population-based training."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,15 +22,16 @@ LOOKS: dict[str, dict[str, Any]] = {
     },
 }
 READING = (
-    "The worst trials are replaced by copies of better trials, and the copies continue with new values. Each value "
-    "spans the rounds that were trained with it. A cross marks the end of a replaced trial."
+    "The worst trials are replaced by copies of better trials, and the copies continue with new hyperparameter values. "
+    "Each horizontal line of a hyperparameter spans the rounds that were trained with that value. A cross marks the "
+    "end of a replaced trial."
 )
 
 WORDS = {"best": "best member", "others": "other members", "replaced": "replaced at the cross"}
 
 
 def draw(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> Drawing | None:
-    """Draw a panel for the objective and each hyperparameter; return None if no population has completed a round."""
+    """Draw panels of the objective and each hyperparameter by round; return None if no population completed a round."""
     from matplotlib.lines import Line2D
 
     members = played(manifest, trials)
@@ -58,7 +59,10 @@ def draw(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> Drawing | No
 
 
 def _draw_objective(axes: "Axes", metric: str, lines: Sequence[tuple[str, Lineage]]) -> None:
-    """Draw the objective of every member and every replaced trial, without rounds that a replaced trial only copied."""
+    """Draw the objective by round of every member of the population and every replaced trial.
+
+    The line of a replaced trial leaves out the rounds that the trial copied from another trial.
+    """
     for look, one in lines:
         values = recorded(one.end.history, metric)
         since = one.end.plan.start.round if look == "replaced" and one.end.plan.start else 0
@@ -68,7 +72,10 @@ def _draw_objective(axes: "Axes", metric: str, lines: Sequence[tuple[str, Lineag
 
 
 def _draw_values(axes: "Axes", name: str, lines: Sequence[tuple[str, Lineage]]) -> None:
-    """Draw a hyperparameter of every member as steps; the value for round r spans r - 1 to r."""
+    """Draw the hyperparameter `name` by round as steps, for every member of the population and every replaced trial.
+
+    The value with which round r was trained spans r - 1 to r.
+    """
     drawn = []
     for look, one in lines:
         parts = one.values(name)[-1:] if look == "replaced" else one.values(name)

@@ -1,1 +1,1 @@
-"""Formats of a report: data frame, LaTeX, HTML page and terminal text."""
+"""The formats of a report: data frame, LaTeX, HTML page and terminal text."""

@@ -21,27 +21,30 @@ COUNTS = ("n_common", "seeds_needed", "last_round")
 TESTED = ("p", "p_holm", "p_exact", "p_exact_holm", "effect", "detectable", "seeds_needed")
 """The fields of `Comparison` that are columns with the same name."""
 DROPPED = ("mean_over_domains", "worst_domain", "out_of_domain", "worst_client", "megabytes")
-"""Columns that are left out here, because every table contains them under a longer name."""
+"""Columns that are left out, because the data frame always contains them under a longer name."""
 
 
 def data_frame(table: AblationTable) -> pd.DataFrame:
-    """Return one row per arm. Accuracies are from 0 to 1; intervals and differences have the unit of the objective."""
+    """Return the table as a data frame with one row per arm.
+
+    Accuracies are from 0 to 1. Intervals and differences have the unit of the objective.
+    """
     return of_records([_record(table, one) for one in table.arms])
 
 
 def of_records(records: Sequence[Mapping[str, object]]) -> pd.DataFrame:
-    """Return a data frame with one row per record. Counts stay integers even if some of them are missing."""
+    """Return a data frame with one row per record. Columns of counts stay integers even if some counts are missing."""
     found = pd.DataFrame(records)
     return found.astype({name: "Int64" for name in COUNTS if name in found})
 
 
 def csv(table: AblationTable) -> str:
-    """Return `data_frame` as CSV, with as many digits as are needed to read the numbers back bit-identically."""
+    """Return `data_frame(table)` as CSV, with enough digits to read the numbers back bit-identically."""
     return data_frame(table).to_csv(index=False)
 
 
 def parquet(table: AblationTable) -> bytes:
-    """Return `data_frame` as Parquet, with the sweep's manifest in the schema's metadata as `fedsweep.manifest`."""
+    """Return `data_frame(table)` as Parquet, with the sweep's manifest in the metadata entry `fedsweep.manifest`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -98,7 +101,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
 
 
 def comparison_columns(found: Comparison | None) -> dict[str, object]:
-    """Return the columns of a comparison; all of them are None if `found` is None."""
+    """Return a dict from column to value for a comparison with the baseline; all values are None if `found` is None."""
     own = found or Comparison((), None)
     low, high = own.interval or (None, None)
     bootstrap_low, bootstrap_high = own.bootstrap or (None, None)

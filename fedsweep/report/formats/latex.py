@@ -22,8 +22,8 @@ ASIDE = ("Other columns", "Explanations:", "Trials:")
 def latex(table: AblationTable) -> str:
     """Return a `table` environment, after a comment that lists the required packages.
 
-    Detectable differences have an asterisk, the baseline is in italics, and values of a reference paper are grey.
-    Nothing is bold, since the arm with the largest mean need not be the best one.
+    Significant differences (p at most 0.05 after Holm's correction) have an asterisk, the baseline is in italics, and
+    values of a reference paper are grey. No mean is bold, since the arm with the largest mean need not be the best.
     """
     # A column of notes would be too wide for a printed page, so the caption contains the notes.
     rows = [{name: cell for name, cell in row.items() if name != "note"} for row in table.cells()]
@@ -36,7 +36,7 @@ def latex(table: AblationTable) -> str:
         for one, row in zip(table.arms, rows, strict=True)
     ]
     lines = [
-        f"% Needs {PREAMBLE}",
+        f"% Needs {PREAMBLE} in the preamble",
         "% " + f"{table.manifest.name}, sweep {table.manifest.id}".translate(SPECIAL),
         *(f"% {sentence}" for sentence in table.caption() if sentence.startswith(ASIDE)),
         r"\begin{table}",
@@ -56,14 +56,15 @@ def latex(table: AblationTable) -> str:
 
 
 def _caption(table: AblationTable) -> str:
-    detected = " An asterisk marks a detectable difference." * any(_detected(one) for one in table.arms)
+    asterisk = " An asterisk marks a significant difference: p is at most 0.05 after Holm's correction."
+    detected = asterisk * any(_detected(one) for one in table.arms)
     short, lost = short_names(table.names), ""
     for row in table.cells():
         if row.get("note", NOTHING) != NOTHING:
             named = [f"{short.get(name, name)} {row[name]}" for name in row if name in short or name == "arm"]
             lost += f" {', '.join(named)}: {row['note']}."
     said = [sentence for sentence in table.caption() if not sentence.startswith(ASIDE)]
-    title = f"{table.manifest.name} around {table.manifest.experiment}."
+    title = f"{table.manifest.name}, on experiment {table.manifest.experiment}."
     return (" ".join([title, *said]) + detected + lost).translate(SPECIAL)
 
 

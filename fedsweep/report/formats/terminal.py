@@ -16,14 +16,14 @@ from fedsweep.results.arms import short_names
 NOTE_WIDTH = 16  # least width of the notes column; if there is less space, notes are printed below the table
 DROPPED_FIRST = ("note", "worst client", "MB sent", "worst domain", "paper")
 HELD_OUT_DROPPED_FIRST = ("note", "worst client", "worst domain", "MB sent", "paper", IN_DOMAIN, OUT_OF_DOMAIN)
-"""The order if an arm holds out domains; the worst domain then matters less than the megabytes that are sent."""
+"""The order if an arm holds out domains. In that case, the worst domain matters less than the megabytes sent."""
 HEADINGS = {IN_DOMAIN: "in\ndomain", OUT_OF_DOMAIN: "out of\ndomain"}
 """Headings that are split into two lines, since their cells are narrow."""
 
 
 @dataclass(frozen=True)
 class TerminalTable:
-    """The table, the findings and the legend for a terminal. Numbers are never cut, and hidden columns are listed."""
+    """Table, findings and legend for a terminal. Numbers are never cut; the legend lists columns that do not fit."""
 
     table: AblationTable
 
@@ -64,13 +64,19 @@ class TerminalTable:
         ]
 
     def _order(self, asked: Sequence[str]) -> tuple[str, ...]:
-        """Return the columns that may be dropped, in the order of dropping. Requested columns are dropped last."""
+        """Return the columns that may be dropped, in the order of dropping.
+
+        The columns in `asked`, which the search space requests, are dropped last.
+        """
         kept = {*asked, *(["MB sent"] if self.table.manifest.against is not None else [])}
         order = HELD_OUT_DROPPED_FIRST if self.table.means else DROPPED_FIRST
         return (*(name for name in order if name not in kept), *reversed(asked))
 
     def _apart(self, columns: Sequence[TextColumn], names: Sequence[str], width: int) -> Iterable[Text | Table]:
-        """Yield further tables with the requested columns `names`, which did not fit, as many per table as possible."""
+        """Yield additional tables for the columns `names`, which the main table lacks because they did not fit.
+
+        Each table identifies the arms and has as many of the columns as fit into `width` terminal cells.
+        """
         arms = [one for one in columns if one.name == "arm" or one.name in self.table.names]
         left = [one for name in names for one in columns if one.name == name]
         while left:

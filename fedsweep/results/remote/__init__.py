@@ -1,4 +1,4 @@
-"""The remote counterparts of folders in the results folder, if the results are in a remote store."""
+"""The remote folders that local folders mirror if the results are in a remote store."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Place:
 
     @property
     def filesystem(self) -> FileSystem:
-        """The file system, opened once per process."""
+        """The pyarrow file system of the store, opened once per process."""
         return filesystem(self.uri)[0]
 
     @property
     def base(self) -> str:
-        """The path of the folder in the file system."""
+        """The path of the folder in the store's file system."""
         return f"{filesystem(self.uri)[1].rstrip('/')}/{self.path}"
 
     def below(self, *names: str) -> Place:
@@ -40,9 +40,13 @@ class Place:
         return Place(self.uri, "/".join((self.path, *names)))
 
     def folders(self, marker: str, known: Callable[[str], bool], above: str = "") -> Iterator[str]:
-        """Yield the folders below `above` that contain the file `marker`.
+        """Yield the paths of the folders below `above` that contain a file with the name `marker`.
 
-        A folder for which `known` returns True is yielded without a request to the store.
+        Args:
+            marker: The name of the file.
+            known: A function that returns whether a folder is already known to contain the file. Such a folder is
+                yielded without a request to the store.
+            above: The path of the folder to search, relative to this folder.
         """
         from pyarrow.fs import FileSelector
 
@@ -60,7 +64,7 @@ class Place:
 
 @dataclass(eq=False)
 class Remote:
-    """The remote counterpart of a mirrored folder. If the results are only local, its methods do nothing.
+    """The remote folder that a local folder mirrors. If the results are only local, all methods do nothing.
 
     Methods raise UnreachableError if the store does not answer.
     """
@@ -69,24 +73,31 @@ class Remote:
     place: Place | None = None
     prefix: str = ""
     unsent: dict[str, str] = field(default_factory=dict)
-    """Prefixes of files that could not be sent, with the reason. All parts of a mirror share this mapping."""
+    """The reason by prefix of the files that could not be sent. All parts of a mirror share this dict."""
     is_lost: Callable[[], bool] = lambda: False
-    """Function that returns whether another process has acquired the lease on the remote folder."""
+    """A function that returns whether another process has acquired the lease on the remote folder."""
 
     def below(self, *names: str) -> Remote:
-        """Return the remote counterpart of a subfolder or file."""
+        """Return the remote counterpart of a subfolder or file of the local folder."""
         return replace(self, prefix="/".join((self.prefix, *names)).lstrip("/"))
 
     def pull(self, whole: bool = False, discard: bool = False) -> None:
-        """Update the local folder from the remote one, with the arguments of `Mirror.pull`."""
+        """Update the local folder from the remote folder.
+
+        Args:
+            whole: Whether to download large files completely. Otherwise, checkpoints may be downloaded without tensors.
+            discard: Whether to overwrite local changes that were not sent. Otherwise, local changes are kept.
+        """
         if self.mirror is not None:
             persistently(partial(self.mirror.pull, self.prefix, whole, discard))
 
     def push(self, needed: bool = False) -> None:
-        """Send new files, and files that an earlier call could not send.
+        """Send new and changed files, and files that an earlier call could not send.
 
-        If the files are `needed` at once, sending is repeated, and an error is raised if it still fails. Otherwise, a
-        failure raises no error, and the files are sent again in the next call.
+        Args:
+            needed: Whether other processes need the files now. If so, failed attempts are repeated, and
+                UnreachableError is raised if all of them fail. Otherwise, files that cannot be sent are recorded in
+                `unsent` for the next call.
         """
         if self.mirror is None:
             return
@@ -103,13 +114,13 @@ class Remote:
                 return
 
     def clear(self, name: str) -> None:
-        """Delete a remote folder that is not mirrored, and ignore errors of the store."""
+        """Delete the remote folder `name`, which has no local mirror. Errors of the store are ignored."""
         if self.place is not None:
             with contextlib.suppress(OSError):
                 self.place.filesystem.delete_dir(f"{self.place.base}/{name}")
 
     def save(self) -> None:
-        """Record the mirrored files, so that later processes need not download them again."""
+        """Record which files equal their remote objects, so that later processes need not download them again."""
         if self.mirror is not None:
             self.mirror.save()
 
@@ -124,7 +135,7 @@ class Remote:
     def exclusively(self, what: str) -> Iterator[None]:
         """Hold the lease on the remote folder during the context; raise UserError if another process holds it.
 
-        `what` names the folder's sweep in the error message.
+        `what` is the name of the sweep in the error message.
         """
         if self.place is None:
             yield
@@ -136,7 +147,10 @@ class Remote:
             yield
 
     def __reduce__(self) -> tuple[type[Remote], tuple[()]]:
-        """Pickle an empty object, because Ray pickles the search algorithm with this object but restores neither."""
+        """Pickle an empty `Remote` in place of this one.
+
+        Ray pickles the search algorithm, which refers to this object, but fedsweep never restores the pickled objects.
+        """
         return Remote, ()
 
 

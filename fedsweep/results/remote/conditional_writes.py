@@ -1,4 +1,4 @@
-"""Conditional writes to object stores with `obstore`. pyarrow does not support them."""
+"""Conditional writes to object stores with the package `obstore`, because pyarrow does not support them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLOWEST = timedelta(seconds=20)  # time limit of one request of `obstore`
 
 
 class ConditionalObjects:
-    """The objects of a store with conditional writes. As in pyarrow, paths begin with the bucket."""
+    """The objects of a store that supports conditional writes. Paths begin with the bucket, as in pyarrow."""
 
     exclusive = True
 
@@ -37,7 +37,7 @@ class ConditionalObjects:
         self.store = store
 
     def read(self, path: str) -> Found:
-        """Return the content, time and version of an object."""
+        """Return an object's content, time and version, or an empty `Found` if the object does not exist."""
         with _os_errors(), contextlib.suppress(FileNotFoundError):
             found = obstore.get(self.store, _key(path))
             version = {name: found.meta[name] for name in ("e_tag", "version") if found.meta[name]}
@@ -45,7 +45,10 @@ class ConditionalObjects:
         return Found()
 
     def write(self, path: str, content: bytes, version: Any) -> None:
-        """Write an object if its version is still `version` (None if it must not exist), otherwise do nothing."""
+        """Write an object only if its current version is `version`. Otherwise, do nothing.
+
+        If `version` is None, write the object only if it does not exist yet.
+        """
         with _os_errors(), contextlib.suppress(AlreadyExistsError, PreconditionError):
             obstore.put(self.store, _key(path), content, mode=version or "create")
 
@@ -69,9 +72,12 @@ def _os_errors() -> Iterator[None]:
 
 @cache
 def objects_of(uri: str) -> ConditionalObjects | UnconditionalObjects:
-    """Return the objects of a store, with conditional writes if `obstore` can open it and a test of them succeeds."""
+    """Return the objects of a store, with conditional writes if the store supports them.
+
+    Conditional writes are used if `obstore` can open the store and a test of conditional writes succeeds.
+    """
     files, base = filesystem(uri)
-    with contextlib.suppress(Exception):  # obstore may lack credentials, or not support this kind of store
+    with contextlib.suppress(Exception):  # obstore may lack credentials, or may not support this kind of store
         found = ConditionalObjects(_conditional_store(uri, files, base.partition("/")[0]))
         probe = f"{base}/.conditional-{secrets.token_hex(8)}"
         found.write(probe, b"1", None)
@@ -105,7 +111,10 @@ def _conditional_store(uri: str, files: FileSystem, bucket: str) -> ObjectStore:
 
 
 def _keys_of_profile() -> dict[str, str]:
-    """Return the keys from ~/.aws/credentials, which `obstore` does not read, unless the environment contains keys."""
+    """Return the access keys in ~/.aws/credentials, which `obstore` does not read.
+
+    The dict is empty if the environment variable AWS_ACCESS_KEY_ID is set, because it takes precedence.
+    """
     if "AWS_ACCESS_KEY_ID" in os.environ:
         return {}
     parser = configparser.ConfigParser(interpolation=None)

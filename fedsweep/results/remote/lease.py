@@ -1,8 +1,9 @@
 """The lease on a sweep in an object store. It ensures that only one process at a time runs the sweep.
 
-The lease is an object that this process, the driver, creates, renews and deletes. If the store supports conditional
-writes, a write succeeds only if the object still has the version that was read before. So only one of several processes
-succeeds. The age of a lease is measured by the store's clock, because the clocks of machines differ.
+The lease is an object in the store. The process that runs the sweep creates the object, renews it regularly, and
+deletes it at the end. If the store supports conditional writes, a write succeeds only if the object still has the
+version that was read before, so only one of several processes can succeed. The age of a lease is measured by the
+store's clock, because the clocks of machines differ.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
 
 NAME = ".lease"
 RENEWED = 30.0  # seconds between two renewals
-STALE = 120.0  # seconds without a renewal after which the holder counts as dead
-SETTLES = 1.0  # seconds between writing and reading back if the store has no conditional writes
+STALE = 120.0  # seconds without a renewal after which the process that holds the lease is considered dead
+SETTLES = 1.0  # seconds between writing and reading the lease if the store has no conditional writes
 
 
 class Found(NamedTuple):
-    """The content, time and version of an object; `version` is None if the object does not exist."""
+    """The content, time and version of an object. `version` is None if the object does not exist."""
 
     content: bytes = b""
     seconds: float = 0.0
@@ -42,7 +43,10 @@ class Found(NamedTuple):
 
 
 class UnconditionalObjects:
-    """The objects of a pyarrow file system. If two processes write at the same time, the last one wins."""
+    """The objects of a pyarrow file system, without conditional writes.
+
+    If two processes write the same object, the last write wins.
+    """
 
     exclusive = False
 
@@ -50,14 +54,14 @@ class UnconditionalObjects:
         self.files = files
 
     def read(self, path: str) -> Found:
-        """Return the content, time and version of an object."""
+        """Return an object's content and time, or an empty `Found` if the object does not exist."""
         with contextlib.suppress(FileNotFoundError):
             content = read(self.files, path)
             return Found(content, (self.files.get_file_info(path).mtime_ns or time.time_ns()) / 1e9)
         return Found()
 
     def write(self, path: str, content: bytes, version: Any) -> None:
-        """Write an object and ignore `version`."""
+        """Write an object, whatever its current version. `version` is ignored."""
         put(self.files, path, content)
 
     def remove(self, path: str) -> None:
@@ -66,7 +70,10 @@ class UnconditionalObjects:
 
 
 class Lease:
-    """The exclusive right to write to a sweep. `lost` is True after another process has acquired it."""
+    """The exclusive right of this process to run a sweep and write its results to an object store.
+
+    `lost` becomes True if another process acquires the lease.
+    """
 
     def __init__(self, objects: ConditionalObjects | UnconditionalObjects, folder: str) -> None:
         self.objects, self.path = objects, f"{folder}/{NAME}"
@@ -76,7 +83,7 @@ class Lease:
 
     @contextlib.contextmanager
     def acquired(self, what: str) -> Iterator[Lease]:
-        """Hold the lease during the context, in which a thread renews it.
+        """Hold the lease during the context. A thread renews the lease until the context ends.
 
         Args:
             what: Name of the sweep in error messages.
@@ -93,7 +100,7 @@ class Lease:
         persistently(lambda: self._write(version))
         if not self.objects.exclusive:
             time.sleep(SETTLES)
-        holder, _ = persistently(self._read)  # our write may have succeeded although its answer was lost
+        holder, _ = persistently(self._read)  # the write may have succeeded even if the store's answer was lost
         if not self._is_mine(holder):
             host = holder["host"] if holder else "another machine"
             raise UserError(f"{what} was just started by a process on {host}; wait until it ends, or stop it.")
@@ -109,7 +116,11 @@ class Lease:
                     self.objects.remove(self.path)
 
     def look(self) -> tuple[dict[str, Any] | None, Any]:
-        """Return the other process that holds the lease, or None, and the version of the object to replace."""
+        """Return the process that holds the lease, and the version of the lease object.
+
+        The process is a dict with its `host`, or None if no other process than this one holds the lease. To acquire the
+        lease, pass the version to `write`, which writes nothing if the object has changed in the meantime.
+        """
         other, found = self._read()
         if other is None or self._is_mine(other) or is_dead(other.get("process", "")):
             return None, found.version
@@ -124,9 +135,9 @@ class Lease:
         return (holder if isinstance(holder, dict) and {"nonce", "host"} <= holder.keys() else None), found
 
     def _now(self) -> float:
-        """Return the current time of the store's clock, which is the time of an object written now."""
+        """Return the time of the store's clock in seconds since 1970: the time of an object that is written now."""
         probe = f"{self.path}-{self._mine['nonce']}"
-        with contextlib.suppress(OSError):  # without permission to write, use this machine's clock
+        with contextlib.suppress(OSError):  # without permission to write, use the clock of this machine
             self.objects.write(probe, b"", None)
             now = self.objects.read(probe).seconds
             self.objects.remove(probe)
@@ -141,7 +152,7 @@ class Lease:
 
     def _renew(self) -> None:
         while not self._over.wait(RENEWED):
-            with contextlib.suppress(OSError):  # try again later; another process may hold the lease by then
+            with contextlib.suppress(OSError):  # try again later; another process may have acquired the lease by then
                 holder, found = self._read()
                 if holder and not self._is_mine(holder):
                     self.lost = True
@@ -150,7 +161,10 @@ class Lease:
 
 
 def process() -> str:
-    """Return an identifier of this process that is unique over machines and time, or "" if the system has no /proc."""
+    """Return an identifier of this process that no other process on any machine has, now or later.
+
+    The identifier is an empty string if the system has no /proc.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getpid()} {_started(os.getpid())}"
@@ -159,7 +173,9 @@ def process() -> str:
 
 
 def is_dead(other: str) -> bool:
-    """Return whether a process has ended, given its identifier; False for processes of other machines and containers.
+    """Return whether the process with the identifier `other` has ended.
+
+    Return False for a process on another machine or in another container, because its state cannot be determined.
 
     >>> is_dead(process()), is_dead("")
     (False, False)
@@ -174,6 +190,10 @@ def is_dead(other: str) -> bool:
 
 
 def _started(pid: int) -> str:
-    """Return the start time of a process in clock ticks of the system, or an empty string if it has ended."""
+    """Return the start time of a process in clock ticks of the system, or an empty string if it is a zombie.
+
+    Raises:
+        OSError: There is no such process.
+    """
     state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return "" if state in "ZX" else fields[18]

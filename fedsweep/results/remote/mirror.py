@@ -1,6 +1,7 @@
 """A local folder as a mirror of remote objects. Files are compared by size and time, not by content.
 
-Times in whole seconds are precise enough: only checkpoints are rewritten within a second, and their size grows.
+Times need a resolution of only one second: only checkpoints are rewritten within a second, and each new checkpoint is
+larger than the previous one.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ if TYPE_CHECKING:
 STATE = ".mirror.json"
 SCRATCH = "ray"  # folder of Ray's own files, which is not mirrored
 LAST = ("checkpoint.safetensors", "gpus.json", "trial.json", "sweep.json", "outcome.json")
-"""Files that are sent after all others, in this order. If one of them exists, the files before it are complete."""
+"""Files that are sent after all others, in this order. If one of them exists, all files before it are complete."""
 AT_ONCE = 16  # objects that are downloaded in parallel
 READS = 5  # attempts to read an object that changes during the download
 Shorten = Mapping[str, Callable[[Any], bytes]]
-"""Functions that read a part of a large file, by the file's name. Files that were read in part are never sent."""
+"""Functions that read a part of a large file, keyed by its name. Files that were read in part are never sent."""
 
 
 class Mark(NamedTuple):
-    """The identity of a version of a file or an object."""
+    """The identity of a version of a file or an object: its size in bytes, its time in nanoseconds and its inode.
+
+    The inode of an object is 0.
+    """
 
     size: int
     time: int
@@ -39,9 +43,10 @@ class Mark(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The versions of a file and its object when both were last equal.
+    """The versions of a local file and its remote object when both were last equal.
 
-    `remote` is None if the file was sent and the object has not been listed since.
+    `remote` is None if the file was sent and the object has not been listed since. `whole` is False if only a part of
+    the object was downloaded.
     """
 
     local: Mark
@@ -50,9 +55,9 @@ class Known(NamedTuple):
 
 
 class Mirror:
-    """A local folder and the objects below a path of a pyarrow file system.
+    """A local folder that mirrors the objects below a path of a pyarrow file system.
 
-    Names that begin with a dot are not mirrored.
+    Files and folders whose names begin with a dot are not mirrored.
     """
 
     def __init__(self, filesystem: FileSystem, base: str, folder: Path, shorten: Shorten | None = None) -> None:
@@ -65,8 +70,9 @@ class Mirror:
 
         Args:
             prefix: Folder or file to update; empty for all.
-            whole: Whether to download large files completely.
-            discard: Whether to overwrite local changes that were not sent. Otherwise they are kept.
+            whole: Whether to download large files completely. Otherwise, the functions in `shorten` choose the parts to
+                keep.
+            discard: Whether to overwrite local changes that were not sent. Otherwise, local changes are kept.
 
         Raises:
             OSError: The store does not answer, or a file cannot be written.
@@ -84,7 +90,12 @@ class Mirror:
                 self._known.pop(name, None)
 
     def push(self, prefix: str = "") -> None:
-        """Delete objects whose files no longer exist, then send new and changed files in the order of `LAST`.
+        """Send new and changed files, after deleting the objects of files that no longer exist.
+
+        The files named in `LAST` are sent after all others, in the order of `LAST`.
+
+        Args:
+            prefix: Folder or file to send; empty for all.
 
         Raises:
             OSError: The store does not accept a file. All files before it have been sent.
@@ -100,7 +111,7 @@ class Mirror:
             self._known[name] = Known(local[name], None, True)
 
     def names(self, prefix: str = "") -> list[str]:
-        """Return the names of the objects, relative to the base."""
+        """Return the sorted names of the objects below `prefix`, relative to the base path of the mirror."""
         return sorted(self._objects(prefix))
 
     def save(self) -> None:
@@ -119,7 +130,7 @@ class Mirror:
         start, found = self.folder / prefix, {}
         for path in [start] if start.is_file() else _walked(start):
             if _ours(name := path.relative_to(self.folder).as_posix()):
-                with contextlib.suppress(FileNotFoundError):  # it was just deleted
+                with contextlib.suppress(FileNotFoundError):  # the file was just deleted
                     found[name] = _mark(path)
         return found
 
@@ -131,17 +142,21 @@ class Mirror:
         known = self._known.get(name)
         if known is None or self._changed(name, local):
             return discard or (known is None and local is None)
-        if known.remote is None and known.local.size == remote.size:  # sent from this folder
+        if known.remote is None and known.local.size == remote.size:  # the object was sent from this folder
             known = self._known[name] = known._replace(remote=remote)
         return known.remote != remote or (whole and not known.whole)
 
     def _changed(self, name: str, local: Mark | None) -> bool:
-        """Return whether a file was changed locally. Files that were read in part never count as changed."""
+        """Return whether a local file is new, changed or deleted since the file and its object were last equal.
+
+        A file whose name is in `shorten` counts as unchanged as long as it exists, because the local copy may be
+        incomplete.
+        """
         known = self._known.get(name)
         return known is None or (known.local != local and not (local and Path(name).name in self._shorten))
 
     def _fetch(self, name: str, mark: Mark, whole: bool) -> Known | None:
-        """Download an object to its file, or return None if the object no longer exists."""
+        """Download an object to its file and return their versions, or None if the object no longer exists."""
         short = None if whole else self._shorten.get(Path(name).name)
         place, path = inside(self.folder, name), f"{self.base}/{name}"
         for _ in range(READS):
@@ -169,7 +184,8 @@ def _walked(folder: Path) -> Iterator[Path]:
 def _ours(name: str) -> bool:
     """Return whether a file is mirrored.
 
-    Hidden files are excluded because they are incomplete or locks, and names with `..` because they lead elsewhere.
+    Hidden files are incomplete files or locks, and names with `..` could lead out of the folder, so neither are
+    mirrored.
     """
     parts = name.split("/")
     return parts[0] != SCRATCH and not any(part == "" or part.startswith(".") for part in parts)
@@ -186,7 +202,7 @@ def _mark(path: Path) -> Mark:
 
 
 def _load(path: Path) -> dict[str, Known]:
-    """Return the files that an earlier process recorded, or none if its record is incomplete or in another format."""
+    """Return the versions that an earlier process recorded, or an empty dict if the record is missing or invalid."""
     known: dict[str, Known] = {}
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
         for name, (local, remote, whole) in json.loads(path.read_text()).items():

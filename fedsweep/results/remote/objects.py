@@ -1,4 +1,4 @@
-"""Object stores that pyarrow opens by a URI without credentials, such as s3://BUCKET/RUNS."""
+"""Functions for object stores that pyarrow can open, given a URI without credentials such as s3://BUCKET/RUNS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 
 
 class UnreachableError(OSError):
-    """Error of an object store that failed at every attempt."""
+    """The error raised if all attempts to use an object store failed."""
 
 
 def is_uri(address: str | Path) -> bool:
@@ -40,7 +40,7 @@ def is_uri(address: str | Path) -> bool:
 
 @cache
 def filesystem(uri: str) -> tuple[FileSystem, str]:
-    """Return pyarrow's file system for a URI, and the path in that file system.
+    """Return pyarrow's file system for a URI, and the path of the URI in that file system.
 
     Raises:
         UserError: pyarrow cannot open the URI, or the URI contains credentials or names no bucket.
@@ -100,11 +100,11 @@ def check_writable(uri: str) -> None:
     except OSError as error:
         raise UserError(f"the store {uri} cannot be written: {one_line(error)}.") from None
     if not same:
-        raise UserError(f"the store {uri} cannot be used: it returned other content than was written.")
+        raise UserError(f"the store {uri} cannot be used: it did not return the content that was written.")
 
 
 def put(filesystem: FileSystem, path: str, content: bytes) -> None:
-    """Write an object atomically. If that fails, raise OSError and leave an existing object unchanged."""
+    """Write an object atomically. If writing fails, raise OSError and leave an existing object unchanged."""
     flat = filesystem.type_name in FLAT
     folder, _, name = path.rpartition("/")
     target = path if flat else f"{folder}/.{name}.{secrets.token_hex(4)}"
@@ -112,7 +112,7 @@ def put(filesystem: FileSystem, path: str, content: bytes) -> None:
         filesystem.create_dir(folder, recursive=True)
     stream = filesystem.open_output_stream(target)
     stream.write(content)
-    stream.close()  # not if writing failed, because closing creates the object
+    stream.close()  # only if writing succeeded, because closing creates the object
     if not flat:
         filesystem.move(target, path)
 
@@ -131,7 +131,11 @@ def remove(filesystem: FileSystem, path: str) -> None:
 
 
 def persistently(do: Callable[[], Answer], pauses: Sequence[float] | None = None) -> Answer:
-    """Call a function that uses an object store, and repeat it after each of `pauses` (seconds) while it fails.
+    """Call a function that uses an object store, and repeat the call if it fails.
+
+    Args:
+        do: The function to call.
+        pauses: Seconds to wait before each repetition; None for the default pauses.
 
     Raises:
         UnreachableError: Every attempt failed.

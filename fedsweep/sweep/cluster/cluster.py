@@ -24,9 +24,9 @@ class Node:
     gpus: float
 
     def slots(self, resources: Resources) -> int:
-        """Return how many trials fit on the node.
+        """Return the number of trials that the node can run at once.
 
-        If `gpus_per_trial` is auto, only the cores limit this number, but a node without a GPU runs no trials.
+        If `gpus_per_trial` is `auto`, the cores alone limit this number, and a node without a GPU runs no trials.
         """
         slots, share = int(self.cpus / resources.cpus_per_trial), resources.gpus_per_trial
         if share == "auto":
@@ -56,7 +56,7 @@ HERE = Cluster()
 
 
 def available_cpus() -> int:
-    """Return the number of cores that this process may use; the quota of a container is respected."""
+    """Return the number of cores that this process may use, within the CPU quota of its container."""
     return int(cpu_count())
 
 
@@ -80,10 +80,10 @@ def _nodes(resources: Resources, cluster: Cluster) -> tuple[Node, ...]:
 
 
 def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Return how many trials run in parallel.
+    """Return the number of trials that run in parallel.
 
-    On a cluster, this is the requested number, if any, because the cluster may add nodes. Otherwise, it is the number
-    of trials that fit, or the requested number if that is smaller.
+    This is the number of trials that fit on the machines, but at most `cluster.at_once`, the number that the user
+    requested. On a Ray cluster, a requested number is returned even if fewer trials fit, because nodes may be added.
     """
     if cluster.at_once and not cluster.is_local:
         return cluster.at_once
@@ -92,9 +92,9 @@ def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
 
 
 def most_on_a_gpu(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Return the largest useful number of trials per GPU, which keeps all cores busy.
+    """Return the number of trials per GPU that suffices to keep all CPU cores busy.
 
-    More trials would only divide the GPU's memory further.
+    With more trials on a GPU, each of them would get less memory, and some would have to wait for a core.
     """
     at_once = concurrency(resources, cluster)
     nodes = [node for node in _nodes(resources, cluster) if node.gpus >= 1]
@@ -103,12 +103,18 @@ def most_on_a_gpu(resources: Resources, cluster: Cluster = HERE) -> int:
 
 
 def gpus_of(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Return the total number of GPUs of all nodes, or of this machine if trials use GPUs."""
+    """Return the total number of GPUs of the cluster's nodes.
+
+    Without a cluster, return the number of this machine's GPUs, or 0 if trials use no GPU.
+    """
     return sum(int(node.gpus) for node in _nodes(resources, cluster))
 
 
 def processor(resources: Resources) -> str:
-    """Return a description of the processor and threads, on which the last digits of a trial's results depend."""
+    """Return the processor and the number of threads of a trial, e.g. `x86_64, 1 thread`.
+
+    The last digits of a trial's metrics depend on both.
+    """
     threads = f"{resources.threads} thread{'s' * (resources.threads > 1)}"
     if resources.device == "cpu":
         return f"{platform.machine()}, {threads}"
@@ -118,24 +124,27 @@ def processor(resources: Resources) -> str:
 
 
 def check_resources(resources: Resources, cluster: Cluster = HERE) -> None:
-    """Raise UserError unless some machine has enough cores and GPUs for a trial. Ray would wait for them forever."""
+    """Raise UserError unless at least one machine has enough cores and GPUs for a trial.
+
+    Without this check, Ray would wait for such a machine forever.
+    """
     gpus, cpus = resources.gpus_per_trial, resources.cpus_per_trial
     if gpus != "auto" and gpus > 1 and gpus != int(gpus):
         raise UserError(f"`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is {gpus:g}.")
     if not cluster.is_local:
         if logical_gpus() is not None and resources.on_gpu:
-            raise UserError(f"{COUNT} simulates GPUs on this machine only; unset it to run a sweep on a cluster.")
+            raise UserError(f"the variable {COUNT} simulates GPUs on this machine only; unset it to use a cluster.")
         _check_nodes_fit(resources, cluster)
         return
     (here,) = _nodes(resources, cluster)
     if gpus == "auto" and here.gpus == 0:
         raise UserError(
-            "`gpus_per_trial` is auto, but this machine has no GPU that Ray can use; "
-            f"use `--gpus-per-trial 0` to run on the CPU, or set {COUNT}=1 and {SIZE} to simulate a GPU on it."
+            "`gpus_per_trial` is auto, but no GPU is available on this machine; "
+            f"use `--gpus-per-trial 0` to run on the CPU, or set {COUNT}=1 and {SIZE} to simulate a GPU."
         )
     if gpus != "auto" and gpus > here.gpus:
         raise UserError(
-            f"`gpus_per_trial` is {gpus:g}, but this machine has {here.gpus:g} GPUs that Ray can use; "
+            f"`gpus_per_trial` is {gpus:g}, but the number of GPUs available on this machine is {here.gpus:g}; "
             "use `--gpus-per-trial 0` to run on the CPU."
         )
     if cpus > here.cpus:

@@ -1,4 +1,4 @@
-"""Delivery of prepared data sets and weights to the nodes of a cluster, once per node and in pieces."""
+"""Delivery of prepared data sets and weights to the nodes of a cluster. Each node receives each file once."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ AHEAD = 2
 
 @dataclass(frozen=True)
 class Item:
-    """A prepared data set or a file of weights, which is delivered as a whole or not at all."""
+    """A prepared data set or a weights file, which a node receives completely or not at all."""
 
     place: str
     """The item's path below the data folder."""
@@ -42,18 +42,18 @@ class Item:
 
     @property
     def bytes(self) -> int:
-        """The size of all files in bytes."""
+        """The total size of the item's files in bytes."""
         return sum(size for _, size in self.files)
 
     def is_there(self) -> bool:
-        """Return whether this machine has a file or data set at the item's path.
+        """Return whether the item's path exists on this machine.
 
-        The content is not checked here but later, with the digests of a run.
+        Its content is checked later, when the node compares the digests of its data and weights with the driver's.
         """
         return is_store(data_folder() / self.place) if self.is_set else resolve(self.place).exists()
 
     def check(self, root: Path) -> None:
-        """Raise UserError unless the content below `root` has the item's digest."""
+        """Raise UserError unless the copy of the item below the folder `root` has the item's SHA-256 digest."""
         path = root / self.place
         found = stored_digest(path, read_card(path)) if self.is_set else weights_file.digest(path)
         if found != self.sha256:
@@ -62,7 +62,7 @@ class Item:
 
 
 def items_of(config: RunConfig) -> Iterator[Item]:
-    """Yield the items of a run that can be sent to nodes: prepared data sets, and weights with a relative path."""
+    """Yield the files of a run that can be sent to nodes: prepared data sets, and weights with a relative path."""
     if isinstance(config.data, PreparedData):
         yield _set(config.data.set, config.data.size)
         if config.trains_on_synthetic and isinstance(config.synthetic, Folder):
@@ -85,7 +85,10 @@ def _set(name: str, size: int) -> Item:
 
 
 def _weights(name: str, path: Path) -> Iterator[Item]:
-    """Yield a weights file and its card, or the files of a checkpoint folder that a run reads."""
+    """Yield the files at `path`: a weights file and the JSON file that describes it, or the files of a checkpoint.
+
+    A checkpoint is a folder, from which only the files that a run reads are yielded. Other paths yield nothing.
+    """
     source = str(path).removesuffix(name)
     if path.is_file() and path.suffix in weights_file.SUFFIXES:
         wanted = [(name, path), (str(Path(name).with_suffix(".json")), path.with_suffix(".json"))]
@@ -108,14 +111,17 @@ def _strings(node: Any) -> Iterator[str]:
 
 
 class Library:
-    """The Ray actor on the driver's node that sends the files of `items` in pieces."""
+    """The Ray actor that sends files to the nodes in pieces. It runs on the driver's node."""
 
     def __init__(self, items: Iterable[Item]) -> None:
         self._paths = {place: Path(item.source) / place for item in items for place, _ in item.files}
         self._sent, self._counting = 0, Lock()
 
     def piece(self, place: str, offset: int) -> bytes:
-        """Return at most PIECE bytes of a file, starting at `offset`."""
+        """Return the bytes of a file from position `offset` on, but at most `PIECE` bytes (32 MiB).
+
+        `place` is the path of the file below the data folder.
+        """
         with self._paths[place].open("rb") as file:
             file.seek(offset)
             content = file.read(PIECE)
@@ -129,9 +135,12 @@ class Library:
 
 
 def fetch(items: Iterable[Item], library: Any) -> None:
-    """Download the items that this machine lacks; raise UserError if one arrives damaged.
+    """Download the items that this machine lacks from the actor `library`.
 
-    Only one process of the machine downloads at a time; the others wait for it.
+    Only one process of a machine downloads at a time. Other processes wait for it.
+
+    Raises:
+        UserError: An item arrived damaged.
     """
     root = data_folder()
     arriving = root / ".arriving"

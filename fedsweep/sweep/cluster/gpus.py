@@ -1,7 +1,7 @@
 """The number of GPUs of a machine, and the measurement of the GPU memory that trials use.
 
-A logical GPU simulates a GPU with the CPU and main memory of a machine that has no real one. Ray schedules trials on it
-as on a GPU, their memory is measured, and a trial that exceeds its share runs out of memory.
+A logical GPU simulates a GPU on a machine without one. Ray schedules trials on it like on a real GPU, but they use the
+CPU and main memory. A trial that exceeds its share of the memory ends with an out-of-memory error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def count_gpus() -> int:
-    """Return the number of GPUs, real or logical, on which Ray can schedule trials."""
+    """Return the number of this machine's GPUs, or of logical (simulated) GPUs if the environment defines them."""
     if (logical := logical_gpus()) is not None:
         return logical.count
     import torch
@@ -26,13 +26,15 @@ def count_gpus() -> int:
 
 
 class Meter:
-    """The measurement of a trial's GPU memory. The base class is for trials on the CPU and measures nothing."""
+    """The meter of a trial's GPU memory. This base class is for trials on the CPU and measures nothing."""
 
     def start(self) -> None:
-        """Discard earlier measurements, and limit the process to its share of the GPU."""
+        """Discard earlier measurements, and limit the process to its share of the GPU's memory."""
 
     def read(self) -> dict[str, int]:
-        """Return the measured memory in bytes, by key of the trial's report.
+        """Return the peak memory of the trial, other memory in use on the GPU, and the GPU's total memory, in bytes.
+
+        The keys are `memory/peak`, `memory/beside` and `memory/total`. This base class returns an empty dict.
 
         Raises:
             OutOfMemoryError: The trial used more memory than its share.
@@ -40,38 +42,39 @@ class Meter:
         return {}
 
     def release(self) -> None:
-        """Free unused memory, for the next trial in this process and for other trials on the GPU."""
+        """Free unused memory for the next trial in this process and for other trials on the GPU."""
 
 
 class CUDAMeter(Meter):
-    """The meter of the GPU that Ray made visible. torch's allocator raises an error if a trial exceeds its share."""
+    """The meter of a trial on a real GPU. torch's allocator raises an error if the trial exceeds its share."""
 
     def __init__(self, gpus: float) -> None:
         self.gpus = gpus
 
     def start(self) -> None:
-        """Limit the allocator to its share, so that other trials keep theirs, and start measuring."""
+        """Limit torch's allocator to the trial's share of the memory, and reset the measured peak."""
         import torch
 
         torch.cuda.set_per_process_memory_fraction(float(min(self.gpus, 1.0)))
         torch.cuda.reset_peak_memory_stats()
 
     def read(self) -> dict[str, int]:
-        """Return the peak memory of torch's allocator, including cached blocks, and the GPU's total memory.
+        """Return the peak memory of torch's allocator, including cached blocks, and the GPU's total memory, in bytes.
 
-        If the trial has the GPU to itself, the result also contains the memory in use outside the allocator.
+        The memory in use outside the allocator is measured only if the trial has the GPU to itself. Otherwise, it is 0.
         """
         import torch
 
-        # Outside the allocator are the CUDA context of each process, and other programs, counted as a precaution.
+        # Outside the allocator are the CUDA contexts of all processes. Other programs are counted as a precaution.
         free, total = torch.cuda.mem_get_info()
         beside = max(total - free - torch.cuda.memory_reserved(), 0) if self.gpus >= 1 else 0
         return {PEAK: int(torch.cuda.max_memory_reserved()), BESIDE: int(beside), TOTAL: int(total)}
 
     def release(self) -> None:
-        """Free the allocator's unused memory.
+        """Free the unused memory of torch's allocator.
 
-        Call this after the last reference to the trial's tensors is gone, including the traceback of an error.
+        Call this method after the last reference to the trial's tensors is deleted. The traceback of an error also
+        refers to tensors.
         """
         import torch
 
@@ -80,20 +83,24 @@ class CUDAMeter(Meter):
 
 
 class LogicalMeter(Meter):
-    """The meter of a share of a logical GPU.
+    """The meter of a trial on a share of a logical GPU, which simulates a GPU on the CPU.
 
-    It compares the peak memory of the whole worker process with the share after each round.
+    After each round, the meter compares the peak memory of the worker process with the share.
     """
 
     def __init__(self, gpus: float, total: int) -> None:
         self.gpus, self.total = gpus, total
 
     def start(self) -> None:
-        """Start measuring."""
+        """Reset the measured peak memory of the process."""
         forget_peak()
 
     def read(self) -> dict[str, int]:
-        """Return the peak memory of the process, or raise OutOfMemoryError if it exceeds the share."""
+        """Return the peak memory of the process and the memory of the logical GPU, in bytes.
+
+        Raises:
+            OutOfMemoryError: The peak memory exceeds the trial's share.
+        """
         import torch
 
         peak, held = resident_peak(), min(self.gpus, 1.0) * self.total
@@ -105,12 +112,12 @@ class LogicalMeter(Meter):
         return {PEAK: peak, BESIDE: 0, TOTAL: self.total}
 
     def release(self) -> None:
-        """Collect garbage. malloc decides when to return the memory to the system."""
+        """Run the garbage collector. The C library decides when the freed memory is returned to the system."""
         gc.collect()
 
 
 def meter(device: Device, gpus: float) -> Meter:
-    """Return the meter of a trial with a share `gpus` of a real or logical GPU."""
+    """Return the memory meter of a trial. `gpus` is its share of a real or logical (simulated) GPU, or 0 for none."""
     if gpus > 0 and device == "cuda":
         return CUDAMeter(gpus)
     logical = logical_gpus() if gpus > 0 else None
@@ -118,8 +125,12 @@ def meter(device: Device, gpus: float) -> Meter:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Return whether an error means that a GPU ran out of memory, for a tensor or for CUDA's context and workspaces."""
-    if not isinstance(error, RuntimeError):  # torch's own error is one; an ImportError may mean that torch is missing
+    """Return whether an error means that a GPU ran out of memory.
+
+    torch has a special error type for this, but CUDA and its libraries report their own failed allocations as other
+    errors.
+    """
+    if not isinstance(error, RuntimeError):  # as torch's own error is; after an ImportError, torch may be missing
         return False
     import torch
 

@@ -1,4 +1,4 @@
-"""The requirements that each node of a cluster must meet for a sweep, and their check on the node."""
+"""The requirements that each node of a cluster must meet to run trials of a sweep, and the check of a node."""
 
 from __future__ import annotations
 
@@ -25,24 +25,27 @@ _entered: list[Needs] = []
 
 @dataclass(frozen=True)
 class Needs:
-    """The requirements that each node must meet for a sweep."""
+    """The requirements that each node of a cluster must meet to run trials of a sweep."""
 
     engine: str
     packages: Mapping[str, str]
     environment: Mapping[str, str]
     contents: tuple[tuple[Mapping[str, Any], Mapping[str, str], tuple[Item, ...]], ...]
-    """One run for each combination of data and weights: its configuration, its digests, and items that can be sent."""
+    """For each combination of data and weights: the configuration of a run, its digests, and items that can be sent."""
     probe: str = ""
     """STORE#NAME of a test file or object that the driver has just written, and that the node must find."""
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """The items that can be sent, without duplicates."""
+        """The prepared data sets and weights files that can be sent to a node, without duplicates."""
         return tuple(dict.fromkeys(item for *_, items in self.contents for item in items))
 
     @classmethod
     def of(cls, plan: Plan) -> Needs:
-        """Return the requirements of a plan. Call its `preflight` first, which reports errors of this machine."""
+        """Return the requirements that follow from a plan.
+
+        Call `plan.preflight` first. It reports data and weights that are missing on this machine.
+        """
         contents = {}
         for config in plan.reachable():
             digests = plan.content_digests(config)
@@ -54,7 +57,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Findings:
-    """The results of checking a node."""
+    """The problems of one node, and the data sets and weights that the node lacks."""
 
     problems: list[str] = field(default_factory=list)
     lacking: list[Item] = field(default_factory=list)
@@ -63,21 +66,21 @@ class Findings:
 
 
 def installed() -> dict[str, str]:
-    """Return the versions of the packages that affect the numbers of a run."""
+    """Return the versions of the packages that affect the metrics of a run, by package name."""
     return {name: metadata.version(name) for name in ENGINE_PACKAGES}
 
 
 def enter(environment: Mapping[str, str]) -> None:
     """Set the driver's environment variables in this process.
 
-    A variable that is an absolute path on the node keeps the node's value.
+    A variable keeps its value on the node if that value is an absolute path.
     """
     own = {name for name in environment if Path(os.environ.get(name, "")).is_absolute()}
     os.environ.update({name: value for name, value in environment.items() if name not in own})
 
 
 def look(needs: Needs) -> Findings:
-    """Check whether this machine meets the requirements of a sweep, and return the findings."""
+    """Check whether this machine meets the requirements in `needs`, and return the findings."""
     enter(needs.environment)
     if (engine := engine_digest()) != needs.engine:
         return Findings([f"has another version of fedsweep ({engine[:12]}, not {needs.engine[:12]})"])
@@ -141,14 +144,17 @@ def _content_problems(config: Mapping[str, Any], digests: Mapping[str, str]) -> 
 
 @dataclass(frozen=True)
 class Arrival:
-    """The preparation of each worker before its first trial. It also prepares nodes that join the cluster later."""
+    """The check that each worker makes before its first trial. It also downloads the data that the node lacks.
+
+    Because each worker makes it, nodes that join the cluster during the sweep are checked too.
+    """
 
     needs: Needs
     library: Any
     """The `Library` actor, which sends the data."""
 
     def enter(self) -> None:
-        """Check this node once per process, and download missing data.
+        """Check this machine, and download the data that it lacks. Later calls in the same process do nothing.
 
         Raises:
             UserError: The node does not meet the requirements.

@@ -26,10 +26,10 @@ _on = partial(NodeAffinitySchedulingStrategy, soft=False)
 
 
 def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, deliver: bool = True) -> Arrival:
-    """Check the nodes of a cluster, and send them missing data if `deliver` is set.
+    """Check the nodes of a cluster, and send them the data that they lack if `deliver` is true.
 
     Returns:
-        The preparation that each worker performs before its first trial.
+        The check that each worker makes before its first trial.
 
     Raises:
         UserError: A node does not meet the requirements. The message lists the problems of all nodes.
@@ -53,7 +53,10 @@ def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, del
 
 @contextmanager
 def _probed(store: Store) -> Iterator[str]:
-    """Write a test file to the store, which every node must be able to read, and yield its address STORE#NAME."""
+    """Yield the address STORE#NAME of a new test file in the store, and delete the file at the end.
+
+    Every node must be able to read this file.
+    """
     address, name = store.uri or str(store.root), f".shared-{secrets.token_hex(4)}"
     found, base = filesystem(address)
     put(found, f"{base}/{name}", secrets.token_hex(4).encode())
@@ -64,9 +67,10 @@ def _probed(store: Store) -> Iterator[str]:
 
 
 def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) -> dict[Node, Findings]:
-    """Check the nodes, send them missing data if `library` is given, and return the findings of each node.
+    """Check the nodes, and map each node to its findings.
 
-    Nodes that the cluster loses in the meantime are left out.
+    If the actor `library` is given, it sends missing data to the nodes, which are then checked again. Nodes that the
+    cluster loses in the meantime are left out.
 
     Raises:
         UserError: A node does not meet the requirements, or the cluster lost all nodes.
@@ -88,7 +92,11 @@ def _start(function: Callable[..., Any], arguments: Mapping[Node, tuple[Any, ...
 
 
 def _everywhere(nodes: Sequence[Node], needs: Needs) -> dict[Node, Findings]:
-    """Check all nodes, and return the findings of those that are not lost; raise UserError if a node has a problem."""
+    """Check all nodes in parallel, and map each node to its findings. Nodes that the cluster loses are left out.
+
+    Raises:
+        UserError: A node does not meet the requirements. The message lists the problems of all nodes.
+    """
     found = {}
     for node, answer in _answers(_start(look, dict.fromkeys(nodes, (needs,)))):
         failed = isinstance(answer, Exception)  # the node may be unable to import fedsweep
@@ -100,7 +108,7 @@ def _everywhere(nodes: Sequence[Node], needs: Needs) -> dict[Node, Findings]:
 
 
 def _answers(tasks: Mapping[Any, Node]) -> Iterator[tuple[Node, Any]]:
-    """Yield each node and its result or error. Lost nodes, which Ray detects by missing heartbeats, are left out."""
+    """Yield each node with the result or the error of its task. Nodes that the cluster has lost are left out."""
     for task, node in tasks.items():
         try:
             answer = ray.get(task)
@@ -112,7 +120,7 @@ def _answers(tasks: Mapping[Any, Node]) -> Iterator[tuple[Node, Any]]:
 
 
 def _last_line(error: Exception) -> str:
-    """Return the last line of a Ray error, whose message is the traceback from the node."""
+    """Return the last line of the traceback from the node, which is the message of a Ray error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1].rstrip(".") if lines else type(error).__name__
 
@@ -136,7 +144,7 @@ def _deliver(lacking: Mapping[Node, Sequence[Item]], library: Any, console: Cons
 
 
 def _fetch(environment: Mapping[str, str], items: Sequence[Item], library: Any) -> None:
-    """Download the items on a node, in a process that may be another one than that of `look`."""
+    """Download items on a node. The environment is set again, because `look` may have run in another process."""
     enter(environment)
     fetch(items, library)
 

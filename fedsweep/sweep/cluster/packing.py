@@ -1,4 +1,4 @@
-"""The number of trials that share a GPU, computed from their measured memory. No ray, no torch."""
+"""The number of trials that share a GPU, computed from their measured memory. Imports neither ray nor torch."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,10 +13,13 @@ MARGIN = 0.15
 """The fraction of a GPU's memory that stays free, for CUDA itself and for later rounds that may need more."""
 
 PARTS = 10_000
-"""Ray's unit is 1/10000 of a GPU. Shares are rounded down to it, because six sixths that Ray rounds up do not fit."""
+"""Number of units into which Ray divides a GPU.
+
+Shares are rounded down to whole units. If Ray rounded shares of 1/6 up, six of them would not fit on a GPU.
+"""
 
 TOLD = 8
-"""Number of arms up to which every measurement is printed. For more arms, the smallest and the largest are printed."""
+"""Number of arms up to which all measurements are printed. For more arms, only the extremes are printed."""
 
 PEAK, BESIDE, TOTAL = "memory/peak", "memory/beside", "memory/total"
 """Keys of a worker's report, in bytes: its peak memory, other memory in use on the GPU, and the GPU's total memory."""
@@ -32,7 +35,12 @@ class Offer:
 
 
 def side_by_side(peak: int, total: int, most: int) -> int:
-    """Return how many trials of `peak` bytes fit on a GPU of `total` bytes minus `MARGIN`: at least 1, at most `most`.
+    """Return how many trials fit on a GPU if 15 % (`MARGIN`) of its memory stays free, from 1 to `most`.
+
+    Args:
+        peak: Memory of one trial in bytes.
+        total: Memory of the GPU in bytes.
+        most: Largest number of trials to return.
 
     >>> side_by_side(2_000, 10_000, most=16), side_by_side(2_000, 10_000, most=3), side_by_side(20_000, 10_000, most=3)
     (4, 3, 1)
@@ -41,7 +49,7 @@ def side_by_side(peak: int, total: int, most: int) -> int:
 
 
 def share(trials: int) -> float:
-    """Return the share of a GPU for each of `trials` trials, rounded down to Ray's unit.
+    """Return the share of a GPU for each of `trials` trials, rounded down to four decimals, Ray's resolution.
 
     >>> share(1), share(4), share(6)
     (1.0, 0.25, 0.1666)
@@ -50,9 +58,9 @@ def share(trials: int) -> float:
 
 
 def larger(gpus: float) -> float | None:
-    """Return the share to try after a trial ran out of memory with the share `gpus`.
+    """Return the share of a GPU for the next attempt of a trial that ran out of memory with the share `gpus`.
 
-    The new share is twice the old one, at most a whole GPU. After a whole GPU, the result is None.
+    The new share is twice `gpus`, but at most a whole GPU. If `gpus` is already a whole GPU, the result is None.
     """
     return min(2 * gpus, 1.0) if gpus < 1 else None
 
@@ -61,9 +69,10 @@ def needed(attempts: Sequence[Attempt], most: int, otherwise: float | None = Non
     """Return the share of a GPU that a trial needs, or None if it must be measured first.
 
     Args:
-        attempts: Earlier attempts. Their measured memory determines the share, which grows if memory ran out.
+        attempts: Earlier attempts with their measured memory. If an attempt ran out of memory, the returned share is
+            at least twice the share of that attempt, up to a whole GPU.
         most: Largest number of trials per GPU.
-        otherwise: The share that the user requested instead of a measured one.
+        otherwise: The share that the user requested, or None to compute it from the measured memory.
     """
     fraction = otherwise
     if fraction is None:
@@ -75,7 +84,10 @@ def needed(attempts: Sequence[Attempt], most: int, otherwise: float | None = Non
 
 
 def _most_of(attempts: Sequence[Attempt]) -> tuple[int, int]:
-    """Return the largest memory of all attempts and the memory of the smallest GPU in bytes; 0 if not measured."""
+    """Return the largest measured memory of the attempts and the memory of the smallest GPU, in bytes.
+
+    Both numbers are 0 if the memory of no attempt was measured.
+    """
     measured = [one for one in attempts if one.peak is not None and one.total]
     if not measured:
         return 0, 0
@@ -86,23 +98,24 @@ def _most_of(attempts: Sequence[Attempt]) -> tuple[int, int]:
 def _measured(attempts: Sequence[Attempt], most: int) -> str:
     peak, total = _most_of(attempts)
     seconds = max(one.seconds or 0.0 for one in attempts)
-    speed = f"{side_by_side(peak, total, most)} in parallel; a round alone takes {seconds:.1f} s"
-    return f"{peak / 1e9:.1f} GB of {total / 1e9:.3g} GB per trial ({speed})"
+    speed = f"{side_by_side(peak, total, most)} trials per GPU; one round takes {seconds:.1f} s with the GPU to itself"
+    return f"{peak / 1e9:.1f} GB of {total / 1e9:.3g} GB of GPU memory per trial ({speed})"
 
 
 class Packing:
-    """The shares of a GPU that the arms of a sweep need, as requested by the user or measured.
+    """The share of a GPU for each trial of a sweep, which the user requested or which is computed from measured memory.
 
-    To measure an arm, its first trial runs one round alone on a GPU. This round is called the probe, and the trial
-    later continues from it. If a trial runs out of memory, the share of its arm grows.
+    In a grid, each arm has its own share. To measure it, the first trial of the arm runs one round alone on a GPU. This
+    round is called the probe, and the trial later continues after it. If a trial runs out of memory, the share of its
+    arm grows.
 
     Args:
         asked: The share that the user requested, or `auto` to measure it.
         most: Largest number of trials per GPU.
-        sweep: Sweep whose trials record the attempts.
-        plans: Trials of earlier sessions, whose attempts are read.
-        apart: Whether each arm is measured separately. If not, as for sampled arms, one measurement counts for all.
-        writing: Context in which attempts are written.
+        sweep: Sweep in which the attempts to run each trial are recorded.
+        plans: Trials of earlier sessions of the sweep, whose recorded attempts are read.
+        apart: Whether each arm has its own share. If false, as in a sampled search, all trials have the same share.
+        writing: Function that returns the context in which attempts are written, e.g. to handle a full disk.
         tell: Function that prints a measurement.
     """
 
@@ -127,22 +140,26 @@ class Packing:
 
     @property
     def probing(self) -> bool:
-        """True while a probe runs."""
+        """True while a probe runs. A probe is one round of a trial, alone on a GPU, to measure its memory."""
         return bool(self._probes)
 
     def fraction(self, plan: TrialPlan) -> float | None:
-        """Return the share of a GPU that a trial needs, or None if it has not been measured."""
+        """Return the share of a GPU that a trial needs, or None if the share has not been measured yet."""
         return needed(self._of_arm(plan), self._most, self._asked)
 
     def choose(self, wanted: Sequence[tuple[TrialPlan, int]]) -> Offer | None:
-        """Return the next of the wanted trials to run, or None if no trial can start now.
+        """Return the next trial to run, or None if no trial can start now.
 
-        Probes come first, because they need a whole GPU. Other trials wait until all probes have ended.
+        A trial whose share is unknown is started first, to measure its memory alone on a GPU. Other trials wait until
+        these measurements have ended.
+
+        Args:
+            wanted: The trials to run, most urgent first, each with the round that it must reach.
         """
         for plan, until in wanted:
             if self._name(plan) not in self._probes and self.fraction(plan) is None:
                 recorded = self._sweep.trial(plan.key).recorded()
-                # A probe runs one round more than are recorded.
+                # A probe runs one new round, because recorded rounds are not run again.
                 first = min(until, max(recorded[-1].round + 1 if recorded else 0, 1))
                 self._probes[self._name(plan)] = plan.key
                 return self._offer(plan, first, 1.0)
@@ -157,9 +174,9 @@ class Packing:
         return Offer(plan, until, gpus)
 
     def ended(self, plan: TrialPlan, result: Mapping[str, Any] | None) -> None:
-        """Record the memory in a trial's last report, and print the first measurement of an arm.
+        """Record the memory that a trial reported, and print the measurement if it is the first one of the arm.
 
-        `result` is None if the trial's worker was lost.
+        `result` is the last report of the trial, or None if its worker was lost.
         """
         if self._probes.get(self._name(plan)) == plan.key:
             del self._probes[self._name(plan)]
@@ -185,7 +202,7 @@ class Packing:
         return self._of(plan).marks()
 
     def summary(self) -> str | None:
-        """Return the smallest and the largest measurement as text if there are more than TOLD arms, else None."""
+        """Return a sentence with the smallest and the largest measurement, or None for at most 8 (`TOLD`) arms."""
         known = [arm for arm in map(_flat, self._attempts.values()) if any(one.peak for one in arm)]
         if self._asked is not None or len(known) <= TOLD:
             return None
@@ -207,7 +224,7 @@ class Packing:
         return identity(plan.arm) if self._apart else ""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Ray pickles its searchers with this object, but restores neither
+        return {}  # Ray pickles this object with its searcher, but never restores them
 
 
 def _flat(trials: Mapping[str, Attempts]) -> list[Attempt]:

@@ -41,7 +41,7 @@ TOKEN_HINT = "set RAY_AUTH_TOKEN_PATH to the file with the cluster's token (docs
 
 
 def check_address(address: str) -> None:
-    """Raise UserError unless `address` is local, auto, or HOST:PORT of a cluster's head."""
+    """Raise UserError unless `address` is `local`, `auto`, or HOST:PORT of a Ray cluster's head."""
     if address.startswith("ray://"):
         raise UserError(
             f"`--address` {address} is an address of Ray Client, which fedsweep does not support; use `ray job submit "
@@ -54,20 +54,20 @@ def check_address(address: str) -> None:
 
 
 def not_followed(address: str) -> str:
-    """Return a note that RAY_ADDRESS names a cluster that the sweep ignores, or an empty string.
+    """Return a note that the sweep ignores the cluster in the environment variable RAY_ADDRESS, or an empty string.
 
-    It is ignored because a variable left over in a shell must not send work and data to other machines.
+    A variable that is left over in a shell must not send work and data to other machines.
     """
     if address != LOCAL or (other := os.environ.get("RAY_ADDRESS")) in (None, "", LOCAL):
         return ""
-    return f"The sweep runs on this machine only. To run it on the cluster at RAY_ADDRESS, {other}, use --address auto."
+    return f"The sweep runs on this machine only. To use the cluster in RAY_ADDRESS ({other}), add `--address auto`."
 
 
 def prepare_environment(cluster: Cluster = HERE) -> None:
     """Set the environment variables that Ray reads on import.
 
-    If fedsweep starts Ray, Ray accepts work only with a token that is new for each process. The token is kept in the
-    environment, which only this user can read. By default, Ray would write it to a file that every user can read.
+    If fedsweep starts Ray, each process creates a new token, without which Ray accepts no work. The token is kept in
+    the environment, which only this user can read. By default, Ray would write it to a file that every user can read.
     """
     settings = RAY_SETTINGS | (LOCAL_SETTINGS if cluster.is_local else JOINING_SETTINGS)
     for name, value in settings.items():
@@ -84,7 +84,11 @@ def prepare_environment(cluster: Cluster = HERE) -> None:
 
 @contextlib.contextmanager
 def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
-    """Join the cluster at `address` during the block, unless it is `local`, and yield the machines of the sweep.
+    """Yield the machines of the sweep, and stay connected to the cluster at `address` for the duration of the block.
+
+    Args:
+        address: `auto` or HOST:PORT of a Ray cluster, or `local` for this machine, without a cluster.
+        at_once: The number of parallel trials that the user requested, if any.
 
     Raises:
         UserError: The cluster cannot be joined.
@@ -108,7 +112,7 @@ def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _captured_stderr() -> Iterator[list[str]]:
-    """Yield a list that contains, after the block, the text that was written to stderr within the block.
+    """Yield a list to which the text on stderr is added at the end of the block.
 
     If a cluster rejects the process, Ray 2.52 writes the reason only to stderr, from C++.
     """
@@ -126,7 +130,7 @@ def _captured_stderr() -> Iterator[list[str]]:
 
 
 def _check_answers(address: str) -> None:
-    """Raise UserError if nothing listens at the address. Ray itself would try for two minutes."""
+    """Raise UserError if nothing listens at the address. Without this check, Ray would retry for two minutes."""
     where = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     if not (found := HOST_AND_PORT.fullmatch(where)):
         if where != "auto":  # from RAY_ADDRESS
@@ -151,7 +155,10 @@ def _why_not(address: str, error: Exception, said: str) -> str:
 
 
 def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
-    """Return the living nodes of `ray.nodes()`. If several nodes have the same name, their id follows the name."""
+    """Return the living nodes in `found`, the result of `ray.nodes()`.
+
+    If several nodes have the same name, the beginning of each node's id is appended to its name.
+    """
     up = [(one.get("NodeName") or one["NodeManagerAddress"], one) for one in found if one["Alive"]]
     names = [name for name, _ in up]
     return [
@@ -167,9 +174,9 @@ def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
 
 @contextlib.contextmanager
 def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
-    """Provide Ray for the trials: the joined cluster, the running Ray of this process, or a new Ray.
+    """Provide Ray for the trials: the joined cluster, the Ray that this process has already started, or a new one.
 
-    Only a new Ray is shut down at the end, because a notebook may run several sweeps with its own.
+    Only a new Ray is shut down at the end. A notebook may run several sweeps with the Ray that it has started.
 
     Raises:
         UserError: Ray does not start on this machine, or the Ray of this process has several nodes.
@@ -187,8 +194,8 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
         except Exception as error:  # a plain Exception if a node takes longer than the 30 s that Ray waits
             ray.shutdown()
             raise UserError(
-                f"Ray did not start on this machine ({one_line(error).split('. ')[0]}). Its limit is 30 seconds, which "
-                "may be too short on a busy machine; run the same command with --resume to try again."
+                f"Ray did not start on this machine ({one_line(error).split('. ')[0]}). Ray waits for 30 seconds, "
+                "which may be too short on a busy machine; run the same command with --resume to try again."
             ) from None
     elif (nodes := len(_alive(ray.nodes()))) > 1:
         raise UserError(
@@ -201,7 +208,10 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _running(stop: bool = True) -> Iterator[None]:
-    """Silence Tune's logs, handle SIGTERM (sent by `ray job stop`) like SIGINT, and shut Ray down at the end."""
+    """Silence Tune's logs, and handle SIGTERM (sent by `ray job stop`) like Ctrl-C, for the duration of the block.
+
+    Ray is shut down at the end if `stop` is true.
+    """
     import ray
 
     for noisy in ("ray.tune", "ray.tune.execution.tune_controller", "ray.tune.tune"):
@@ -217,7 +227,7 @@ def _running(stop: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Handle SIGTERM like SIGINT within the block, so that the recorded rounds are reported before the process ends."""
+    """Handle SIGTERM like Ctrl-C within the block, so that the report is written before the process ends."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,1 +1,1 @@
-"""The plan of a sweep: the checked trials of a search space. Nothing here imports ray."""
+"""The plan of a sweep: the checked trials of a search space. No module of this package imports ray."""

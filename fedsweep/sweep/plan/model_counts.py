@@ -29,7 +29,10 @@ BF16, FP32 = 2, 4
 
 @dataclass(frozen=True)
 class ClientCount:
-    """The counts of a client with a given depth in one stage of the method; FedMS has two stages."""
+    """The numbers of values that a client holds, trains and sends, in one stage of the method.
+
+    Only FedMS has two stages. For all other methods, `stage` is empty.
+    """
 
     stage: str
     depth: int
@@ -45,17 +48,17 @@ class ClientCount:
 
     @property
     def bytes_up(self) -> int:
-        """Number of bytes that the client sends in one round, in bfloat16 as in FedBRICK."""
+        """Number of bytes that the client sends in one round, at 2 bytes per value (bfloat16) as in FedBRICK."""
         return BF16 * self.sent
 
     def seconds(self, megabytes_per_second: float) -> float:
-        """Return the seconds that the client needs to send one round's values, in single precision as in FedMS."""
+        """Return how many seconds the client needs to send one round's values, at 4 bytes per value as in FedMS."""
         return transmission_seconds(FP32 * self.sent, megabytes_per_second)
 
 
 @dataclass(frozen=True)
 class Counted:
-    """The counts of a run's model and clients."""
+    """The numbers of parameters of a run's model and of its clients."""
 
     parameters: Mapping[str, int]
     """Number of parameters by metric name. `parameters/all` excludes BRICKs, gates and the server's own modules."""
@@ -65,14 +68,19 @@ class Counted:
 
 
 def count_parameters(config: RunConfig, classes: int) -> Counted:
-    """Count the parameters of a run's model, with a head of `classes` classes, and of a client of each depth."""
+    """Count the parameters of a run's model and of one client of each depth.
+
+    Args:
+        config: The run.
+        classes: Number of classes of the model's head.
+    """
     model = _outlined(config, classes)
     sizes = sizes_of(model)
 
     def under(prefix: str) -> int:
         return sum(size for name, size in sizes.items() if name.startswith(prefix))
 
-    top = model.num_layers - 1  # if one encoder is deeper than the other, its lowest blocks have no counterpart
+    top = model.num_layers - 1  # the last block exists in both encoders, even if one has more blocks
     lora = sum(size for name, size in sizes.items() if layer_of(name) == top and ".lora_" in name)
     backbone = sum(size for name, size in sizes.items() if name.startswith("backbone.") and ".lora_" not in name)
     parameters = {
@@ -98,7 +106,10 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
 
 
 def _outlined(config: RunConfig, classes: int) -> LayeredModel:
-    """Return a run's model with its adapters and the method's modules, on the meta device, which holds no values."""
+    """Return a run's model with its adapters and the method's modules, but without weights.
+
+    The tensors are on torch's meta device, so they have shapes but no values.
+    """
     model = config.backbone.outlined(classes)
     if config.method.needs.lora:
         add_lora(model, config.lora, config.seed, config.aggregation.lora == "freeze_a")
@@ -109,7 +120,7 @@ def _outlined(config: RunConfig, classes: int) -> LayeredModel:
 
 
 def _clients(config: RunConfig, model: LayeredModel, sizes: Mapping[str, int], backbone: int) -> Iterator[ClientCount]:
-    """Yield the counts of a client of each depth in each stage, the deepest first."""
+    """Yield the counts of one client of each depth in each stage of the method, the deepest client first."""
     domains, capacities = config.client_domains(), config.capacities()
     if config.federation.depths == "dynamic":
         capacities = {f"{depth} blocks": depth for depth in config.depths()}

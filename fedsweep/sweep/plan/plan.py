@@ -1,4 +1,7 @@
-"""The plan of a sweep: its checked arms, its trials, and digests of code and content. Nothing here imports ray."""
+"""The plan of a sweep: its checked arms, its trials, and digests of its code, data and weights.
+
+This module does not import ray.
+"""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +28,7 @@ from fedsweep.sweep.space.axes import Conditions, condition, holds
 from fedsweep.sweep.space.search_space import RequestedSpace, read
 
 ENGINE = ("common", "data", "models", "training", "methods", "federation")
-"""Packages whose code affects the numbers of a run, besides the module `types.py`."""
+"""Packages of fedsweep whose code affects the metrics of a run, besides the module `types.py`."""
 ENGINE_PACKAGES = ("torch", "timm", "transformers", "peft", "numpy", "scikit-learn")
 OF_DOMAINS = ("accuracy/domain/", "accuracy/out_of_domain")  # prefixes of metrics that do not exist for other data
 Asked = tuple[str, str, Sequence[str]]
@@ -34,7 +37,7 @@ Asked = tuple[str, str, Sequence[str]]
 def check(resolved: ResolvedSpace) -> None:
     """Raise UserError for the first mistake in a search space or in one of its arms.
 
-    For a sampled search, only the arms in `ResolvedSpace.probes` are checked.
+    A sampled search has too many possible arms, so only those in `resolved.probes` are checked.
     """
     for wrong in (_wrong_names, _wrong_arms, _wrong_conditions, _wrong_components, _wrong_runs, _wrong_metrics):
         for message in wrong(resolved):
@@ -44,7 +47,7 @@ def check(resolved: ResolvedSpace) -> None:
 def _wrong_names(resolved: ResolvedSpace) -> Iterator[str]:
     """Yield an error message for each name in the search space that is not a hyperparameter.
 
-    Names of conditional axes and named arms are checked later, by `ResolvedSpace.resolve`.
+    Names of axes with a condition and names in `named` are checked later, by `resolved.resolve`.
     """
     space, known = resolved.space, flat(resolved.base)
     conditional = {key for key, axis in space.space.items() if axis.when}
@@ -55,7 +58,11 @@ def _wrong_names(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def _wrong_arms(resolved: ResolvedSpace) -> Iterator[str]:
-    """Yield an error message if `baseline` or `reference` is not an arm, or if an arm has no baseline."""
+    """Yield error messages about `baseline` and `reference`.
+
+    The baseline and each arm of the reference must be an arm of the grid. Each arm must have a baseline to be compared
+    with.
+    """
     if resolved.sampled is not None:
         return
     arms, baseline, reference = resolved.arms, resolved.space.baseline, resolved.space.reference
@@ -77,7 +84,10 @@ def _wrong_arms(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def _wrong_conditions(resolved: ResolvedSpace) -> Iterator[str]:
-    """Yield an error message for each condition that is true in every arm, or has a value that occurs in no arm."""
+    """Yield an error message for each useless condition in `when`.
+
+    A condition is useless if it is true in every arm, or if it names a hyperparameter or a value that no arm has.
+    """
     axes = resolved.space.space
     conditions = Conditions(axes, resolved.tentative)
     arms = resolved.probes if any(axis.when for axis in axes.values()) else []
@@ -87,7 +97,7 @@ def _wrong_conditions(resolved: ResolvedSpace) -> Iterator[str]:
             runs = {id(run): run for run in (conditions.run(key, arm) for arm in arms)}.values()
             if not any(name in run for run in runs):
                 known = sorted({one for run in runs for one in run})
-                inside = f"{name}.name" if f"{name}.name" in known else name  # an object's own name
+                inside = f"{name}.name" if f"{name}.name" in known else name  # e.g. `method.name` for `method`
                 yield f"{when} names `{name}`, which is not a hyperparameter of any arm{near(inside, known) or '.'}"
             for value in values:
                 if not any(holds(name, [value], run) for run in runs):
@@ -101,7 +111,7 @@ def _wrong_conditions(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def _wrong_components(resolved: ResolvedSpace) -> Iterator[str]:
-    """Yield an error message for each component that can be left out of the full method without changing it."""
+    """Yield an error message for each component of `ablate` whose removal does not change the full method."""
     seed = resolved.space.seeds[0]
     for full in [arm for arm in resolved.arms if arm.get(ABLATED) == []]:
         whole = resolved.resolve(full, seed)
@@ -112,7 +122,7 @@ def _wrong_components(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def _wrong_runs(resolved: ResolvedSpace) -> Iterator[str]:
-    """Yield an error message for two arms that are the same run, or for varied synthetic images that are not used."""
+    """Yield an error message if two arms are equal, or if `synthetic` varies but an arm uses no synthetic images."""
     if resolved.space.search.name != "grid":
         resolved.resolve_all(resolved.space.search.first)
     varies_synthetic = any(name.split(".")[0] == "synthetic" for name in resolved.space.names)
@@ -127,9 +137,9 @@ def _wrong_runs(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def _wrong_metrics(resolved: ResolvedSpace) -> Iterator[str]:
-    """Yield an error message for each metric that an arm does not report.
+    """Yield an error message for each metric in the search space that an arm does not report.
 
-    Metrics of a paper's domains are not checked if the user chose other data.
+    If the user chose other data than the paper, the metrics of the paper's domains are not checked.
     """
     space, request, paper = resolved.space, resolved.request, resolved.space.reference
     other_data = "experiment" in request.options or any(name.split(".")[0] == "data" for name in request.overrides)
@@ -161,7 +171,10 @@ def _wrong_metrics(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def engine_digest() -> str:
-    """Return the SHA-256, in hex digits, of the source code and shipped weights that affect the numbers of a run."""
+    """Return the SHA-256 (hex digits) of the code that affects the metrics of a run.
+
+    The weights that ship with fedsweep count as code.
+    """
     root = Path(fedsweep.__file__).parent
     kinds = {".py", ".json", ".safetensors"}
     files = [path for room in ENGINE for path in (root / room).rglob("*") if path.suffix in kinds]
@@ -173,7 +186,10 @@ def engine_digest() -> str:
 
 
 class Plan(ResolvedSpace):
-    """The checked arms of a search space and their trials. A trial's key is a digest of its inputs and its code."""
+    """The checked arms of a search space, and the trials of its sweep.
+
+    Each trial is identified by its key, a digest of its configuration, code, data and weights.
+    """
 
     def __init__(self, request: RequestedSpace, base: RunConfig) -> None:
         super().__init__(request, base)
@@ -188,7 +204,7 @@ class Plan(ResolvedSpace):
 
     @classmethod
     def of(cls, request: RequestedSpace) -> "Plan":
-        """Apply the search space to its experiment; raise UserError if the experiment or an arm is invalid."""
+        """Return the plan of a requested search space; raise UserError if its experiment or an arm is invalid."""
         experiment = RunConfig.of(read_yaml(request.files["experiment.yaml"]), f"experiment {request.space.experiment}")
         plan = cls(request, experiment.override(request.space.fixed, request.where))
         check(plan)
@@ -196,14 +212,20 @@ class Plan(ResolvedSpace):
 
     @property
     def reference(self) -> Reference | None:
-        """The paper's values, or None if the paper's domains are missing from the data that the user chose."""
+        """The values that the paper reports, or None if the sweep lacks metrics of the paper's domains.
+
+        Such metrics are missing if the user chose other data.
+        """
         paper = self.space.reference
         of_domains = {name for name in (paper.metrics() if paper else ()) if name.startswith(OF_DOMAINS)}
         reported = {name for _, config in self.configs for name in config.metrics()} if of_domains else set()
         return paper if of_domains <= reported else None
 
     def preflight(self) -> None:
-        """Raise UserError if data or weights of a trial are missing or unsuitable, or if its data cannot be divided."""
+        """Raise UserError if a trial's data or weights are missing or unsuitable.
+
+        Data are unsuitable, for example, if they cannot be divided among the clients.
+        """
         seen: set[str] = set()
         for config in self.reachable():
             load(config.data)  # first, so that missing data is reported before missing weights
@@ -213,7 +235,7 @@ class Plan(ResolvedSpace):
                 check_content(config)
 
     def content_digests(self, config: RunConfig) -> dict[str, str]:
-        """Return the digests of a trial's images and weights. Equal content is read only once."""
+        """Return the digests of a run's images and weights. Files that several runs share are read only once."""
         if (content := _content(config)) not in self._digests:
             self._digests[content] = content_digests(config)
         return self._digests[content]
@@ -223,16 +245,17 @@ class Plan(ResolvedSpace):
         trials: list[TrialPlan] = []
         for seed in self.space.seeds:
             arms = self.arms
-            if self.space.scheduler.name in ("asha", "median"):  # in ascending order, halving would prune nothing
+            if self.space.scheduler.name in ("asha", "median"):
+                # Shuffled, because nothing would be pruned if each arm were better than the arms before it.
                 arms = [arms[i] for i in stream(seed, "arm order").permutation(len(arms))]
             trials += [self.trial(number, arm, seed) for number, arm in enumerate(arms, len(trials))]
         return trials
 
     def trial(self, number: int, arm: Arm, seed: int, start: Start | None = None) -> TrialPlan:
-        """Return the plan of one trial.
+        """Return the plan of the trial with position `number` in the sweep.
 
-        Its key is a digest of the configuration, the code, the images and weights, and the trial `start` that it
-        continues. The key of a sample also depends on its number, because two samples can be equal.
+        Its key is a digest of the configuration, the code, the data and weights, and of `start`, the trial that it
+        continues. In a sampled search, the key also depends on `number`, because two samples can be equal.
         """
         resolved = self.resolve(arm, seed)
         config: dict[str, Any] = resolved.model_dump(mode="json")
@@ -245,7 +268,10 @@ class Plan(ResolvedSpace):
         )
 
     def digests(self) -> dict[str, str]:
-        """Return the digests and package versions that must be unchanged when a sweep is resumed."""
+        """Return digests of the sweep's definition, code and data, and the versions of packages.
+
+        A sweep can be resumed only if all of them are unchanged.
+        """
         space = self.space.model_dump(mode="json", exclude={"resources", "reference", "columns"})
         content = sorted({identity(self.content_digests(one)) for one in self.reachable()})
         return {
@@ -261,6 +287,6 @@ def _sha256(values: Json) -> str:
 
 
 def _content(config: RunConfig, *others: str) -> str:
-    """Return a string that identifies the images and weights of a run, and the configuration fields in `others`."""
+    """Return a text that is equal for runs with the same images, weights and configuration fields in `others`."""
     fields = config.model_dump_json(include={"data", "backbone", "synthetic", *others})
     return f"{fields} {OwnWeights.of_method(config.method).fingerprint()} {config.trains_on_synthetic}"

@@ -20,19 +20,19 @@ Items = frozenset[tuple[str, str]]
 
 @dataclass(frozen=True)
 class WrongArm:
-    """An invalid arm and its error message. `arm` may contain only the entries that cause the error."""
+    """The error message about an invalid arm. `arm` is the whole arm, or only the entries that cause the error."""
 
     arm: Arm
     message: str
 
 
 def causes(wrong: Sequence[WrongArm], arms: Collection[Arm], most: int = SHOWN) -> list[WrongArm]:
-    """Return at most `most` causes of the errors, the simplest first.
+    """Return the simplest causes of the errors in `wrong`, but at most `most` causes.
 
-    A cause is a set of entries that makes every arm with these entries invalid. The search for a cause begins with all
-    entries of an invalid arm, and drops every entry that is not needed. An entry is not needed if each arm with the
-    remaining entries has the same error message or is explained by an earlier cause. The second condition is needed
-    because an arm with two causes has the error message of only one of them.
+    A cause is a set of entries, such as `{"lora.rank": 0}`, that makes every arm with these entries invalid. To find a
+    cause, the entries of an invalid arm are dropped one by one. An entry stays dropped if every arm with the remaining
+    entries has the same error message, or contains a cause that was found before. The second case occurs because an
+    arm with two causes has only one error message.
     """
     everything = {_items(arm): arm for arm in arms}
     left = {_items(one.arm): one.message for one in wrong}
@@ -61,7 +61,13 @@ def causes(wrong: Sequence[WrongArm], arms: Collection[Arm], most: int = SHOWN) 
 
 
 def describe(where: str, wrong: Sequence[WrongArm], arms: Collection[Arm]) -> str:
-    """Return one error message about the invalid arms `wrong` among `arms`."""
+    """Return one error message about all invalid arms.
+
+    Args:
+        where: Beginning of the message.
+        wrong: The invalid arms.
+        arms: All arms of the search space.
+    """
     if len(wrong) == len(arms) > 1 and len({one.message for one in wrong}) == 1:
         return f"{where}, all {len(arms)} arms: {wrong[0].message}"
     found = causes(wrong, arms)
@@ -78,7 +84,7 @@ def _items(arm: Arm) -> Items:
 
 
 class ResolvedSpace:
-    """The arms of a requested search space and their configurations. Each configuration is validated once."""
+    """The arms of a search space and the configurations of their runs. Each configuration is validated only once."""
 
     def __init__(self, request: RequestedSpace, base: RunConfig) -> None:
         self.request, self.name, self.space, self.base = request, request.name, request.space, base
@@ -90,12 +96,12 @@ class ResolvedSpace:
 
     @property
     def num_trials(self) -> int:
-        """Number of trials of the sweep. Trials that replace members of a population are not counted."""
+        """Number of trials of the sweep, without the trials that population based training adds during the sweep."""
         return self.sampled or len(self.arms) * len(self.space.seeds)
 
     @cached_property
     def arms(self) -> list[Arm]:
-        """The arms of the design; empty for a sampled search."""
+        """The arms of a grid; empty for a sampled search."""
         try:
             return [] if self.sampled is not None else self.space.arms(self.tentative, self.space.design)
         except ValueError as error:
@@ -103,16 +109,16 @@ class ResolvedSpace:
 
     @cached_property
     def probes(self) -> list[Arm]:
-        """The arms to validate: all arms of a grid, or `SearchSpace.probes` for a sampled search."""
+        """The arms to validate: all arms of a grid, or representative arms of a sampled search."""
         return self.arms if self.sampled is None else self.space.probes(self.tentative)
 
     @cached_property
     def configs(self) -> list[tuple[Arm, RunConfig]]:
-        """The arms in `probes` and their configurations with the first seed."""
+        """The arms in `probes`, each with its configuration for the first seed."""
         return self.resolve_all(self.probes)
 
     def reachable(self) -> Iterator[RunConfig]:
-        """Yield the configuration of each arm in `probes` with each seed."""
+        """Yield the configuration of each arm in `probes` for each seed."""
         yield from (config for _, config in self.configs)
         yield from (self.resolve(arm, seed) for arm in self.probes for seed in self.space.seeds[1:])
 
@@ -126,7 +132,7 @@ class ResolvedSpace:
         return self._configs[key]
 
     def resolve_all(self, arms: Collection[Arm]) -> list[tuple[Arm, RunConfig]]:
-        """Return each arm and its configuration with the first seed; raise one UserError about all invalid arms."""
+        """Return each arm with its configuration for the first seed; raise one UserError about all invalid arms."""
         found, wrong = list[tuple[Arm, RunConfig]](), list[WrongArm]()
         for arm in arms:
             try:
@@ -138,9 +144,9 @@ class ResolvedSpace:
         return found
 
     def where(self, arm: Arm) -> str:
-        """Return the beginning of an error message about an arm."""
+        """Return the beginning of an error message about an arm, e.g. `search space lora_rank, arm lora.rank=4`."""
         return f"{self.request.where}, arm {arm_label(arm)}"
 
     def tentative(self, part: Arm) -> dict[str, Json]:
-        """Return all values of an arm's run by dotted name, without validation. The arm may be incomplete."""
+        """Return all hyperparameters of a run with the incomplete arm `part`, by dotted name and without validation."""
         return self.base.tentative(changes(part, self.left_out, self.space.named))

@@ -1,11 +1,11 @@
-"""Reuse of trials from other sweeps with the same configuration, code, data, packages and processor."""
+"""Reuse of trials that other sweeps have run with the same configuration, code, data, packages and processor."""
 
 from fedsweep.results import Store, SweepStore, TrialPlan, TrialStore
 from fedsweep.results.records import TAKEN_FROM
 
 
 class Reuse:
-    """The ended trials of other sweeps in a results folder, for reuse in a new sweep."""
+    """The ended trials of other sweeps in a results folder that a new sweep can reuse."""
 
     def __init__(self, store: Store, sweep: SweepStore) -> None:
         self.sweep, started = sweep, sweep.manifest()
@@ -14,18 +14,22 @@ class Reuse:
             return
         for other in store.sweeps():
             manifest = other.manifest()
-            # A trial's key covers its configuration, data and code; its numbers also depend on these two.
+            # A trial's key depends on its configuration, data and code. Its metrics also depend on these two.
             same_processor = manifest.processor == started.processor != ""
             same_packages = manifest.digests.get("packages") == started.digests.get("packages")
             if manifest.id != started.id and same_processor and same_packages:
                 self._found |= {key: (manifest.id, other.trial(key)) for key in other.ended()}
 
     def give(self, plan: TrialPlan, together: bool = False) -> TrialPlan:
-        """Copy the same trial from another sweep, and return the plan with the id of that sweep as a tag.
+        """Copy the same trial from another sweep, and return the plan with a tag that names that sweep.
 
-        The plan is returned unchanged if no other sweep has the trial, if the trial failed, or if it is already part of
-        this sweep. `together` means that the scheduler compares whole arms. The outcome of a trial then depends on the
-        other arms of the sweep, so only the recorded rounds are copied.
+        The plan is returned unchanged if no other sweep has run the trial, if the trial failed there, or if this sweep
+        already contains the trial.
+
+        Args:
+            plan: The trial to copy.
+            together: Whether the scheduler compares whole arms. If so, the outcome of the trial depends on the other
+                arms of the sweep, so only the recorded rounds are copied.
         """
         trial = self.sweep.trial(plan.key)
         if plan.key not in self._found or trial.planned:

@@ -1,4 +1,4 @@
-"""Warm start of a search: finished trials of an earlier sweep, copied into the folder of the new sweep."""
+"""Warm start of a search: finished trials of an earlier sweep, stored in the folder of the new sweep."""
 
 from pydantic import Field
 
@@ -13,7 +13,7 @@ FILE = "warm_start.json"
 
 
 class Known(Config):
-    """A finished trial of another sweep."""
+    """A finished trial of an earlier sweep, from which a search learns."""
 
     key: str = Field(description="the trial's key in the earlier sweep")
     arm: Arm
@@ -21,7 +21,7 @@ class Known(Config):
 
 
 class WarmStart(Config):
-    """The finished trials of another sweep that a search uses from the start, as stored in `warm_start.json`."""
+    """The finished trials of an earlier sweep from which a search learns, as stored in `warm_start.json`."""
 
     name: str = Field(description="name of the earlier search space")
     id: str = Field(description="id of the earlier sweep")
@@ -33,7 +33,7 @@ class WarmStart(Config):
     outside: int = Field(description="number of finished trials left out because their arms are outside the axes")
 
     def note(self, rounds: int) -> str:
-        """Return a line that tells the user which trials are used in a new sweep of `rounds` rounds."""
+        """Return a line for the user about the trials that a new sweep of `rounds` rounds uses or leaves out."""
         reasons = (self.unfinished, "that did not finish"), (self.outside, "outside the axes of this search space")
         left_out = ", ".join(f"{count} {why}" for count, why in reasons if count)
         also = f"; left out: {left_out}" if left_out else ""
@@ -43,10 +43,10 @@ class WarmStart(Config):
 
 
 def collect(plan: Plan, store: Store) -> WarmStart | None:
-    """Return the finished trials of the sweep in `search.warm_start`, or None if it is not set.
+    """Return the finished trials of the sweep that `search.warm_start` names, or None if it names none.
 
     Raises:
-        UserError: The sweep has a different objective, or no finished trial whose values are within the axes.
+        UserError: That sweep has a different objective, or no finished trial whose values are within the axes.
     """
     search, objective, axes = plan.space.search, plan.space.objective, plan.space.space
     if search.name != "tpe" or search.warm_start is None:
@@ -83,18 +83,18 @@ def collect(plan: Plan, store: Store) -> WarmStart | None:
 
 
 def keep(found: WarmStart | None, sweep: SweepStore) -> None:
-    """Write the trials of the earlier sweep into the new sweep's folder."""
+    """Write the warm start to the folder of a new sweep. Nothing is written if `found` is None."""
     if found is not None:
         write_record(sweep.folder / FILE, found)
 
 
 def read(sweep: SweepStore) -> WarmStart | None:
-    """Return the warm start that is stored in a sweep's folder, or None if there is none."""
+    """Return the warm start that is stored in a sweep's folder, or None if the sweep has no warm start."""
     path = sweep.folder / FILE
     return read_record(WarmStart, path) if path.exists() else None
 
 
 def known(sweep: SweepStore) -> list[tuple[Arm, tuple[float, ...]]]:
-    """Return the arm and the value of each objective for each trial of a sweep's warm start."""
+    """Return the arm and the objective values of each trial in a sweep's warm start."""
     found = read(sweep)
     return [(one.arm, one.values) for one in found.known] if found else []

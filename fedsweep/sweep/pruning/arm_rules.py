@@ -1,7 +1,8 @@
-"""Successive halving of whole arms: decisions depend only on the recorded metrics. No ray, no torch.
+"""Successive halving of whole arms. Decisions depend only on the recorded metrics. Imports neither ray nor torch.
 
 A rung is a round after which arms are compared, to promote some and to prune the others. The order in which trials ran
-has no effect, and neither do metrics after the rung at which an arm was pruned. Larger values are better.
+does not matter, and neither do metrics that an arm recorded after the rung at which it was pruned. Larger values are
+better.
 """
 
 import math
@@ -36,7 +37,7 @@ class Pruned:
     """Seeds that have no value at the rung, because their trials diverged or failed."""
 
     def sentence(self, metric: str) -> str:
-        """Return the reason as readable text for the outcome. Differences of accuracies are in percentage points.
+        """Return the reason as text for the user. Differences between accuracies are in percentage points.
 
         >>> Pruned(3, 5, behind=0.041, behind_with=5).sentence("accuracy/mean")
         '4.1 points below the last promoted arm after round 3 (worse with 5 of 5 seeds)'
@@ -57,10 +58,10 @@ class Pruned:
 
 @dataclass(frozen=True)
 class Verdicts(Generic[Arm]):
-    """The decisions that follow from the recorded metrics so far. Each arm is in exactly one of the mappings."""
+    """The decisions that follow from the metrics recorded so far. Each arm is a key of exactly one of the dicts."""
 
     promoted: dict[Arm, int] = field(default_factory=dict)
-    """The round that each arm reaches, whatever the other arms record. Arms for which others wait come first."""
+    """The round that each arm will reach, whatever the other arms record. Arms for which others wait come first."""
     undecided: dict[Arm, int] = field(default_factory=dict)
     """The round that each arm at an undecided rung reaches if it is promoted, best arms first.
 
@@ -70,7 +71,7 @@ class Verdicts(Generic[Arm]):
 
 
 def rungs(grace_rounds: int, reduction_factor: float, rounds: int) -> list[int]:
-    """Return the rungs, the rounds after which arms are compared: g, g * eta, g * eta^2, ... below `rounds`.
+    """Return the rungs, the rounds after which arms or trials are compared: g, g * eta, g * eta^2, ... below `rounds`.
 
     g is `grace_rounds`, eta is `reduction_factor`, and the products are rounded down.
 
@@ -85,7 +86,9 @@ def rungs(grace_rounds: int, reduction_factor: float, rounds: int) -> list[int]:
 
 
 def places(arms: int, reduction_factor: float, rung: int) -> int:
-    """Return how many of `arms` arms are promoted by their mean at a rung. At most as many tied arms are promoted too.
+    """Return the number of arms that are promoted at a rung for their mean value: arms / eta^(rung + 1), rounded up.
+
+    Tied arms may be promoted in addition. The first rung has the number 0, and eta is `reduction_factor`.
 
     >>> [places(24, 3, rung) for rung in range(4)]
     [8, 3, 1, 1]
@@ -94,11 +97,17 @@ def places(arms: int, reduction_factor: float, rung: int) -> int:
 
 
 def judge(values: Mapping[Arm, Mapping[int, float]], places: int, round: int) -> dict[Arm, Pruned]:
-    """Return the arms that are pruned at a rung, given the value of every seed of every arm that reached it.
+    """Return the arms that are pruned at a rung, each with the reason.
 
-    The `places` arms with the best means over the seeds are promoted. Another arm is tied with the last of them if it
-    is not worse with at least a quarter of the seeds, rounded up. The best `places` tied arms are promoted too, and all
-    other arms are pruned. Arms with equal means have the same outcome. With one seed, this is successive halving.
+    The `places` arms with the best means over the seeds are promoted. Another arm is tied with the last promoted arm if
+    it is at least as good with a quarter of the seeds or more (rounded up). The best `places` tied arms are promoted
+    too, and all other arms are pruned. Arms with equal means have the same outcome. With one seed, no arm is tied, so
+    the rule is ordinary successive halving.
+
+    Args:
+        values: The value of each seed, for each arm that reached the rung.
+        places: Number of arms to promote for their mean.
+        round: Round of the rung.
 
     Raises:
         ValueError: The arms have different seeds.
@@ -132,7 +141,7 @@ def halve(
     keep: Collection[Arm] = (),
     failed: Collection[tuple[Arm, int]] = (),
 ) -> Verdicts[Arm]:
-    """Decide every rung for which the recorded metrics suffice.
+    """Return the decisions at all rungs for which enough metrics are recorded.
 
     An arm with a failed trial is pruned at its next rung.
 
@@ -140,10 +149,10 @@ def halve(
         histories: The objective by round, for every arm of the sweep and each of its seeds.
         milestones: The rungs, ascending, each below `rounds`.
         rounds: Rounds of a trial that is never stopped.
-        reduction_factor: eta; ceil(n / eta^i) of n arms are promoted by their mean at the i-th rung.
+        reduction_factor: eta; of n arms, ceil(n / eta^i) are promoted for their mean at rung i = 1, 2, ...
         strata: The stratum, or group, of each arm. Only arms of the same stratum are compared; None compares all arms.
         keep: Arms that are never pruned and do not count among the promoted arms.
-        failed: Trials, by arm and seed, that will record no more rounds.
+        failed: The arm and seed of each trial that will record no more rounds.
     """
     together: dict[Hashable, dict[Arm, Trials]] = defaultdict(dict)
     for arm, trials in histories.items():
@@ -200,13 +209,16 @@ def _halve_stratum(
 
 
 def _values_at(round: int, arm: Arm, trials: Trials, failed: Collection[tuple[Arm, int]]) -> dict[int, float]:
-    """Return the values by seed after a round: NaN for trials that failed before, none for trials not yet there."""
+    """Return an arm's values after a round, by seed.
+
+    The value is NaN for a trial that failed before the round. Seeds whose trial has not reached the round are left out.
+    """
     reached = {seed: history[round] for seed, history in trials.items() if round in history}
     return {seed: math.nan for seed in trials if (arm, seed) in failed} | reached
 
 
 def _means(values: Mapping[Arm, Mapping[int, float]]) -> dict[Arm, float]:
-    """Return the means over the seeds, which are bit-identical for every order of the seeds."""
+    """Return each arm's mean over its seeds. The sum is exact, so the order of the seeds does not change it."""
     return {arm: math.fsum(of_seeds.values()) / len(of_seeds) for arm, of_seeds in values.items()}
 
 

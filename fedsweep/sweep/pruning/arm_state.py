@@ -1,4 +1,7 @@
-"""The state of a sweep with successive halving of its arms, read from the records on disk. No ray, no torch."""
+"""The state of a sweep with successive halving of its arms, read from the records on disk.
+
+This module imports neither ray nor torch.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RecordedTrials:
-    """Trials that are judged together, with their recorded objective values, last rounds and errors.
+    """Trials that are compared with each other, with their recorded objective values, last rounds and errors.
 
     The sign of a minimised objective is reversed, so that larger values are better.
     """
@@ -31,14 +34,14 @@ class RecordedTrials:
         self._errors: dict[str, Outcome] = {}
 
     def unplanned(self) -> list[TrialPlan]:
-        """Return the trials that start from the checkpoint of another trial and are not on disk yet.
+        """Return the trials that start from the checkpoint of another trial but have not copied it to disk yet.
 
-        All of them must be on disk before these other trials continue and overwrite their checkpoints.
+        They must copy it before the other trial continues and overwrites its checkpoint.
         """
         return [one for key, one in self.plans.items() if one.start and not self.sweep.trial(key).planned]
 
     def _read(self, plan: TrialPlan) -> None:
-        """Read the records of a new or known trial."""
+        """Add a trial, or update a known one, from its records on disk."""
         self.plans[plan.key] = plan
         trial = self.sweep.trial(plan.key)
         history, outcome = trial.recorded() if trial.planned else [], trial.outcome()
@@ -49,10 +52,10 @@ class RecordedTrials:
 
 
 class ArmState(RecordedTrials):
-    """The trials of a grid, their recorded metrics, and the decisions that follow from them.
+    """The trials of a grid, their recorded metrics, and the pruning decisions that follow from these metrics.
 
-    Idle workers run arms past undecided rungs. These rounds stay hidden until the arm is promoted, so that neither
-    tables nor decisions depend on which workers were idle.
+    Idle workers run trials beyond a rung whose decision is still pending. The additional rounds stay hidden until
+    the arm is promoted, so that neither tables nor decisions depend on which workers were idle.
     """
 
     def __init__(self, plan: Plan, scheduler: ArmsScheduler, sweep: SweepStore, plans: Sequence[TrialPlan]) -> None:
@@ -75,7 +78,7 @@ class ArmState(RecordedTrials):
 
     @property
     def verdicts(self) -> Verdicts[str]:
-        """The promoted, undecided and pruned arms, each by its `identity`."""
+        """The promoted, undecided and pruned arms. Each arm is given as JSON text (see `identity`)."""
         if self._verdicts is None:
             self._verdicts = halve(
                 {arm: {seed: self._values[key] for seed, key in keys.items()} for arm, keys in self._keys.items()},
@@ -89,7 +92,10 @@ class ArmState(RecordedTrials):
         return self._verdicts
 
     def record_error(self, key: str, error: Outcome) -> None:
-        """Record that a trial diverged or failed. This counts only if its arm is promoted to the round of the error."""
+        """Record that a trial diverged or failed.
+
+        The error counts only if the trial's arm is promoted far enough to reach the round of the error.
+        """
         self._errors[key] = error
         self.refresh(key)
 
@@ -105,16 +111,16 @@ class ArmState(RecordedTrials):
         return found + [(key, goal) for arm, goal in verdicts.undecided.items() for key in self._behind([arm], goal)]
 
     def _behind(self, arms: Sequence[str], until: int) -> list[str]:
-        """Return the trials of `arms` that have not reached round `until`.
+        """Return the keys of the trials of `arms` that have not reached round `until`.
 
-        They are ordered by seed, so that partial results stay balanced over the arms.
+        They are sorted by seed, so that partial results stay balanced over the arms.
         """
         seeds = sorted({seed for arm in arms for seed in self._keys[arm]})
         keys = [self._keys[arm][seed] for seed in seeds for arm in arms if seed in self._keys[arm]]
         return [key for key in keys if self._last[key] < until and key not in self._errors]
 
     def _end(self, arm: str) -> int | None:
-        """Return the round of an arm's first error, at which all its trials end, or None if no error pruned the arm."""
+        """Return the round of the error that pruned an arm and ends all its trials, or None if no error pruned it."""
         pruned = self.verdicts.pruned.get(arm)
         if pruned is None or not pruned.failed:
             return None
@@ -125,7 +131,10 @@ class ArmState(RecordedTrials):
         return self._arms[key] in self.verdicts.pruned
 
     def visible(self, key: str) -> int:
-        """Return the last round of a trial that may be shown. Rounds past an undecided rung stay hidden."""
+        """Return the last round of a trial that may be shown.
+
+        Rounds after a rung whose decision is still pending stay hidden.
+        """
         arm, verdicts = self._arms[key], self.verdicts
         if (end := self._end(arm)) is not None:
             return end
@@ -136,7 +145,7 @@ class ArmState(RecordedTrials):
         return max((one for one in self.milestones if one < verdicts.undecided[arm]), default=0)
 
     def outcome(self, key: str) -> Outcome | None:
-        """Return a trial's outcome, or None while it runs or its arm is undecided."""
+        """Return a trial's outcome, or None while the trial runs or the decision about its arm is pending."""
         arm = self._arms[key]
         error, pruned, end = self._errors.get(key), self.verdicts.pruned.get(arm), self._end(arm)
         if pruned is None:

@@ -1,6 +1,7 @@
-"""Population based training (Jaderberg et al., 2017) in synchronous generations. No ray.
+"""Population based training (Jaderberg et al., 2017) in synchronous generations.
 
-A generation depends only on the recorded metrics and on the search's seed, not on the number or order of workers.
+A generation depends only on the recorded metrics and the search's seed, and not on the number or speed of workers.
+This module does not import ray.
 """
 
 import math
@@ -24,7 +25,10 @@ TRIES = 8
 
 
 def first_generation(axes: Axes, size: int, seed: int) -> list[dict[str, float]]:
-    """Draw the values of each member. Each value has its own random stream, which depends on member and name."""
+    """Draw the hyperparameter values of the `size` members of a population.
+
+    Each value has its own random stream, derived from `seed`, the number of the member and the name of the axis.
+    """
     return [
         {name: _drawn(axis, stream(seed, "population", 0, member, name)) for name, axis in axes.items()}
         for member in range(size)
@@ -40,20 +44,21 @@ def successors(
     seed: int,
     used: Collection[str] = (),
 ) -> dict[int, tuple[int, Values]]:
-    """Return the parent and the new values of each member that is replaced before a generation.
+    """Map each member that is replaced at the start of a generation to its parent and its new values.
 
-    All members with an error are replaced, then the worst of the other members, until `quantile` of all members,
-    rounded down, are replaced. The parent is drawn from the best `quantile` of the members, and must be better than the
-    replaced member. If there is no such parent, the member stays.
+    All members with an error are replaced. The worst of the other members follow, until the share `quantile` of all
+    members (rounded down) is replaced. The parent is drawn from the best members, which are the same share of all
+    members, and must be better than the replaced member. If there is no such parent, the member is kept.
 
     Args:
-        members: The values of each member.
+        members: The hyperparameter values of each member.
         scores: The score of each member without an error; a larger score is better.
-        generation: Number of the generation; 1 for the second one.
-        axes: The axis of each value.
+        generation: Number of the new generation. The first generation has the number 0.
+        axes: The axis of each hyperparameter.
         scheduler: The settings of population based training.
         seed: The search's seed.
-        used: The `identity` of all earlier values. They are not used again, because a repeated trial adds nothing.
+        used: All earlier combinations of values, as JSON text (see `identity`). They are not used again, because a
+            repeated trial adds no information.
     """
     ranked = sorted(scores, key=lambda place: (-scores[place], place))
     broken = sorted(set(members) - set(scores))
@@ -75,7 +80,7 @@ def successors(
 def _explored(
     values: Values, axes: Axes, scheduler: PopulationScheduler, chances: Mapping[str, Generator], taken: Collection[str]
 ) -> dict[str, float]:
-    """Perturb a parent's values until they differ from those of all earlier trials."""
+    """Perturb the values of a parent until no earlier trial has the same values, and return them."""
     for _ in range(TRIES + 1):
         found = {name: _perturbed(values[name], axis, scheduler, chances[name]) for name, axis in axes.items()}
         if identity(found) not in taken:
@@ -110,15 +115,15 @@ def _range(axis: Axis) -> tuple[float, float]:
 
 
 def numbers(arm: Arm) -> dict[str, float]:
-    """Return the numeric values of an arm as floats."""
+    """Return the numeric hyperparameters of an arm as floats, by dotted name."""
     return {name: float(value) for name, value in arm.items() if isinstance(value, int | float)}
 
 
 class Generations(RecordedTrials):
-    """The trials of a population so far, their recorded metrics, and the decisions that follow from them.
+    """The trials of a population so far, their recorded metrics, and the replacements that follow from the metrics.
 
-    A member that is replaced continues as a new trial from its parent's checkpoint at the end of the generation. So no
-    member runs past the end of a generation before all members have reached it.
+    A new trial takes the place of a replaced member and continues from its parent's checkpoint at the end of the
+    generation. Therefore, no member runs beyond the end of a generation before all members have reached it.
     """
 
     def __init__(self, plan: Plan, sweep: SweepStore) -> None:
@@ -148,22 +153,22 @@ class Generations(RecordedTrials):
         self._advance()
 
     def record_error(self, key: str, error: Outcome) -> None:
-        """Record that a trial diverged or failed, unless it has reached the end of the generation."""
+        """Record that a trial diverged or failed, unless the trial had already reached the end of the generation."""
         self._read(self.plans[key])
         if self._last[key] < self.until:
             self._errors[key] = error
         self._advance()
 
     def wanted(self) -> list[tuple[str, int]]:
-        """Return the members that have not reached the last round of the generation, each with this last round."""
+        """Return the keys of the trials that have not reached the generation's last round, each with this round."""
         return [] if self._over else [(key, self.until) for key in self._members if not self._settled(key)]
 
     def visible(self, key: str) -> int:
-        """Return the last round of the sweep, because all rounds of a trial may be shown."""
+        """Return the number of rounds of the sweep, because no round of a trial is hidden."""
         return self.rounds
 
     def outcome(self, key: str) -> Outcome | None:
-        """Return a trial's outcome, or None while it runs."""
+        """Return a trial's outcome, or None while the trial runs."""
         finished = Outcome(outcome="finished", round=self.rounds) if self._last[key] >= self.rounds else None
         return self._errors.get(key) or self._replaced.get(key) or finished
 

@@ -1,4 +1,4 @@
-"""Schedulers that stop single trials by successive halving or the median rule, with a log of their decisions."""
+"""Rules that stop single trials, successive halving and the median rule, with a log of their decisions."""
 
 import json
 import os
@@ -30,7 +30,10 @@ class Decision:
 
 
 class Decisions:
-    """The decisions of a sweep by trial and round, and their log file. A last line that a crash cut off is removed."""
+    """The decisions of a sweep, by trial and round, and the log file in which they are recorded.
+
+    If a crash cut off the last line of the log, the line is removed.
+    """
 
     def __init__(self, log: Path, remote: Remote = NOTHING) -> None:
         self.log, self._remote = log, remote.below(log.name)
@@ -54,10 +57,11 @@ class Decisions:
 
 
 class Rungs:
-    """Asynchronous successive halving, which stops a trial unless it is among the top 1/eta so far.
+    """Asynchronous successive halving, which stops a trial if its value is not among the best 1/eta values so far.
 
-    Trials are compared at rungs (certain rounds), within their stratum (a group of trials). This is the rule of Ray's
-    AsyncHyperBandScheduler with one bracket. Li et al. (2020) promote trials instead of stopping others.
+    Trials are compared at rungs, which are certain rounds, and only with trials of the same group (`stratum`). The rule
+    is that of Ray's AsyncHyperBandScheduler with one bracket. In the original algorithm by Li et al. (2020), good
+    trials are promoted instead, and no trial is stopped.
     """
 
     def __init__(self, config: ASHAScheduler, rounds: int, log: Path, remote: Remote = NOTHING) -> None:
@@ -68,7 +72,7 @@ class Rungs:
             self.values[made.stratum, made.round][made.key] = made.value
 
     def decide(self, key: str, round: int, value: float, stratum: str = "") -> bool:
-        """Return whether to stop the trial after this round; `value` is better when larger."""
+        """Return whether to stop the trial `key` after a round. A larger `value` is better."""
         if round not in self.milestones:
             return False
         if (made := self.decisions.made.get((key, round))) is not None:
@@ -83,7 +87,8 @@ class Rungs:
 class Medians:
     """The median rule, which stops a trial if its best value so far is below the median of other trials' running means.
 
-    Only trials of the same stratum (group) are compared. A running mean is over a trial's values up to this round.
+    A running mean is the mean of a trial's values up to the current round. Trials are only compared with trials of the
+    same group (`stratum`).
     """
 
     def __init__(self, config: MedianScheduler, log: Path, remote: Remote = NOTHING) -> None:
@@ -94,7 +99,7 @@ class Medians:
             self.values[made.stratum][made.key][made.round] = made.value
 
     def decide(self, key: str, round: int, value: float, stratum: str = "") -> bool:
-        """Return whether to stop the trial after this round; `value` is better when larger."""
+        """Return whether to stop the trial `key` after a round. A larger `value` is better."""
         if round < 1:
             return False  # the untuned model
         if (made := self.decisions.made.get((key, round))) is not None:
@@ -121,7 +126,7 @@ class StoppingScheduler(FIFOScheduler):
         self.rule, self.objective, self.per = rule, objective, per
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Apply the rule to a reported round if it contains the objective."""
+        """Apply the rule to a reported round, and return whether Ray continues or stops the trial."""
         if self.objective.metric not in result or "error" in result:  # the untuned model has no training loss
             return FIFOScheduler.CONTINUE
         sign = 1 if self.objective.mode == "max" else -1

@@ -15,7 +15,7 @@ ROWS = 24
 
 
 class LiveTable:
-    """The live table of a sweep. Without a terminal, one line is printed for each trial that ends."""
+    """The live table of a sweep. If the output is not a terminal, one line is printed for each trial that ends."""
 
     def __init__(self, console: Console, metric: str, rounds: int, total: int, done: Sequence[TrialRecord]) -> None:
         self.console, self.metric, self.rounds = console, metric, rounds
@@ -29,7 +29,7 @@ class LiveTable:
         self.live: contextlib.AbstractContextManager[object] = live if console.is_terminal else contextlib.nullcontext()
 
     def update(self, trial: TrialRecord) -> None:
-        """Show a new trial, or a new round or the outcome of a trial."""
+        """Show a trial that is new, has a new round or has ended."""
         before = self.trials.get(trial.plan.key)
         self.trials[trial.plan.key] = trial
         news = trial.outcome is not None and (before is None or before.outcome is None)
@@ -42,9 +42,9 @@ class LiveTable:
         self.progress.update(self.task, total=whole, completed=played, description=self._counted())
 
     def render(self) -> Group:
-        """Return the current table and progress bar."""
+        """Return the table of the running and recently ended trials, above the progress bar."""
         numbers = (Column(heading, justify="right") for heading in ("seed", "round", self.metric))
-        table = Table("trial", *numbers, "", box=None, pad_edge=False, header_style="bold")
+        table = Table("trial", *numbers, "status", box=None, pad_edge=False, header_style="bold")
         running = [trial for trial in self.trials.values() if trial.outcome is None]
         ended = [trial for trial in self.trials.values() if trial.outcome]
         for trial in [*ended[-max(ROWS - len(running), 0) :], *running]:
@@ -59,7 +59,7 @@ class LiveTable:
 
     def _line(self, trial: TrialRecord) -> str:
         label, seed, rounds, value, state = self._cells(trial)
-        shown = f"{label} · seed {seed}: {state} at round {rounds}, {self.metric} {value}"
+        shown = f"{label} · seed {seed}: {state} at round {rounds}{f', {self.metric} {value}' if value else ''}"
         ended = sum(count_outcomes(self.trials.values()).values())
         reason = f"; {trial.outcome.reason}" if trial.outcome and trial.outcome.reason else ""
         return f"{ended} of {self.total} trials ended after {time.monotonic() - self.begun:.0f} s: {shown}{reason}"
@@ -74,7 +74,9 @@ class LiveTable:
 def delivering(console: Console) -> Iterator[Callable[[int], None]]:
     """Show a status line while the last rounds are sent to MLflow.
 
-    Yield a function that updates the number of runs left to send, which the line shows.
+    Yield a function to which the caller passes the number of runs that are left to send, for the status line.
     """
     with console.status("") as status:
-        yield lambda left: status.update(f"Sending the last rounds to MLflow: {left} runs left (Ctrl-C: later)")
+        yield lambda left: status.update(
+            f"Sending the last rounds to MLflow: {left} run{'s' * (left != 1)} left (press Ctrl-C to send them later)"
+        )

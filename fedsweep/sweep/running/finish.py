@@ -1,4 +1,4 @@
-"""The end of a sweep: its report, the end of MLflow's run, the upload to a remote store, and the exit status."""
+"""The end of a sweep: its report, the end of its MLflow run, the upload to a remote store, and the exit status."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from fedsweep.sweep.running.ray_tuner import SessionOutcome
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The result of a session, from the start or resumption of a sweep to its end or interruption."""
+    """The result of a session, which lasts from the start or resumption of a sweep to its end or interruption."""
 
     session: SessionOutcome
     report: Report | None
@@ -45,7 +45,10 @@ class SweepResult:
 
     @property
     def status(self) -> int:
-        """The exit status: 0, 130 after Ctrl-C, or 1 if a trial failed or results could not be written."""
+        """The exit status of the command.
+
+        It is 1 if a trial failed or results could not be written, 130 if trials are left to run, and otherwise 0.
+        """
         lacking = self.disk_full or self.session.remote_error or self.session.sweep.remote.unsent
         if self.session.interrupted:
             return 1 if lacking else 130
@@ -55,9 +58,10 @@ class SweepResult:
 def finish(
     session: SessionOutcome, console: Console, show: Callable[[Report], object] = lambda report: None
 ) -> SweepResult:
-    """Write the report, close MLflow's parent run even if the report fails, and push to the remote store.
+    """Write the report of a sweep, end its MLflow run, and upload the results to the remote store, if there is one.
 
-    `show` is called with the report as soon as it is written, because MLflow may be slow to answer.
+    The MLflow run is also ended if the report cannot be written. `show` is called with the report before MLflow is
+    contacted, because MLflow may be slow to answer.
     """
     folder = session.sweep.folder / "report"
     report, failed = None, None

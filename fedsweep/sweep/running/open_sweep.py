@@ -19,7 +19,7 @@ from fedsweep.tracking import Destination, check_writable
 
 CAUSES = {
     "definition": "its YAML files or overrides have",
-    "engine": "fedsweep's engine has",
+    "engine": "fedsweep's code has",
     "data": "its data or weights have",
     "packages": "the installed packages have",
 }
@@ -28,21 +28,21 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Prepared:
-    """A checked plan, with the store, the MLflow destination and the machines that were checked for it."""
+    """A checked plan, with the store for its results, the MLflow destination and the machines for its trials."""
 
     plan: Plan
     store: Store
     destination: Destination
     cluster: Cluster
     arrival: Arrival | None
-    """The preparation of each worker before its first trial; None without a cluster."""
+    """The check that each worker makes before its first trial; None without a cluster."""
 
 
 def new_sweep(plan: Plan, store: Store, fresh: bool = False) -> SweepStore:
-    """Create the folder of a new sweep.
+    """Create the folder of a new sweep. If `fresh` is true, the sweep reuses no trials of earlier sweeps.
 
     Raises:
-        UserError: The store is read-only, or there are no earlier trials for the warm start.
+        UserError: The store is read-only, or the warm start finds no trials of an earlier sweep to use.
     """
     check_writable(store.root)
     store.check_writable()
@@ -55,10 +55,10 @@ def new_sweep(plan: Plan, store: Store, fresh: bool = False) -> SweepStore:
 
 
 def resumed_sweep(plan: Plan, store: Store, sweep: SweepStore) -> SweepStore:
-    """Check that `sweep` can be resumed, and return it.
+    """Return `sweep` after checking that it can be resumed.
 
     Raises:
-        UserError: Its definition, code, data or packages have changed, or the store is read-only.
+        UserError: The sweep's definition, code, data or packages have changed, or the store is read-only.
     """
     check_writable(store.root)
     store.check_writable()
@@ -66,8 +66,8 @@ def resumed_sweep(plan: Plan, store: Store, sweep: SweepStore) -> SweepStore:
     for part, changed in CAUSES.items():
         if started.digests[part] != digests[part]:
             raise UserError(
-                f"sweep {started.id} of {plan.name} cannot be resumed because {changed} changed since it was started; "
-                "undo the change, or start a new sweep."
+                f"sweep {started.id} of {plan.name} cannot be resumed because {changed} changed since the sweep was "
+                "started; undo the change, or start a new sweep."
             )
     return sweep
 
@@ -103,7 +103,11 @@ def _manifest(plan: Plan, fresh: bool) -> SweepManifest:
 
 @contextlib.contextmanager
 def exclusively(sweep: SweepStore) -> Iterator[None]:
-    """Lock the sweep and update its folder from the remote store; raise UserError if another process runs the sweep."""
+    """Lock the sweep for the duration of the block, and download its new files if the store is remote.
+
+    Raises:
+        UserError: Another process runs the sweep.
+    """
     name = f"sweep {sweep.folder.name}"
     busy = f"{name} is being run by another process; wait until that process ends, or stop it."
     with locked(sweep.folder / ".lock", busy), sweep.remote.exclusively(name):
@@ -121,10 +125,10 @@ def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool 
     Args:
         sweep: The sweep to resume.
         rounds: Number of rounds of a complete trial.
-        retry: Whether failed trials are reopened. A sampled search does not retry, because later samples depend on
-            the failure.
-        together: Whether arms are judged together. Complete trials are then not marked here, because their arms may
-            have been pruned.
+        retry: Whether failed trials are reopened, to run again. A sampled search does not reopen them, because later
+            samples depend on the failure.
+        together: Whether the scheduler compares whole arms. If so, complete trials are not marked here, because their
+            arms may have been pruned.
     """
     shutil.rmtree(sweep.folder / SCRATCH, ignore_errors=True)
     sweep.remote.clear(SCRATCH)
@@ -138,7 +142,7 @@ def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool 
 
 
 def mark_finished(sweep: SweepStore, rounds: int) -> None:
-    """Mark trials with all rounds but without an outcome as finished. Their session was interrupted."""
+    """Record the outcome `finished` for trials that have all rounds but no outcome, after an interrupted session."""
     for trial in sweep.trials():
         if trial.outcome is None and trial.last_round >= rounds:
             sweep.trial(trial.plan.key).end(Outcome(outcome="finished", round=trial.last_round))

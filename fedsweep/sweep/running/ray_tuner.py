@@ -1,6 +1,7 @@
 """Sessions of Ray Tune, which run the trials of a plan. A resumed sweep is a new Tuner over the unfinished trials.
 
-This module imports Ray, which reads its environment variables on import. Call `prepare_environment` before.
+This module imports Ray, which reads its environment variables on import. Call `prepare_environment` before you import
+this module.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ from fedsweep.tracking import Recorder
 
 @dataclass(frozen=True)
 class SessionOutcome:
-    """The outcome of a session of Ray Tune."""
+    """The outcome of one session, in which Ray Tune runs the unfinished trials of a sweep."""
 
     plan: Plan
     sweep: SweepStore
@@ -69,7 +70,8 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
     done = [trial for trial in trials if trial.outcome is not None]
     if reused := sum(TAKEN_FROM in trial.plan.marks for trial in done):
         console.print(
-            f"{reused} of {plan.num_trials} trials are reused from earlier sweeps; use --fresh to rerun them."
+            f"{reused} of {plan.num_trials} trials {'is' if reused == 1 else 'are'} reused from earlier sweeps; "
+            "add `--fresh` to run all trials again."
         )
     display = LiveTable(console, plan.space.objective.metric, rounds, plan.num_trials, done)
     packing = Packing(
@@ -120,7 +122,10 @@ def _run_trials(
 
 
 def _any_left(plan: Plan, recording: Recording, trials: Sequence[TrialRecord]) -> bool:
-    """Return whether any trial is left to run. The number of trials in a population is not known in advance."""
+    """Return whether any trial is left to run.
+
+    For a population, whose number of trials is not known in advance, its current generation decides.
+    """
     if isinstance(recording.state, Generations):
         return bool(recording.state.wanted())
     return sum(trial.outcome is not None for trial in trials) < plan.num_trials

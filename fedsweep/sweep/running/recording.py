@@ -27,14 +27,17 @@ LOST_WORKERS = 3
 
 @dataclass
 class WriteGuard:
-    """The errors of writing that end a session. They are collected, because raising them would break Ray's loop."""
+    """The write errors that end a session, such as a full disk.
+
+    They are collected instead of raised, because an exception in a callback would break Ray's event loop.
+    """
 
     disk_full: bool = False
     remote_error: str = ""
 
     @contextlib.contextmanager
     def catching(self) -> Iterator[None]:
-        """Record that the disk is full or the remote store unreachable, instead of raising the error."""
+        """Record that the disk is full or that the remote store does not answer, instead of raising the error."""
         try:
             yield
         except UnreachableError as error:
@@ -47,10 +50,10 @@ class WriteGuard:
 
 @dataclass(eq=False)
 class Recording(Callback, Stopper):
-    """The only writer of a sweep's outcomes, which also updates MLflow and the live table.
+    """The only writer of a sweep's outcomes. It also updates MLflow and the live table.
 
-    It is a callback and a stopper of Ray. Ray calls stoppers before callbacks, so the stopper downloads each reported
-    round from the remote store.
+    It is both a callback and a stopper of Ray. Ray calls stoppers before callbacks, so the stopper downloads each
+    reported round from the remote store, and then the callback shows the round.
     """
 
     sweep: SweepStore
@@ -75,7 +78,7 @@ class Recording(Callback, Stopper):
         self.sync(plan.key)
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Download the reported round, and never stop a single trial."""
+        """Download the reported round. Return False, because this stopper never stops a single trial."""
         if (key := result.get("config", {}).get("trial")) is not None:
             self.fetch(key)
         return False
@@ -107,12 +110,15 @@ class Recording(Callback, Stopper):
             self.state.refresh(key)
             self.decide()
         elif last < self.rounds and last >= trial.config["until"]:
-            self.sync(key)  # a probe: its memory was measured, and it continues
+            self.sync(key)  # a probe, which has measured the memory; the trial continues
         else:
             self.end(key, Outcome(outcome="finished" if last >= self.rounds else "pruned", round=last))
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Record that a trial lost its worker. Unless the trial gets an outcome, the searcher starts it again."""
+        """Record that the worker of a trial was lost.
+
+        The trial is started again, unless all its rounds are recorded or it has lost too many workers.
+        """
         key = trial.config["trial"]
         self.fetch(key)
         history = self.sweep.trial(key).history()
@@ -135,7 +141,7 @@ class Recording(Callback, Stopper):
             self.decide()
 
     def decide(self) -> None:
-        """Record the outcomes that now follow from the records of all trials, and show their rounds."""
+        """Record each outcome that follows from the metrics of all trials so far, and show rounds that were hidden."""
         if self.state is None:
             return
         for key, trial in {key: self.sweep.trial(key) for key in self.state.plans}.items():
@@ -161,19 +167,19 @@ class Recording(Callback, Stopper):
             self.sweep.trial(key).remote.pull()
 
     def sync_all(self) -> None:
-        """Show every trial again, because MLflow may lack rounds after an earlier session or while it was locked."""
+        """Show every trial again. MLflow may lack rounds of an earlier session, or rounds from while it was locked."""
         for trial in self.sweep.trials():
             self.sync(trial.plan.key)
 
     def sync(self, key: str) -> None:
         """Show a trial in the live table and in MLflow."""
-        if self.sweep.trial(key).planned:  # otherwise the disk was full
+        if self.sweep.trial(key).planned:  # a plan is missing if the disk was full
             record = self.shown(key)
             self.display.update(record)
             self.recorder.sync(record)
 
     def shown(self, key: str) -> TrialRecord:
-        """Return a trial with only the rounds that may be shown, and with tags about its share of a GPU."""
+        """Return the record of a trial, without its hidden rounds and with tags about its share of a GPU."""
         record = self.sweep.trial(key).read()
         if self.state is not None:
             last = self._shown[key] = self.state.visible(key)

@@ -1,4 +1,4 @@
-"""The number of a sweep's trials in parallel, and its duration, estimated from one round on this machine."""
+"""The number of trials that run in parallel, and the duration of a sweep, estimated from one round."""
 
 import math
 import time
@@ -16,17 +16,22 @@ WORKER_START = 20.0  # seconds until Ray has started and a worker has imported i
 
 
 def side_by_side(plan: Plan, cluster: Cluster = HERE) -> int:
-    """Return how many trials run in parallel: as many as fit, but for TPE at most `in_flight`."""
+    """Return how many trials run in parallel. In a TPE search, the number is at most `search.in_flight`."""
     fit, search = concurrency(plan.space.resources, cluster), plan.space.search
     return min(fit, search.in_flight) if search.name == "tpe" else fit
 
 
 def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int]:
-    """Evaluate the untuned model and run one round, to estimate the duration of the sweep.
+    """Estimate the duration of a sweep by running one round of its experiment on this machine.
+
+    Args:
+        plan: The plan of the sweep.
+        side: Largest number of trials in parallel.
+        cluster: The machines of the sweep.
 
     Returns:
-        The duration of the sweep in seconds, and its number of trials in parallel. This number is at most `side`. It is
-        lower if `gpus_per_trial` is auto and the measured memory allows fewer trials.
+        The duration of the sweep in seconds, and its number of trials in parallel. This number is lower than `side` if
+        `gpus_per_trial` is `auto` and the measured memory allows fewer trials.
     """
     resources = plan.space.resources
     measure = meter(resources.device, 1.0 if resources.gpus_per_trial == "auto" else 0.0)

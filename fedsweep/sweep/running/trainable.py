@@ -34,9 +34,9 @@ LOCKED = "a running worker uses this folder."
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Yield an empty temporary folder, which is deleted at the end. Folders of killed workers are deleted first.
+    """Yield an empty temporary folder, and delete it at the end. Folders of killed workers are deleted first.
 
-    Each folder has its own lock file, which is locked as long as its worker lives.
+    A worker holds a lock on the lock file of its folder, so a folder without a lock belongs to a killed worker.
     """
     _remove_leftovers()
     with ExitStack() as stack:
@@ -47,7 +47,10 @@ def scratch() -> Iterator[Path]:
 
 
 def _locked(stack: ExitStack) -> Path:
-    """Create and lock a new lock file. If another worker locks it first to delete leftovers, try another name."""
+    """Create a new lock file, lock it, and return its path.
+
+    Another worker may lock the new file first, to delete folders of killed workers. Then another name is tried.
+    """
     while True:
         lock = Path(tempfile.gettempdir()) / f"{PREFIX}{uuid.uuid4().hex}.lock"
         with suppress(UserError):
@@ -57,7 +60,7 @@ def _locked(stack: ExitStack) -> Path:
 
 def _remove_leftovers() -> None:
     for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*.lock"):
-        with suppress(UserError, OSError):  # of a living worker, or just deleted
+        with suppress(UserError, OSError):  # its worker is alive, or it was just deleted
             if stat.S_ISREG((found := lock.lstat()).st_mode) and found.st_uid == os.getuid():
                 with locked(lock, LOCKED):
                     _remove(lock)
@@ -79,12 +82,12 @@ def train(
     remote: Place | None = None,
     system_metrics: bool = False,
 ) -> None:
-    """Continue a trial, and report each round to Ray once it is on disk.
+    """Run a trial from its last recorded round on, and report each round to Ray once it is on disk.
 
-    Rounds that are already on disk are reported again, so that the scheduler receives all of them. New rounds are
-    reported with the GPU memory that the trial used. An error of the trial is not raised but reported, under `error`.
-    If Ray itself sees an error, the worker was lost or the remote store did not answer, and the trial is repeated.
-    Heavy imports happen once per worker, because Ray reuses workers.
+    Rounds that are already on disk are reported again, so that the scheduler receives all rounds. New rounds are
+    reported with the GPU memory that the trial used. An error of the trial is not raised but reported, under the key
+    `error`. Ray itself sees an error only if the worker was lost or the remote store did not answer; the trial is then
+    started again. Heavy imports happen once per worker, because Ray reuses workers.
 
     Args:
         config: The trial's key (`trial`), the round to reach (`until`) and the trial's share of a GPU (`gpus`).
@@ -92,7 +95,7 @@ def train(
         threads: Number of threads for torch.
         device: The device for training.
         environment: Environment variables of the driver.
-        arrival: The preparation of the worker on a node of a cluster.
+        arrival: The check that a worker on a cluster makes before its first trial.
         remote: The sweep's remote folder, if the results are in a remote store.
         system_metrics: Whether CPU, memory and GPU use are recorded.
     """
@@ -123,9 +126,9 @@ def train(
 
 @contextmanager
 def _trial_folder(remote: Place | None, key: str, local: TrialStore) -> Iterator[tuple[TrialStore, Callable[[], None]]]:
-    """Yield the trial's folder and a function that sends its new files.
+    """Yield the trial's folder, and a function that uploads its new files.
 
-    If the store is remote, the folder is the worker's own copy.
+    If the store is remote, the folder is the worker's own copy. Otherwise, the function does nothing.
     """
     if remote is None:
         yield local, lambda: None
@@ -140,7 +143,7 @@ def _trial_folder(remote: Place | None, key: str, local: TrialStore) -> Iterator
 def _rounds(
     store: TrialStore, until: int, threads: int, device: Device, measure: Meter, system_metrics: bool
 ) -> Generator[RoundRecord, None, None]:
-    """Yield the trial's rounds up to `until`. If all of them are on disk, no model is built."""
+    """Yield the records of the trial's rounds up to `until`. If all of them are on disk, no model is built."""
     history = store.history()
     if history and history[-1].round >= until:
         yield from (record for record in history if record.round <= until)

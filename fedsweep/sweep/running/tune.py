@@ -59,7 +59,7 @@ class TuneOptions:
 
     @cached_property
     def results(self) -> Store:
-        """The results folder or remote store at the address `store`."""
+        """The results folder or remote store that `store` names."""
         return Store.at(self.store)
 
     @cached_property
@@ -70,7 +70,7 @@ class TuneOptions:
 
     @cached_property
     def request(self) -> RequestedSpace:
-        """The search space with its changes. A resumed sweep keeps the changes with which it was started."""
+        """The search space with the user's changes. A resumed sweep keeps the changes with which it was started."""
         overrides, space_options = self.overrides, self.space_options
         if self.resumed is not None:
             started = self.resumed.manifest()
@@ -99,10 +99,10 @@ def tune(
         show: Called with the report as soon as it is written, before the last rounds are sent to MLflow.
 
     Returns:
-        The trials, the report and the exit status. Every round is in the store, and in MLflow if it answers.
+        The trials, the report and the exit status. Every round is in the store, and also in MLflow if MLflow answers.
 
     Raises:
-        UserError: The search space, a machine, the store or MLflow's server has an error. No trial was started.
+        UserError: The search space, a machine, the store or MLflow's server has an error. No trial has started.
     """
     from fedsweep.sweep.cluster.ray_session import prepare_environment, sigterm_interrupts
 
@@ -126,7 +126,7 @@ def tune(
 
 @contextlib.contextmanager
 def rehearsed(options: TuneOptions, console: Console) -> Iterator[Prepared]:
-    """Run the checks of `tune`, but create no folder for the sweep, start no trials and send no files to nodes."""
+    """Make the checks of `tune` for a dry run. Create no folder, start no trials and send no files to nodes."""
     with _prepared(options, console, rehearsal=True) as ready:
         from fedsweep.sweep.plan.warm_start import collect
         from fedsweep.sweep.running.open_sweep import resumed_sweep
@@ -140,7 +140,10 @@ def rehearsed(options: TuneOptions, console: Console) -> Iterator[Prepared]:
 
 @contextlib.contextmanager
 def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -> Iterator[Prepared]:
-    """Resolve the search space, join its cluster, and check machines, data, weights and MLflow's server."""
+    """Join the cluster, if there is one, check the machines, data, weights and MLflow's server, and yield the plan.
+
+    If `rehearsal` is true, no files are sent to nodes, and MLflow's server is not changed.
+    """
     request, destination = options.request, options.destination
     if request.counted:
         raise UserError(f"{request.where} only counts parameters; use `fedsweep show` to print the counts.")

@@ -1,4 +1,7 @@
-"""Samples that Optuna proposes. Each sample comes from a new study and does not depend on the order of the results."""
+"""The hyperparameter values that Optuna proposes for the samples of a search.
+
+A new Optuna study is created for each sample, so the values do not depend on the order in which results arrive.
+"""
 
 import json
 import warnings
@@ -23,9 +26,10 @@ DIRECTIONS: dict[Mode, StudyDirection] = {"max": StudyDirection.MAXIMIZE, "min":
 
 
 class Proposals:
-    """The samples of a search space. Each sample depends only on its number and on the results in `needed`.
+    """The samples of a search space, as proposed by Optuna.
 
-    For a warm start, `known` contains the arms of an earlier sweep with their objective values.
+    A sample depends only on the search space, its number and the results of the samples in `needed`. For a warm start,
+    `known` contains the arms of an earlier sweep, each with its objective values.
     """
 
     def __init__(
@@ -39,7 +43,7 @@ class Proposals:
         self._known = [self._frozen(arm, TrialState.COMPLETE, values=values) for arm, values in known]
 
     def consulted(self, number: int) -> bool:
-        """Return whether TPE proposes sample `number`. Otherwise, the sample is random and uses no results."""
+        """Return whether TPE proposes sample `number` from earlier results. Otherwise, the sample is random."""
         return self.search.name == "tpe" and number + len(self._known) >= self.search.startup
 
     def needed(self, number: int) -> range:
@@ -49,9 +53,14 @@ class Proposals:
         return range(max(number - self.search.in_flight + 1, 0))
 
     def arm(self, number: int, samples: Sequence[Arm], results: Mapping[int, FrozenTrial]) -> Arm:
-        """Return sample `number`, given all earlier samples and at least the results in `needed`.
+        """Return the arm of sample `number`.
 
-        Samples that are not in `needed` count as running, even if they have ended.
+        Earlier samples that are not in `needed` count as running, even if they have ended.
+
+        Args:
+            number: Number of the sample, from 0.
+            samples: The arms of all earlier samples.
+            results: The results of earlier samples by number, including all samples in `needed`.
         """
         needed = self.needed(number)
         directions = [DIRECTIONS[mode] for mode in self.space.objective.modes]
@@ -67,7 +76,7 @@ class Proposals:
     def result(self, trial: TrialRecord) -> FrozenTrial:
         """Return an ended trial in Optuna's format. A trial without a finite objective counts as failed.
 
-        TPE ranks pruned trials after finished ones, by round and value, and ignores failed trials.
+        TPE ranks pruned trials below finished ones, sorted by their last round and value, and ignores failed trials.
         """
         if trial.outcome is None:
             raise ValueError(f"trial {trial.plan.key} has not ended")
@@ -97,7 +106,7 @@ class Proposals:
             return TPESampler(n_startup_trials=1, seed=seed, multivariate=not two, group=not two, constant_liar=True)
 
     def _encoded(self, arm: Arm) -> dict[str, Any]:
-        """Return the values of an arm for Optuna. Choices become strings, because they may be lists or objects."""
+        """Return an arm in the form that Optuna accepts. Choices become text, because they may be lists or objects."""
         axes = self.space.space
         return {name: value if axes[name].choice is None else identity(value) for name, value in arm.items()}
 

@@ -20,10 +20,10 @@ Announce = Callable[[TrialPlan], None]
 
 
 class FolderSearcher(Searcher):
-    """The base class of the searchers. Their only input is the sweep's folder.
+    """The base class of the searchers, which choose the next trial from the records in the sweep's folder.
 
-    The driver writes each outcome into the folder before Ray asks for the next trial. A trial can be handed out several
-    times: to continue, to get more of a GPU's memory, or because its worker was lost.
+    The driver writes each outcome to the folder before Ray asks for the next trial. The same trial can be suggested
+    several times: to continue it, to give it more of a GPU's memory, or because its worker was lost.
     """
 
     def __init__(self, announce: Announce, packing: Packing) -> None:
@@ -32,11 +32,11 @@ class FolderSearcher(Searcher):
         self._running: dict[str, TrialPlan] = {}
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
-        """Return the trials to run, the most urgent first, each with the round that it should reach."""
+        """Return the trials to run, the most urgent first, each with the round that the trial must reach."""
         raise NotImplementedError
 
     def returned(self, plan: TrialPlan) -> None:
-        """Handle a trial that has stopped running."""
+        """React to a trial that has stopped running. By default, nothing happens."""
 
     def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
         """Return the next trial's hyperparameters, key, target round and share of a GPU.
@@ -52,7 +52,7 @@ class FolderSearcher(Searcher):
         return {"trial": plan.key, **plan.arm, "seed": plan.seed, "until": offer.until, "gpus": offer.gpus}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Record that the trial has stopped; `error` means that its worker was lost."""
+        """Record that a trial has stopped running. If `error` is true, its worker was lost."""
         plan = self._running.pop(trial_id)
         self._packing.ended(plan, None if error else result)
         self.returned(plan)
@@ -62,7 +62,7 @@ class FolderSearcher(Searcher):
 
 
 class PlannedSearch(FolderSearcher):
-    """The searcher over a list of planned trials. Each trial is handed out until it has an outcome."""
+    """The searcher for a list of planned trials. It suggests each trial until the trial has an outcome."""
 
     def __init__(
         self, sweep: SweepStore, plans: Sequence[TrialPlan], rounds: int, announce: Announce, packing: Packing
@@ -79,12 +79,15 @@ class PlannedSearch(FolderSearcher):
         return [(plan, self._rounds) for plan in self._left]
 
     def returned(self, plan: TrialPlan) -> None:
-        """Mark the trial, so that its outcome is read before the next trial is chosen."""
+        """Add the trial to the list of trials whose outcome is read before the next trial is chosen."""
         self._returned.append(plan)
 
 
 class SampledSearch(PlannedSearch):
-    """The searcher of a sampled search. Samples depend on the results on disk, and not on their order of arrival."""
+    """The searcher that samples hyperparameters at random or with TPE.
+
+    The samples depend on the results on disk, but not on the order in which the results arrived.
+    """
 
     def __init__(self, plan: Plan, sweep: SweepStore, announce: Announce, packing: Packing) -> None:
         self._samples = [trial.plan for trial in sweep.trials()]
@@ -93,7 +96,10 @@ class SampledSearch(PlannedSearch):
         self._results: dict[int, FrozenTrial] = {}
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
-        """Return the unfinished samples. If all of them are running and the needed results exist, add a new sample."""
+        """Return the unfinished samples.
+
+        A new sample is added if all others are running or finished and the results that it needs exist.
+        """
         left = {plan.number for plan, _ in super().wanted()}
         number, running = len(self._samples), {plan.number for plan in self._running.values()}
         needed = self._proposals.needed(number)
@@ -108,9 +114,9 @@ class SampledSearch(PlannedSearch):
 
 
 class JointSearch(FolderSearcher):
-    """The searcher for successive halving of arms or a population.
+    """The searcher for successive halving of arms and for population based training.
 
-    It hands out each trial until the next rung or the end of the generation, and hands it out again to continue it.
+    It suggests each trial up to the next rung or the end of the generation, and later again to continue the trial.
     """
 
     def __init__(self, state: ArmState | Generations, announce: Announce, packing: Packing) -> None:
@@ -118,7 +124,7 @@ class JointSearch(FolderSearcher):
         self._state = state
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
-        """Return the unfinished members of the current generation, or the unfinished trials of arms by urgency."""
+        """Return the trials that have not reached their next rung or the end of the generation, most urgent first."""
         return [(self._state.plans[key], until) for key, until in self._state.wanted()]
 
     def returned(self, plan: TrialPlan) -> None:
@@ -126,9 +132,9 @@ class JointSearch(FolderSearcher):
         self._state.refresh(plan.key)
 
     def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
-        """Write the plans of all successors, and then return the next trial.
+        """Write the plans of new members of the population, and then return the next trial.
 
-        A successor copies its parent's checkpoint, so it must be planned before the parent continues.
+        A new member copies its parent's checkpoint, so its plan must be written before the parent continues.
         """
         for successor in self._state.unplanned():
             self._announce(successor)
@@ -138,14 +144,14 @@ class JointSearch(FolderSearcher):
 
 
 class ArmScheduler(FIFOScheduler):
-    """The scheduler that stops the running trials of an arm that has been pruned."""
+    """The scheduler that stops the running trials of a pruned arm."""
 
     def __init__(self, state: ArmState) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.state = state
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Stop the trial if its arm was pruned and the trial has reached the round at which the arm ended."""
+        """Stop the trial if its arm was pruned and the trial has reached the last round of the arm."""
         key = trial.config["trial"]
         if result["round"] in self.state.milestones:
             self.state.refresh(key)

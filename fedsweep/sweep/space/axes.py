@@ -1,4 +1,7 @@
-"""The axes of a search space. An axis has the values or the range of a hyperparameter and may depend on other axes."""
+"""The axes of a search space. An axis defines the values or the range of a hyperparameter.
+
+An axis may have conditions, so that it is active only for certain values of other hyperparameters.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
@@ -18,7 +21,7 @@ Resolve = Callable[[Arm], Mapping[str, Json]]
 
 
 class Axis(Config):
-    """The values of one hyperparameter, given by exactly one of the fields in `KINDS`."""
+    """The values of one hyperparameter, given by exactly one of the fields in `KINDS`, such as `grid` or `uniform`."""
 
     grid: tuple[Json, ...] | None = Field(
         None, min_length=1, description="values of a grid; each combination with the values of other grids is an arm"
@@ -40,7 +43,7 @@ class Axis(Config):
     when: dict[str, Json] | None = Field(
         None,
         min_length=1,
-        description="conditions for the axis to be active: dotted names, each with a value or a list of values",
+        description="conditions under which the axis is active: dotted names, each with one value or a list of values",
     )
 
     def _violations(self) -> Iterator[str]:
@@ -70,7 +73,7 @@ class Axis(Config):
 
     @property
     def kind(self) -> str:
-        """The name of the field that gives the values, one of `KINDS`."""
+        """The name of the field that gives the values, e.g. `grid` or `uniform`."""
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     @property
@@ -115,13 +118,14 @@ class Axis(Config):
         if isinstance(value, bool) or not isinstance(value, int if self.kind in WHOLE else (int, float)):
             return False
         low, high = self.bounds
-        steps = 0.0 if self.step is None else (value - low) / self.step  # with or without its rounding error
+        steps = 0.0 if self.step is None else (value - low) / self.step  # whole, apart from rounding errors
         return low <= value <= high and abs(steps - round(steps)) < 1e-9
 
     def probes(self, asked: tuple[Json, ...] = ()) -> list[Json]:
-        """Return the values to validate: all of them, or the two ends of a range and the values in `asked`.
+        """Return the values to validate before a search: all listed values, or the two ends of a range.
 
-        `asked` are the values that the conditions of other axes require.
+        Args:
+            asked: Values that the conditions of other axes require. They are added if the axis contains them.
         """
         ends = self.values or self.bounds or ()
         return [*ends, *(one for one in asked if self.has(one) and not any(same(one, end) for end in ends))]
@@ -136,7 +140,7 @@ class Axis(Config):
         return f"{self.kind} {values}{f', step {self.step:g}' if self.step is not None else ''}"
 
     def wanted(self) -> str:
-        """Return a phrase about the valid values of a sampled axis, for an error message."""
+        """Describe the valid values of a sampled axis for an error message, e.g. `a number from 0.0 to 0.5`."""
         if self.bounds is None:
             return f"one of {', '.join(map(str, self.values))}"
         steps = f" in steps of {self.step}" if self.step is not None else ""
@@ -153,7 +157,7 @@ class Axis(Config):
 
 
 def condition(name: str, values: Iterable[Json]) -> str:
-    """Return a condition of an axis as readable text."""
+    """Return the condition that `name` has one of the values, as readable text, e.g. `lora.rank is 4 or 8`."""
     return f"{name} is {' or '.join(map(shown_setting, values))}"
 
 
@@ -181,7 +185,7 @@ def holds(name: str, values: Iterable[Json], run: Mapping[str, Json]) -> bool:
 
 
 def asking_order(axes: Mapping[str, Axis]) -> list[str]:
-    """Return the keys of the axes, each after the axes that its conditions depend on.
+    """Return the keys of the axes, sorted so that each axis comes after those on which its conditions depend.
 
     Raises:
         ValueError: The conditions are circular.
@@ -206,7 +210,7 @@ def concerns(axis: Axis, other: str) -> bool:
 
 
 class Conditions:
-    """The conditions of a search space's axes, evaluated for complete and incomplete arms."""
+    """The conditions of all axes of a search space, which can be evaluated for complete and incomplete arms."""
 
     def __init__(self, axes: Mapping[str, Axis], resolve: Resolve) -> None:
         self._axes, self._resolve = axes, resolve
@@ -217,16 +221,19 @@ class Conditions:
         self._known: dict[str, Mapping[str, Json]] = {}
 
     def active(self, key: str, arm: Arm) -> bool:
-        """Return whether an axis is active in an arm. The arm must contain all active axes that the axis depends on."""
+        """Return whether the axis `key` is active in an arm.
+
+        The arm must already contain all active axes on which this axis depends.
+        """
         if key not in self._axes or not self._axes[key].when:
             return True
         run = self.run(key, arm)
         return all(holds(name, values, run) for name, values in self._axes[key].conditions.items())
 
     def run(self, key: str, arm: Arm) -> Mapping[str, Json]:
-        """Return the values that the conditions of the axis `key` are evaluated with, by dotted name.
+        """Return the hyperparameters with which the conditions of the axis `key` are evaluated, by dotted name.
 
-        Entries of the arm that the conditions do not depend on are ignored and replaced by the experiment's values.
+        Values of the arm that do not affect these conditions are replaced by the experiment's values.
         """
         part = {name: value for name, value in arm.items() if name in self._decisive[key]}
         if (place := identity(part)) not in self._known:

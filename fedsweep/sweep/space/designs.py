@@ -18,7 +18,7 @@ Picked = dict[str, int]
 
 @dataclass(frozen=True)
 class Factorial:
-    """A design of several factors. A factor may be active only with certain levels of other factors."""
+    """Several factors, each with its levels. A factor may be active only for certain levels of other factors."""
 
     factors: Mapping[str, Sequence[Arm]]
     """The levels of each factor. A level is a part of an arm, such as `{"lora.rank": 4}`."""
@@ -28,7 +28,7 @@ class Factorial:
     """A function that returns whether a factor is active, given the levels of the factors before it in `order`."""
 
     def every(self) -> Iterator[Picked]:
-        """Yield the chosen levels of each arm of the full factorial design, without inactive factors."""
+        """Yield the level of each active factor, for each arm of the full factorial design."""
 
         def below(place: int, picked: Picked, arm: Arm) -> Iterator[Picked]:
             if place == len(self.order):
@@ -47,15 +47,14 @@ class Factorial:
         return {name: value for level in levels for name, value in level.items()}
 
     def full(self) -> list[Arm]:
-        """Return all arms in the order of the factors and levels; the last factor changes fastest."""
+        """Return all arms of the full factorial design. The last factor changes fastest."""
         found = sorted(self.every(), key=lambda picked: [picked.get(key, 0) for key in self.factors])
         return [self.arm(picked) for picked in found]
 
     def one_factor(self, baseline: Arm) -> list[Arm]:
-        """Return the baseline, and one arm for every level of a factor that is not the baseline's level.
+        """Return the baseline, and one arm for each level of each factor that differs from the baseline's level.
 
-        Each of these arms has the baseline's levels of all other factors. If its level makes another factor inactive,
-        the arm lacks that factor.
+        Such an arm has the baseline's levels of all other factors, but lacks factors that its level makes inactive.
 
         Raises:
             ValueError: The baseline lacks a factor or is not one of the arms.
@@ -77,11 +76,16 @@ class Factorial:
         return [arm for factors in fixed for arm in replace(self, factors=factors).full()]
 
     def pairs(self, deciding: set[str], most: int) -> list[Picked]:
-        """Return at most `most` arms that contain every reachable level, and then every reachable pair of levels.
+        """Return arms that together contain every possible level of each factor, and every possible pair of levels.
 
-        Each arm is built from a level or a pair that no earlier arm contains. Every other factor gets the level that
-        adds the most missing pairs. These levels may make a factor of the pair inactive. Other levels are then tried,
-        but only for factors in `deciding`, which decide whether other factors are active.
+        If `most` arms are not enough for this, levels take precedence over pairs.
+
+        Each arm is built around a level or a pair that no earlier arm contains. Every other factor gets the level that
+        adds the most missing pairs. If these levels make a factor of the pair inactive, other levels are tried.
+
+        Args:
+            deciding: The factors on which the activity of other factors depends. Other levels are tried only for them.
+            most: Largest number of arms to return.
         """
         levels = [(key, number) for key in self.order for number in range(len(self.factors[key]))]
         couples = [pair for pair in combinations(levels, 2) if pair[0][0] != pair[1][0]]
@@ -117,7 +121,10 @@ class Factorial:
 
 
 def ablation_arms(components: Sequence[str], subsets: Subsets) -> list[Arm]:
-    """Return the arm of the full method, and then the arms without each component or each set of components.
+    """Return the arm of the full method, followed by arms that leave out components.
+
+    If `subsets` is `one`, each of these arms leaves out one component. If it is `all`, there is an arm for each set of
+    components.
 
     >>> ablation_arms(["method.cross", "method.quality"], "one")
     [{'without': []}, {'without': ['method.cross']}, {'without': ['method.quality']}]
@@ -129,9 +136,10 @@ def ablation_arms(components: Sequence[str], subsets: Subsets) -> list[Arm]:
 
 
 def left_out_values(ablate: Mapping[str, Json], known: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the values that leave the components out, by dotted name.
+    """Return the value that switches each component of `ablate` off, by dotted name.
 
-    The words `on` and `off` become true and false for hyperparameters that are booleans in `known`.
+    The words `on` and `off` become true and false for hyperparameters that are booleans in `known`, the values of the
+    experiment.
 
     >>> left_out_values({"method.cross": "off", "method.gate": "off"}, {"method.cross": True, "method.gate": "softmax"})
     {'method.cross': False, 'method.gate': 'off'}
@@ -143,11 +151,11 @@ def left_out_values(ablate: Mapping[str, Json], known: Mapping[str, Json]) -> di
 
 
 def changes(arm: Arm, values: Mapping[str, Json], named: Mapping[str, Arm] | None = None) -> dict[str, Json]:
-    """Return an arm's changes to the experiment, by dotted name.
+    """Return the changes that an arm makes to the experiment, by dotted name.
 
     Args:
         arm: The arm, which may be incomplete.
-        values: The value that leaves each component out, by dotted name.
+        values: The value that switches each component off, by dotted name.
         named: The changes of each named arm, by the arm's name.
 
     >>> changes({"lora.rank": 4, "without": ["method.cross"]}, {"method.cross": False, "method.quality": False})

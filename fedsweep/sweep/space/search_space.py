@@ -46,7 +46,7 @@ class Resources(Config):
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
-        """The device on which a trial computes."""
+        """The device on which a trial computes: `cuda` if the trial uses a real GPU, else `cpu`."""
         return "cuda" if self.on_gpu and logical_gpus() is None else "cpu"
 
     @property
@@ -56,13 +56,13 @@ class Resources(Config):
 
 
 class Rounds(Config):
-    """Metrics of trials that are trained round by round."""
+    """Training of the arms, with metrics of every round."""
 
     name: Literal["rounds"] = "rounds"
 
 
 class Parameters(Config):
-    """Counts of parameters and bytes, computed from tensor shapes without weights and data. Nothing is recorded."""
+    """Counts of parameters and bytes, without training, weights or data. They are printed but not recorded."""
 
     name: Literal["parameters"] = "parameters"
     classes: int = Field(100, gt=1, description="number of classes of the model's head")
@@ -90,7 +90,8 @@ class SearchSpace(Config):
     )
     space: dict[str, Axis] = Field(
         default_factory=dict,
-        description="hyperparameters that vary: an axis for each dotted name, or for several names separated by commas",
+        description="hyperparameters that vary: one axis per dotted name; names separated by commas share an axis and "
+        "vary together",
     )
     design: Design = Field(
         "full",
@@ -101,8 +102,8 @@ class SearchSpace(Config):
     )
     baseline: Arm | None = Field(
         default_factory=lambda given: Arm({ABLATED: []}) if given.get("ablate") else None,
-        description="arm that the other arms are compared with, by default the full method of `ablate`; on an axis "
-        "that the baseline leaves open, each arm is compared at its own value",
+        description="arm that the other arms are compared with, by default the full method of `ablate`; if the "
+        "baseline has no value for an axis, each arm is compared with the baseline at the arm's own value of that axis",
     )
     reference: Reference | None = Field(
         None, description="values from a paper, shown next to yours and never mixed with them"
@@ -208,7 +209,7 @@ class SearchSpace(Config):
             yield f"`{both[0]}` is varied by the search space and cannot also be in `fixed`"
 
     def arms(self, resolve: Resolve, design: Design | None = None) -> list[Arm]:
-        """Return the arms of a grid in the order of the file.
+        """Return the arms of a grid in the order of the YAML file. If `design` is given, it replaces that of the file.
 
         Raises:
             ValueError: The design is one_factor and the baseline is not one of the arms.
@@ -224,22 +225,23 @@ class SearchSpace(Config):
         )
 
     def next_name(self, drawn: Arm, resolve: Resolve) -> str | None:
-        """Return the next active axis without a value in `drawn`, or None if the arm is complete.
+        """Return the key of the next active axis that has no value in `drawn`, or None if the arm is complete.
 
-        Ask again after each drawn value, because the value may activate other axes.
+        Call this method after each drawn value, because the value may activate other axes.
         """
         conditions = Conditions(self.space, resolve)
         missing = (key for key in asking_order(self.space) if key not in drawn)
         return next((key for key in missing if conditions.active(key, drawn)), None)
 
     def exact(self, drawn: Arm) -> Arm:
-        """Return sampled values without rounding errors, e.g. 0.15 for 0.15000000000000002 in steps of 0.05."""
+        """Return the sampled values of an arm without rounding errors, e.g. 0.15 instead of 0.15000000000000002."""
         return {name: self.space[name].exact(value) if name in self.space else value for name, value in drawn.items()}
 
     def probes(self, resolve: Resolve) -> list[Arm]:
-        """Return the arms that are validated before a sampled search: all combinations of the values in `Axis.probes`.
+        """Return the arms that are validated before a sampled search starts.
 
-        If there are more than `PROBED` combinations, the arms contain every reachable pair of values instead.
+        They are all combinations of the values in `Axis.probes`. If there are more than 4096 combinations (`PROBED`),
+        the arms contain every possible pair of values instead.
         """
         asked = [one for axis in self.space.values() for one in axis.conditions.items()]
         wanted = {key: tuple(v for name, values in asked if name == key for v in values) for key in self.space}
@@ -276,12 +278,12 @@ class RequestedSpace:
 
     @property
     def where(self) -> str:
-        """The beginning of error messages about the search space."""
+        """The beginning of error messages about the search space, e.g. `search space ablations/lora_rank`."""
         return f"search space {self.name}"
 
     @property
     def counted(self) -> bool:
-        """True if the search space counts parameters instead of training."""
+        """True if the parameters of the arms are only counted, and no arm is trained."""
         return self.space.measure.name == "parameters"
 
 

@@ -27,13 +27,13 @@ a different model under another `lora.scaling`. FedDyn stores gradients, which d
 stores steps, which do not depend on beta. The clients' optimizers are created anew in every round.
 """
 PER = "hyperparameters, by dotted name; only trials with the same values of all of them are compared"
-FIRST = "points to try first, each as `{name: value}`; names that a point leaves out are sampled"
+FIRST = "points to try first, each as `{name: value}`; hyperparameters that a point leaves out are sampled"
 
 
 class Objective(Config):
     """The metric by which trials are compared and tuned, and an optional second metric."""
 
-    metric: str = Field("accuracy/mean", description="metric by which trials are compared, at the last round")
+    metric: str = Field("accuracy/mean", description="metric after the last round, by which trials are compared")
     mode: Mode = Field("max", description="`max` if larger values are better, `min` if smaller values are better")
     against: Against | None = Field(
         None, description="second objective; trials are compared by both, and the scheduler must be `none`"
@@ -49,7 +49,7 @@ class Objective(Config):
         return (self.mode,) if self.against is None else (self.mode, self.against.mode)
 
     def values(self, history: History) -> tuple[float, ...] | None:
-        """Return a finished trial's value of each objective, or None if one is missing or not finite."""
+        """Return the value of each objective for a finished trial, or None if a value is missing or not finite."""
         found = [last(history, self.metric)]
         if self.against is not None:
             found.append(over_the_run(history, self.against.metric))
@@ -66,7 +66,8 @@ class NoScheduler(Config):
 class ASHAScheduler(Config):
     """Asynchronous successive halving (ASHA). A trial is stopped at a rung if it is not among the best trials so far.
 
-    A rung is a communication round after which trials are compared. The rule is that of Ray's AsyncHyperBandScheduler.
+    A rung is a communication round after which trials are compared. The rule is the same as in Ray's
+    AsyncHyperBandScheduler.
     """
 
     name: Literal["asha"] = "asha"
@@ -95,9 +96,10 @@ class MedianScheduler(Config):
 
 
 class ArmsScheduler(Config):
-    """Successive halving of whole arms, judged by paired differences over all their seeds.
+    """Successive halving of whole arms. The arms with the best means over their seeds run on, and others are pruned.
 
-    A rung is a communication round after which arms are compared and may be pruned. The baseline is never pruned.
+    Arms are compared at rungs, which are certain communication rounds. Arms that are tied with the best ones, which
+    means at least as good with a quarter of the seeds, run on too. The baseline is never pruned.
     """
 
     name: Literal["arms"] = "arms"
@@ -105,8 +107,8 @@ class ArmsScheduler(Config):
     reduction_factor: float = Field(
         3,
         gt=1,
-        description="eta: 1 in eta arms passes a rung, or more if arms are tied; the next rung is at eta times as many "
-        "rounds",
+        description="eta: 1 in eta arms passes a rung, or more if arms are tied, and the next rung is at eta times as "
+        "many rounds",
     )
     per: tuple[str, ...] = Field(
         (), description="hyperparameters, by dotted name; only arms with the same values of all of them are compared"
@@ -126,18 +128,18 @@ class PopulationScheduler(Config):
         0.25,
         gt=0,
         le=0.5,
-        description="share of the members to replace (the worst) and to copy (the best), rounded down to whole members",
+        description="share of the members to replace, and of the best members to copy, rounded down to whole members",
     )
     factors: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         (0.8, 1.2),
         min_length=1,
-        description="each copied value is multiplied by one of these factors and kept within its range",
+        description="factors, one of which multiplies each copied value; the product is kept within the value's range",
     )
     resample: float = Field(
         0.25,
         ge=0,
         le=1,
-        description="probability that a copied value is drawn anew from its range instead of multiplied",
+        description="probability that a copied value is drawn anew from its range instead of being multiplied",
     )
 
 
@@ -178,7 +180,7 @@ class TPESearch(Config):
 
 
 class RandomSearch(Config):
-    """Independent random samples."""
+    """Independent random samples of the hyperparameters."""
 
     name: Literal["random"] = "random"
     samples: int = Field(24, gt=0, description="number of configurations to try")

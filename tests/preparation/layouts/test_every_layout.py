@@ -1,4 +1,4 @@
-"""The properties that all layouts share."""
+"""The properties that all layouts of image folders share."""
 
 import io
 import os
@@ -29,7 +29,7 @@ def test_every_layout_has_a_tree() -> None:
 
 
 @every_layout
-def test_counts_are_those_of_the_tree(layout: Layout, tmp_path: Path) -> None:
+def test_the_listing_contains_every_image_of_the_tree(layout: Layout, tmp_path: Path) -> None:
     expected = MAKERS[layout.name](tmp_path / "set")
     listing = layout.list(tmp_path / "set")
     assert counts(listing) == expected
@@ -40,7 +40,7 @@ def test_counts_are_those_of_the_tree(layout: Layout, tmp_path: Path) -> None:
 
 
 @every_layout
-def test_order_does_not_depend_on_the_file_system(
+def test_the_order_does_not_depend_on_the_file_system(
     layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     MAKERS[layout.name](tmp_path / "a" / "set")
@@ -64,7 +64,7 @@ def test_order_does_not_depend_on_the_file_system(
 
 
 @every_layout
-def test_reads_images(layout: Layout, tmp_path: Path) -> None:
+def test_images_are_read_in_the_requested_order(layout: Layout, tmp_path: Path) -> None:
     MAKERS[layout.name](tmp_path)
     items = layout.list(tmp_path).items
     images = list(layout.read(tmp_path, items))
@@ -88,7 +88,7 @@ def test_links_are_followed(layout: Layout, tmp_path: Path) -> None:
 
 
 @every_layout
-def test_first_classes(layout: Layout, tmp_path: Path) -> None:
+def test_only_the_first_classes_are_listed_on_request(layout: Layout, tmp_path: Path) -> None:
     expected = MAKERS[layout.name](tmp_path / "set")
     whole = layout.list(tmp_path / "set")
     first = layout.list(tmp_path / "set", num_classes=2)
@@ -103,7 +103,7 @@ def test_first_classes(layout: Layout, tmp_path: Path) -> None:
 
 
 @every_layout
-def test_root_must_be_a_folder(layout: Layout, tmp_path: Path) -> None:
+def test_the_root_must_be_a_folder(layout: Layout, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'none'} cannot be read: No such file or directory.")):
         layout.list(tmp_path / "none")
     (tmp_path / "file").touch()
@@ -124,7 +124,7 @@ def test_another_layout_is_an_error_that_lists_the_content(layout: Layout, tmp_p
 
 
 @every_layout
-def test_is_found_by_its_name_and_by_its_layout(layout: Layout, tmp_path: Path) -> None:
+def test_a_layout_is_found_by_the_name_of_the_data_set_or_of_the_layout(layout: Layout, tmp_path: Path) -> None:
     MAKERS[layout.name](tmp_path)
     assert type(find(layout.name, tmp_path)) is type(layout)
     assert type(find("whatever", tmp_path, layout=layout.name)) is type(layout)

@@ -1,4 +1,4 @@
-"""The detection of a root's layout."""
+"""The detection of the layout of a root folder."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.preparation.layouts import trees
         ("UCF-101", "ucf101"),
     ],
 )
-def test_other_spellings_of_a_name(name: str, layout: str, tmp_path: Path) -> None:
+def test_other_spellings_of_a_name_select_the_same_layout(name: str, layout: str, tmp_path: Path) -> None:
     assert find(name, tmp_path).name == layout
 
 
@@ -32,14 +32,14 @@ def test_parquet_files_take_precedence_over_the_name(tmp_path: Path) -> None:
     assert find("pacs", tmp_path).name == "parquet"
 
 
-def test_parquet_files_without_images_do_not(tmp_path: Path) -> None:
+def test_parquet_files_without_images_do_not_take_precedence(tmp_path: Path) -> None:
     trees.domains(tmp_path)
     trees.write_parquet(tmp_path / "statistics.parquet", {"mean": [0.5]})
     assert find("my set", tmp_path).name == "domains"
 
 
 @pytest.mark.parametrize("layout", ["domains", "classes"])
-def test_depth_decides_for_an_unknown_name(layout: str, tmp_path: Path) -> None:
+def test_the_depth_of_the_tree_decides_for_an_unknown_name(layout: str, tmp_path: Path) -> None:
     trees.MAKERS[layout](tmp_path)
     assert find("my set", tmp_path).name == layout
 
@@ -56,7 +56,7 @@ def test_folders_named_after_splits_are_no_domains(tmp_path: Path) -> None:
         ["north/train/cod/1.jpg", "north/test/cod/2.jpg", "south/Train/eel/3.jpg"],
     ],
 )
-def test_splits_above_and_within_domains(files: list[str], tmp_path: Path) -> None:
+def test_splits_may_be_above_or_within_domains(files: list[str], tmp_path: Path) -> None:
     trees.grow(tmp_path, files)
     assert find("my set", tmp_path).name == "domains"
 
@@ -78,14 +78,14 @@ def test_parquet_files_with_another_image_column_are_an_error(tmp_path: Path) ->
         find("my set", tmp_path).list(tmp_path)
 
 
-def test_unknown_layout(tmp_path: Path) -> None:
+def test_an_unknown_layout_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=re.escape("there is no layout `domain`; did you mean `domains`")):
         find("x", tmp_path, layout="domain")
     with pytest.raises(UserError, match=re.escape("there is no layout `zzz`; the layouts are domainnet, nico,")):
         find("x", tmp_path, layout="zzz")
 
 
-def test_a_root_without_a_fitting_layout(tmp_path: Path) -> None:
+def test_a_root_without_a_fitting_layout_is_an_error(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["a/b/c/d.jpg"])
     expected = (
         f"the root {tmp_path} does not have the layout `domains` or `classes`: looked for `<domain>/<class>/<image>`, "

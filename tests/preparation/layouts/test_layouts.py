@@ -57,7 +57,7 @@ def test_domainnet_takes_the_first_100_classes(tmp_path: Path) -> None:
     files = [f"real/c{label:03}/a.jpg" for label in range(120)]
     lines = "".join(f"{path} {label}\n" for label, path in enumerate(files))
     test = "real/c000/b.jpg 0\n"
-    # Images of later classes need not be there.
+    # Images of later classes may be missing.
     trees.grow(tmp_path, [*files[:110], "real/c000/b.jpg"], {"real_train.txt": lines, "real_test.txt": test})
     assert len(listing("domainnet", tmp_path).class_names) == 100
     assert len(listing("domainnet", tmp_path, 110).items) == 111
@@ -85,7 +85,7 @@ def test_domainnet_takes_the_first_100_classes(tmp_path: Path) -> None:
         ("./real/bus/real_1.jpg 1", "an image must be listed only once, in train or in test."),
     ],
 )
-def test_lines_that_are_refused(line: str, sentence: str, tmp_path: Path) -> None:
+def test_an_invalid_line_of_a_list_is_rejected(line: str, sentence: str, tmp_path: Path) -> None:
     trees.domainnet(tmp_path)
     bad = tmp_path / "splits" / "real_test.txt"
     bad.write_text(f"real/bus/real_3.jpg 1\n\n{line}\n")
@@ -93,7 +93,7 @@ def test_lines_that_are_refused(line: str, sentence: str, tmp_path: Path) -> Non
     refused("domainnet", tmp_path, sentence)
 
 
-def test_lists_that_are_refused(tmp_path: Path) -> None:
+def test_an_invalid_list_is_rejected(tmp_path: Path) -> None:
     trees.domainnet(tmp_path)
     test = tmp_path / "splits" / "real_test.txt"
     test.write_bytes(b"real/bus/\xff.jpg 1\n")
@@ -104,27 +104,27 @@ def test_lists_that_are_refused(tmp_path: Path) -> None:
     refused("domainnet", tmp_path, f"{tmp_path / 'splits'} has the list `real_train.txt`, but not `real_test.txt`.")
 
 
-def test_a_label_without_images_is_refused_among_the_first_classes(tmp_path: Path) -> None:
+def test_a_label_without_images_is_rejected_among_the_first_classes(tmp_path: Path) -> None:
     lists = {"real_train.txt": "real/a/1.jpg 0\nreal/c/1.jpg 2\n", "real_test.txt": "real/a/2.jpg 0\n"}
     trees.grow(tmp_path, ["real/a/1.jpg", "real/c/1.jpg", "real/a/2.jpg"], lists)
     refused("domainnet", tmp_path, "a class must have images, but `label 1` has none in any domain.")
     assert listing("domainnet", tmp_path, 1).class_names == ("a",)
 
 
-def test_a_domain_without_the_first_classes_is_refused(tmp_path: Path) -> None:
+def test_a_domain_without_the_first_classes_is_rejected(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["a/x/1.jpg", "b/y/1.jpg"])
     assert len(listing("domains", tmp_path).items) == 2  # a class may be missing from a domain
     with pytest.raises(UserError, match=r"a domain must have images in the first 1 of \d+ classes, but `b` has none\."):
         listing("domains", tmp_path, 1)
 
 
-def test_byte_order_mark_and_backslashes(tmp_path: Path) -> None:
+def test_lists_may_contain_a_byte_order_mark_and_backslashes(tmp_path: Path) -> None:
     lists = {"real_train.txt": "\ufeffreal\\a\\1.jpg 0\r\n", "real_test.txt": "real/a/2.jpg\t0\n".replace("\t", " ")}
     trees.grow(tmp_path, ["real/a/1.jpg", "real/a/2.jpg"], lists)
     assert [item.path for item in listing("domainnet", tmp_path).items] == ["real/a/1.jpg", "real/a/2.jpg"]
 
 
-def test_nico_lists_relative_to_the_domains_folder(tmp_path: Path) -> None:
+def test_nico_lists_may_be_relative_to_the_domains_folder(tmp_path: Path) -> None:
     files = ["NICO_DG/rock/bear/1.jpg", "NICO_DG/rock/bear/2.jpg"]
     lists = {"NICO_DG/splits/rock_train.txt": "rock/bear/1.jpg 0", "NICO_DG/splits/rock_test.txt": "rock/bear/2.jpg 0"}
     trees.grow(tmp_path, files, lists)
@@ -147,19 +147,19 @@ def test_nico_without_lists_reads_folders(base: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spelling", ["Real World", "Real_World", "RealWorld", "real_world"])
-def test_office_home_spellings(spelling: str, tmp_path: Path) -> None:
+def test_every_spelling_of_an_office_home_domain_is_accepted(spelling: str, tmp_path: Path) -> None:
     trees.grow(tmp_path, ["art/Bed/1.jpg", f"{spelling}/Bed/1.jpg"])
     got = listing("office_home", tmp_path)
     assert got.domains == ("Art", "Real World")
     assert got.items[1].path == f"{spelling}/Bed/1.jpg"
 
 
-def test_office_home_with_both_spellings(tmp_path: Path) -> None:
+def test_office_home_with_two_spellings_of_a_domain_is_rejected(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["Real World/Bed/1.jpg", "Real_World/Bed/1.jpg"])
     refused("office_home", tmp_path, "`Real World` and `Real_World` are both the domain `Real World`.")
 
 
-def test_imageclef_lists_next_to_the_domains_and_a_missing_domain(tmp_path: Path) -> None:
+def test_imageclef_lists_may_be_next_to_the_domains_and_a_domain_may_be_missing(tmp_path: Path) -> None:
     trees.imageclef(tmp_path)
     for path in (tmp_path / "list").iterdir():
         path.rename(tmp_path / path.name)
@@ -169,7 +169,7 @@ def test_imageclef_lists_next_to_the_domains_and_a_missing_domain(tmp_path: Path
     assert (got.domains, len(got.class_names), len(got.items)) == (("c", "i", "p"), 12, 36)
 
 
-def test_imageclef_image_with_two_labels_counts_twice(tmp_path: Path) -> None:
+def test_an_imageclef_image_with_two_labels_counts_twice(tmp_path: Path) -> None:
     trees.imageclef(tmp_path)
     with (tmp_path / "list" / "pList.txt").open("a") as file:
         file.write("p/n000.JPEG 11\n")
@@ -180,7 +180,7 @@ def test_imageclef_image_with_two_labels_counts_twice(tmp_path: Path) -> None:
     refused("imageclef", tmp_path, "pList.txt, line 14: `p/n000.JPEG` is listed again, after ")
 
 
-def test_imageclef_label_out_of_range(tmp_path: Path) -> None:
+def test_an_imageclef_label_out_of_range_is_rejected(tmp_path: Path) -> None:
     trees.imageclef(tmp_path)
     (tmp_path / "list" / "pList.txt").write_text("p/n000.JPEG 12\n")
     refused("imageclef", tmp_path, "pList.txt, line 1: a label must be between 0 and 11, but it is 12.")
@@ -194,7 +194,7 @@ def test_pacs_without_lists_has_no_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "place", ["Train val splits and h5py files pre-read", "pacs_label/pacs_label", "splits", "image_list", "kfold"]
 )
-def test_pacs_lists_are_found_whatever_their_folder_is_called(place: str, tmp_path: Path) -> None:
+def test_pacs_lists_are_found_in_a_folder_of_any_name(place: str, tmp_path: Path) -> None:
     trees.pacs(tmp_path)
     expected = listing("pacs", tmp_path)
     (tmp_path / place).mkdir(parents=True, exist_ok=True)
@@ -218,14 +218,14 @@ def test_pacs_domains_are_found_up_to_two_folders_down(place: str, tmp_path: Pat
 
 def test_pacs_classes_come_from_folders_even_if_a_list_is_wrong(tmp_path: Path) -> None:
     counts = trees.pacs(tmp_path)
-    # As in copies of the authors' lists: label 0, and one image twice in place of another.
+    # Some copies of the authors' lists contain label 0, and list one image twice in place of another.
     (tmp_path / "photo_crossval_kfold.txt").write_text("photo/dog/pic_003.jpg 0\nphoto/dog/pic_003.jpg 1\n")
     got = listing("pacs", tmp_path)
     assert len(got.items) == counts.total() == 48
     assert sum(item.split == "test" for item in got.items) == 12
 
 
-def test_pacs_lists_that_are_refused(tmp_path: Path) -> None:
+def test_an_invalid_list_of_pacs_is_rejected(tmp_path: Path) -> None:
     trees.pacs(tmp_path)
     crossval = tmp_path / "photo_crossval_kfold.txt"
     crossval.write_text("photo/dog/pic_000.jpg 1\n")
@@ -244,12 +244,12 @@ def test_pacs_lists_that_are_refused(tmp_path: Path) -> None:
 # Food-101, EuroSAT, UCF101
 
 
-def test_food101_one_folder_below(tmp_path: Path) -> None:
+def test_food101_is_found_one_folder_below_the_root(tmp_path: Path) -> None:
     counts = trees.food101(tmp_path / "food-101")
     assert len(listing("food101", tmp_path).items) == counts.total()
 
 
-def test_food101_bad_lists(tmp_path: Path) -> None:
+def test_an_invalid_list_of_food101_is_rejected(tmp_path: Path) -> None:
     trees.food101(tmp_path)
     test = tmp_path / "meta" / "test.txt"
     test.write_text("aple_pie/8\n")
@@ -266,7 +266,7 @@ def test_food101_bad_lists(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("base", ["2750", "EuroSAT", "EuroSAT/2750", ""])
 @pytest.mark.parametrize("suffix", ["jpg", "tif"])
-def test_eurosat_bases(base: str, suffix: str, tmp_path: Path) -> None:
+def test_eurosat_is_found_in_any_of_its_folders(base: str, suffix: str, tmp_path: Path) -> None:
     trees.grow(tmp_path, [os.path.join(base, f"River/River_1.{suffix}")])
     assert listing("eurosat", tmp_path).items[0].path == os.path.join(base, f"River/River_1.{suffix}")
 
@@ -284,7 +284,7 @@ def test_ucf101_takes_the_middle_frame(with_class_folders: bool, tmp_path: Path)
     files = [f"jpegs_256/{folder}/frame{number}.jpg" for folder in folders for number in range(1, 13)]
     trees.grow(tmp_path, files, trees.UCF_LISTS)
     got = listing("ucf101", tmp_path)
-    # Number 6, counted from 0, of 1, 2, ..., 12: by number, not by letter.
+    # Of 12 frames in numerical order, frame 7 is in the middle (place 6, counted from 0).
     assert sorted(item.path for item in got.items) == sorted(f"jpegs_256/{folder}/frame7.jpg" for folder in folders)
     assert got.class_names == ("Apply_Eye_Makeup", "Handstand_Pushups", "Yo_Yo")
     for item in got.items:
@@ -293,7 +293,7 @@ def test_ucf101_takes_the_middle_frame(with_class_folders: bool, tmp_path: Path)
 
 
 @pytest.mark.parametrize("folder", ["rawframes", "jpegs_256"])
-def test_ucf101_takes_no_optical_flow_for_frames(folder: str, tmp_path: Path) -> None:
+def test_ucf101_ignores_optical_flow(folder: str, tmp_path: Path) -> None:
     lists = {
         "ucfTrainTestlist/classInd.txt": "1 YoYo\n",
         "ucfTrainTestlist/trainlist01.txt": "YoYo/v_YoYo_g09_c02.avi 1\n",
@@ -312,7 +312,7 @@ def test_ucf101_without_frames_is_an_error_with_the_expected_files(tmp_path: Pat
     refused("ucf101", tmp_path, "and image folders, but found folders `ucfTrainTestlist`")
 
 
-def test_ucf101_bad_lists(tmp_path: Path) -> None:
+def test_an_invalid_list_of_ucf101_is_rejected(tmp_path: Path) -> None:
     trees.ucf101(tmp_path)
     train = tmp_path / "ucfTrainTestlist" / "trainlist01.txt"
     train.write_text("YoYo/v_YoYo_g09_c03.avi 3\n")
@@ -333,7 +333,7 @@ def test_ucf101_bad_lists(tmp_path: Path) -> None:
 # A user's own folders
 
 
-def test_classes_with_folders_of_splits(tmp_path: Path) -> None:
+def test_splits_may_be_above_classes(tmp_path: Path) -> None:
     files = ["train/cod/1.jpg", "train/eel/1.jpg", "val/cod/2.jpg", "test/eel/3.jpg"]
     trees.grow(tmp_path / "fish", files)
     got = listing("classes", tmp_path / "fish")
@@ -345,7 +345,7 @@ def test_classes_with_folders_of_splits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["{split}/{domain}", "{domain}/{split}"])
-def test_domains_with_folders_of_splits(form: str, tmp_path: Path) -> None:
+def test_splits_may_be_above_or_within_domains(form: str, tmp_path: Path) -> None:
     parts = [("north", "train"), ("north", "val"), ("south", "train"), ("south", "test")]
     folders = [form.format(domain=domain, split=split) for domain, split in parts]
     trees.grow(tmp_path, [f"{folder}/{name}/1.jpg" for folder in folders for name in ("cod", "eel")])
@@ -357,7 +357,7 @@ def test_domains_with_folders_of_splits(form: str, tmp_path: Path) -> None:
         assert {(item.domain, item.split) for item in items} == {(domain, "train" if split == "train" else "test")}
 
 
-def test_a_domain_may_have_no_splits_beside_one_that_has(tmp_path: Path) -> None:
+def test_one_domain_may_have_splits_and_another_none(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["north/train/cod/1.jpg", "north/test/cod/2.jpg", "south/cod/3.jpg"])
     assert [item.split for item in listing("domains", tmp_path).items] == ["test", "train", None]
 
@@ -367,7 +367,7 @@ def test_splits_are_not_mistaken_for_classes(tmp_path: Path) -> None:
     refused("domains", tmp_path, f"{tmp_path}: class folders must be named after classes, but they are `test`, `train`")
 
 
-def test_classes_are_named_after_the_root_however_it_is_written(
+def test_the_domain_is_named_after_the_root_for_any_spelling_of_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trees.classes(tmp_path / "fish")
@@ -376,7 +376,7 @@ def test_classes_are_named_after_the_root_however_it_is_written(
     assert listing("classes", Path("../fish/cod/..")).domains == ("fish",)
 
 
-def test_empty_class_and_domain(tmp_path: Path) -> None:
+def test_an_empty_class_or_domain_is_rejected(tmp_path: Path) -> None:
     trees.domains(tmp_path)
     (tmp_path / "baltic" / "cod").mkdir()
     assert len(listing("domains", tmp_path).items) == 5  # the class is in the other domain
@@ -389,7 +389,7 @@ def test_empty_class_and_domain(tmp_path: Path) -> None:
     )
 
 
-def test_images_in_the_wrong_place(tmp_path: Path) -> None:
+def test_images_outside_of_class_folders_are_rejected(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["a/x/1.jpg", "a/1.jpg"])
     refused("domains", tmp_path, f"{tmp_path / 'a'}: images must be in class folders, but `1.jpg` is not.")
     (tmp_path / "a" / "1.jpg").unlink()
@@ -397,14 +397,14 @@ def test_images_in_the_wrong_place(tmp_path: Path) -> None:
     refused("domains", tmp_path, "images must be directly in the class folder, but it contains the folders `deep`.")
 
 
-def test_broken_links(tmp_path: Path) -> None:
+def test_broken_links_are_rejected(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["a/x/1.jpg"])
     (tmp_path / "a" / "x" / "2.jpg").symlink_to(tmp_path / "gone.jpg")
     refused("domains", tmp_path, f"`{tmp_path / 'a' / 'x' / '2.jpg'}` is a broken link or not a regular file.")
 
 
 @pytest.mark.parametrize(("name", "sentence"), [("a\\b", r"'a\\b'"), ("a\nb", r"'a\nb'")])
-def test_names_that_cannot_name_a_file(name: str, sentence: str, tmp_path: Path) -> None:
+def test_names_that_cannot_name_a_file_are_rejected(name: str, sentence: str, tmp_path: Path) -> None:
     trees.grow(tmp_path, [f"{name}/x/1.jpg"])
     refused(
         "domains",
@@ -413,22 +413,22 @@ def test_names_that_cannot_name_a_file(name: str, sentence: str, tmp_path: Path)
     )
 
 
-def test_long_names_and_names_that_differ_in_case(tmp_path: Path) -> None:
+def test_long_names_and_names_that_differ_only_in_case_are_rejected(tmp_path: Path) -> None:
     trees.grow(tmp_path, [f"{'é' * 101}/x/1.jpg"])
     refused("domains", tmp_path, "the name of a domain must have at most 200 bytes, but it is 'éé")
     trees.grow(tmp_path / "other", ["Photo/x/1.jpg", "photo/x/1.jpg"])
     refused("domains", tmp_path / "other", "the domains `Photo` and `photo` must differ in more than case.")
 
 
-def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_are_rejected(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["a/x/1.jpg"])
     try:
         Path(os.fsdecode(bytes(tmp_path / "a" / "x") + b"/\xff.jpg")).write_bytes(trees.picture())
     except OSError:
-        pytest.skip("this file system takes no such names")
+        pytest.skip("this file system allows only names in UTF-8")
     refused("domains", tmp_path, r"names must be encoded in UTF-8, but 'a/x/\udcff.jpg' is not.")
 
 
-def test_folders_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read: No such file or directory"):
         list_folder(tmp_path / "none")

@@ -1,4 +1,4 @@
-"""Parquet: columns, names, domains and splits; reading in bounded memory."""
+"""The layout `parquet`, with its columns, names, domains and splits, which is read in bounded memory."""
 
 import re
 from pathlib import Path
@@ -28,7 +28,7 @@ def refused(root: Path, sentence: str) -> None:
     assert str(caught.value)[-1] in ".?"
 
 
-def test_a_path_names_its_row(tmp_path: Path) -> None:
+def test_the_path_of_an_image_contains_file_and_row(tmp_path: Path) -> None:
     parquet(tmp_path)
     items = SOURCE.list(tmp_path).items
     assert [row_of(item.path) for item in items] == [
@@ -53,7 +53,7 @@ def test_shards_of_a_set_without_domains_are_one_domain(tmp_path: Path) -> None:
     assert got.class_names == ("0", "1")
 
 
-def test_hugging_face_files(tmp_path: Path) -> None:
+def test_files_of_hugging_face_data_sets_are_read(tmp_path: Path) -> None:
     images = [{"bytes": picture(number), "path": None} for number in range(3)]
     label = {"names": ["cod", "eel"], "_type": "ClassLabel"}
     for name in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"):
@@ -65,7 +65,7 @@ def test_hugging_face_files(tmp_path: Path) -> None:
     assert list(SOURCE.read(tmp_path, got.items)) == [image["bytes"] for image in images] * 3
 
 
-def test_domain_is_the_files_stem_without_its_shard(tmp_path: Path) -> None:
+def test_the_domain_is_the_name_of_the_file_without_its_shard(tmp_path: Path) -> None:
     for name in ("photo-0", "photo-1", "digits-28"):
         write_parquet(tmp_path / f"{name}.parquet", columns())
     got = SOURCE.list(tmp_path)
@@ -73,14 +73,14 @@ def test_domain_is_the_files_stem_without_its_shard(tmp_path: Path) -> None:
     assert {item.split for item in got.items} == {None}
 
 
-def test_one_file_with_several_domains(tmp_path: Path) -> None:
+def test_one_file_may_contain_several_domains(tmp_path: Path) -> None:
     write_parquet(tmp_path / "all.parquet", columns(12, domain=["b", "a"] * 6))
     assert [item.path for item in SOURCE.list(tmp_path).items] == [
         f"all.parquet:{row}" for row in (*range(1, 12, 2), *range(0, 12, 2))
     ]
 
 
-def test_names_from_label_name(tmp_path: Path) -> None:
+def test_class_names_are_read_from_the_column_label_name(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", columns(label_name=["cod", "eel", "cod"]))
     write_parquet(tmp_path / "b.parquet", columns(label=[2, 1, 1], label_name=["pike", "eel", "eel"]))
     assert SOURCE.list(tmp_path).class_names == ("cod", "eel", "pike")
@@ -112,13 +112,15 @@ def test_names_from_label_name(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("statistics", [True, False])
-def test_columns_that_are_refused(changes: dict[str, object], sentence: str, statistics: bool, tmp_path: Path) -> None:
+def test_invalid_columns_are_rejected(
+    changes: dict[str, object], sentence: str, statistics: bool, tmp_path: Path
+) -> None:
     table = pa.table(columns(**changes, lable=["x"] * 3))
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=2, write_statistics=statistics)
     refused(tmp_path, sentence)
 
 
-def test_files_with_different_class_names(tmp_path: Path) -> None:
+def test_files_with_different_class_names_are_rejected(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", columns(), {"fedsweep": {"labels": ["cod", "eel"]}})
     write_parquet(tmp_path / "b.parquet", columns(), {"fedsweep": {"labels": ["cod", "pike"]}})
     refused(tmp_path, "b.parquet must have the same class names as a.parquet, but it has `pike` instead of `eel`.")
@@ -134,12 +136,12 @@ def test_files_with_different_class_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("metadata", [[1], {"labels": "cod"}, {"labels": [1, 2]}])
-def test_metadata_that_is_refused(metadata: object, tmp_path: Path) -> None:
+def test_invalid_metadata_is_rejected(metadata: object, tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", columns(), {"fedsweep": metadata})
     refused(tmp_path, "metadata")
 
 
-def test_incomplete_files(tmp_path: Path) -> None:
+def test_incomplete_files_are_rejected(tmp_path: Path) -> None:
     parquet(tmp_path)
     whole = (tmp_path / "photo.parquet").read_bytes()
     (tmp_path / "photo.parquet").write_bytes(whole[: len(whole) // 2])
@@ -169,7 +171,7 @@ def test_damaged_pages_are_an_error_in_one_sentence(tmp_path: Path) -> None:
     assert not str(caught.value).endswith("..")
 
 
-def test_only_files_named_after_splits_have_no_domain_of_their_own(tmp_path: Path) -> None:
+def test_only_files_named_after_splits_have_no_domain(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train.parquet", columns())
     assert SOURCE.list(tmp_path).nameless
     write_parquet(tmp_path / "train.parquet", columns(domain=["a", "b", "b"]))
@@ -178,7 +180,7 @@ def test_only_files_named_after_splits_have_no_domain_of_their_own(tmp_path: Pat
     assert not SOURCE.list(tmp_path).nameless
 
 
-def test_rows_in_any_order_and_a_missing_row(tmp_path: Path) -> None:
+def test_rows_are_read_in_any_order_and_a_missing_row_is_an_error(tmp_path: Path) -> None:
     parquet(tmp_path)
     items = SOURCE.list(tmp_path).items
     images = dict(zip(items, SOURCE.read(tmp_path, items), strict=True))
@@ -189,7 +191,7 @@ def test_rows_in_any_order_and_a_missing_row(tmp_path: Path) -> None:
 
 
 def test_memory_stays_bounded_in_one_large_row_group(tmp_path: Path) -> None:
-    size, count = 4_000, 8_000  # 32 MB; Parquet's pages have up to 1,024 rows, and two copies of one are held
+    size, count = 4_000, 8_000  # 32 MB; a page of Parquet has at most 1,024 rows, and the reader holds two copies of it
     images = [number.to_bytes(4, "little") * (size // 4) for number in range(count)]
     write_parquet(tmp_path / "a.parquet", columns(count, image=images), rows=count)
     items = [Item(f"a.parquet:{row}", 0, "a", None) for row in range(count)]

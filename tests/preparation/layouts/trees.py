@@ -1,4 +1,4 @@
-"""Small data sets in all layouts, with the number of images that a listing must contain."""
+"""Functions that write small data sets in all layouts and return the numbers of images that a listing must contain."""
 
 import io
 import json
@@ -11,18 +11,18 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 Counts = Counter[tuple[str, str, str | None]]
-"""The number of images by (domain, class, split)."""
+"""The number of images, keyed by (domain, class, split)."""
 
 
 def picture(shade: int = 0, kind: str = "JPEG") -> bytes:
-    """Return a tiny image, whose pixels depend on `shade`."""
+    """Return the bytes of an image file of 4 x 4 pixels, whose colour depends on `shade`."""
     buffer = io.BytesIO()
     Image.new("RGB", (4, 4), (shade % 256, 128, 255 - shade % 256)).save(buffer, kind)
     return buffer.getvalue()
 
 
 def grow(root: Path, files: Iterable[str], lists: Mapping[str, str] | None = None, backwards: bool = False) -> None:
-    """Write an image to each path, and all list files, in the given or the reverse order."""
+    """Write an image to each path in `files` and the texts `lists` to their paths, sorted or in reverse order."""
     texts = dict(lists or {})
     for number, name in enumerate(sorted([*files, *texts], reverse=backwards)):
         path = root / name

@@ -1,4 +1,4 @@
-"""The machines of a sweep: addresses, resources of nodes and tokens. No Ray is started."""
+"""The addresses, node resources and tokens of a sweep's cluster. No Ray is started."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ GPUS = Node("c", "gpus", 4, 2)
 
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An environment without variables of Ray, and an empty home folder. Both are restored at the end."""
+    """Remove Ray's environment variables, and return an empty home folder; the environment is restored at the end."""
     for name in [name for name in os.environ if name.startswith(("RAY_", "TUNE_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(os, "environ", dict(os.environ) | {"HOME": str(tmp_path)})
@@ -42,15 +42,15 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     [
         ((HEAD, CPUS), 1, 0, 16),
         ((HEAD, CPUS), 3, 0, 5),
-        ((CPUS, CPUS), 10, 0, 2),  # not the 3 that the sum of the cores would allow
+        ((CPUS, CPUS), 10, 0, 2),  # the sum of the cores would allow 3
         ((CPUS, GPUS), 1, 0.5, 4),
         ((CPUS, GPUS), 2, 0.25, 2),
         ((CPUS, GPUS), 1, 0.3, 4),  # a trial does not span two GPUs
         ((GPUS, GPUS), 1, 2, 2),
-        ((CPUS, GPUS), 1, "auto", 4),  # the cores set the limit
+        ((CPUS, GPUS), 1, "auto", 4),  # the number of cores is the limit
     ],
 )
-def test_the_number_of_parallel_trials_is_that_which_fits_on_each_node(nodes, cpus, gpus, side_by_side):
+def test_the_number_of_parallel_trials_is_limited_by_each_node(nodes, cpus, gpus, side_by_side):
     resources = Resources(cpus_per_trial=cpus, gpus_per_trial=gpus)
     there = Cluster("10.0.0.1:6379", nodes)
     check_resources(resources, there)
@@ -176,12 +176,12 @@ def test_a_ray_that_takes_too_long_to_start_gives_a_clear_error(clean: Path, mon
     with pytest.raises(UserError) as refused:
         ray_session().__enter__()
     assert str(refused.value) == (
-        "Ray did not start on this machine (The current node timed out during startup). Its limit is 30 seconds, which "
-        "may be too short on a busy machine; run the same command with --resume to try again."
+        "Ray did not start on this machine (The current node timed out during startup). Ray waits for 30 seconds, "
+        "which may be too short on a busy machine; run the same command with --resume to try again."
     )
 
 
-def test_sigterm_interrupts_a_sweep_as_ctrl_c_does(clean: Path, monkeypatch: pytest.MonkeyPatch):
+def test_sigterm_interrupts_a_sweep_like_ctrl_c(clean: Path, monkeypatch: pytest.MonkeyPatch):
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("ray.init", lambda **_: None)
     try:
@@ -209,7 +209,7 @@ def test_a_rejection_that_ray_writes_to_stderr_is_understood_and_not_shown(clean
 def test_a_note_is_shown_if_ray_address_is_ignored(clean: Path):
     assert not_followed("local") == ""
     os.environ["RAY_ADDRESS"] = "10.0.0.1:6379"
-    assert "on the cluster at RAY_ADDRESS, 10.0.0.1:6379, use --address auto" in not_followed("local")
+    assert "use the cluster in RAY_ADDRESS (10.0.0.1:6379), add `--address auto`" in not_followed("local")
     assert not_followed("auto") == ""
 
 

@@ -1,4 +1,4 @@
-"""Whole sweeps on a Ray cluster of several nodes. Their numbers equal those of one machine, and tokens protect it."""
+"""Whole sweeps on a Ray cluster of several nodes, which give the same numbers as one machine."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ PREPARED = {  # enough rounds that a node which joins after the first round stil
 
 @pytest.fixture(scope="module")
 def on_one_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a sweep of the small grid that ran without a cluster."""
+    """Run a sweep of the small grid without a cluster, and return its working directory."""
     folder = tmp_path_factory.mktemp("one_machine")
     write_space(folder, "tiny", LONGER)
     play_alone(folder, "tiny")
@@ -73,7 +73,7 @@ def test_a_lost_node_changes_no_number_and_a_wrong_token_is_rejected(on_one_mach
         deadline = time.monotonic() + 60
         while alive(cluster) > 3 and time.monotonic() < deadline:  # a lost node counts until heartbeats are missing
             time.sleep(0.1)
-        assert alive(cluster) == 3  # the head and two nodes: only the sweep has ended
+        assert alive(cluster) == 3  # the head and two nodes are left, because only the sweep has ended
         assert token.read_text() not in out + error
     assert table(tmp_path, "tiny") == table(on_one_machine, "tiny")
     assert histories(newest(tmp_path, "tiny")) == histories(newest(on_one_machine, "tiny"))
@@ -81,7 +81,7 @@ def test_a_lost_node_changes_no_number_and_a_wrong_token_is_rejected(on_one_mach
 
 
 def test_a_node_that_joins_later_gets_the_data_and_a_wrong_node_is_rejected(pacs_folder: Path, tmp_path: Path) -> None:
-    """The driver has a data folder of its own, and each node an empty one."""
+    """The driver has its own data folder, and every node starts with an empty one."""
     shutil.copytree(pacs_folder, tmp_path / "data")
     changed = tmp_path / "changed"
     shutil.copytree(Path(fedsweep_package.__file__).parent, changed / "fedsweep")
@@ -117,13 +117,13 @@ def test_a_node_that_joins_later_gets_the_data_and_a_wrong_node_is_rejected(pacs
 
 
 def sent(folder: Path) -> dict[str, bytes]:
-    """Return the files of the search space's data that a folder contains."""
+    """Return the content of the data files of PACS and the weights in a data folder, keyed by path."""
     wanted = [*folder.glob("pacs-64/*"), *folder.glob("backbones/tinyimagenet_vit.*")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in wanted}
 
 
 def test_a_new_ray_listens_only_on_the_loopback_and_requires_its_token() -> None:
-    """The kernel's table lists the sockets of Ray's processes. Another process of the same user is rejected."""
+    """The kernel lists the listening sockets of Ray's processes, and Ray rejects another process of the same user."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.sweep.listening"],
         env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
@@ -133,6 +133,6 @@ def test_a_new_ray_listens_only_on_the_loopback_and_requires_its_token() -> None
     )
     assert done.returncode == 0, done.stderr
     addresses, stranger = done.stdout.splitlines()
-    assert len(addresses.split()) >= 4, "GCS, raylet, object manager and workers listen"
+    assert len(addresses.split()) >= 4, "GCS, raylet, object manager and workers must listen"
     assert set(addresses.split()) == {"127.0.0.1"}
     assert "InvalidAuthToken" in stranger

@@ -1,4 +1,4 @@
-"""The check of a node, and the items that can be sent to it. No Ray is started."""
+"""The check of a node, and the files that the driver can send to the node. No Ray is started."""
 
 import json
 import os
@@ -22,7 +22,10 @@ WEIGHTS = "backbones/tinyimagenet_vit.safetensors"
 
 @pytest.fixture
 def needs(pacs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Needs:
-    """The requirements of a driver with data in `data`. This process then acts as a node with no data, in `other`."""
+    """Return the requirements of a driver with data in `data`.
+
+    Afterwards, this process acts as a node without data, whose data folder is `other`.
+    """
     shutil.copytree(pacs_folder, tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     needs = Needs.of(Plan.read(SPACE, {}, {}))
@@ -30,8 +33,8 @@ def needs(pacs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return replace(needs, environment=environment() | {"FEDSWEEP_HOME": str(tmp_path / "driver")})
 
 
-class Here:
-    """A library without Ray, which can send damaged pieces."""
+class LocalLibrary:
+    """A replacement for Ray's actor `Library`, which can send a damaged item."""
 
     def __init__(self, items: tuple[delivery.Item, ...], spoil: str = "") -> None:
         self.library, self.spoil, self.piece, self.asked = Library(items), spoil, self, 0
@@ -65,10 +68,10 @@ def test_the_data_set_and_the_weights_with_their_card_can_be_sent(needs: Needs):
 def test_a_node_that_lacks_data_gets_them_once_and_is_then_ready(needs: Needs, tmp_path: Path):
     assert look(needs).lacking == list(needs.items)
     assert look(needs).problems == []
-    library = Here(needs.items)
+    library = LocalLibrary(needs.items)
     fetch(needs.items, library)
     asked = library.asked
-    assert asked > len(needs.items)  # in several pieces
+    assert asked > len(needs.items)  # large files are sent in several pieces
     assert look(needs).lacking == look(needs).problems == []
     fetch(needs.items, library)
     assert library.asked == asked
@@ -81,9 +84,9 @@ def test_a_node_that_lacks_data_gets_them_once_and_is_then_ready(needs: Needs, t
 @pytest.mark.parametrize("spoilt", ["pacs-64/art_painting.arrow", WEIGHTS])
 def test_damaged_items_are_not_moved_to_their_path(needs: Needs, tmp_path: Path, spoilt: str):
     with pytest.raises(UserError, match="arrived damaged"):
-        fetch(needs.items, Here(needs.items, spoilt))
+        fetch(needs.items, LocalLibrary(needs.items, spoilt))
     assert not (tmp_path / "other" / spoilt).exists()
-    fetch(needs.items, Here(needs.items))  # leftovers of the first attempt do no harm
+    fetch(needs.items, LocalLibrary(needs.items))  # leftovers of the first attempt do no harm
     assert look(needs).lacking == look(needs).problems == []
 
 
@@ -143,7 +146,7 @@ def test_a_nodes_own_folders_take_precedence_over_the_drivers(monkeypatch: pytes
 
 
 def test_a_worker_prepares_a_node_that_joined_later(needs: Needs, tmp_path: Path):
-    library = Here(needs.items)
+    library = LocalLibrary(needs.items)
     Arrival(needs, library).enter()
     assert (tmp_path / "other" / WEIGHTS).exists()
     asked = library.asked

@@ -22,11 +22,11 @@ GONE = [NodeDiedError("gone"), TaskUnschedulableError("gone")]
 
 
 class Tasks:
-    """A replacement for Ray's functions, with the answers of each node to its tasks in turn."""
+    """A replacement for Ray's functions, with a list of answers for each node's tasks."""
 
     def __init__(self, answers: dict[str, list[Any]]) -> None:
         self.answers = answers
-        self.sent = self  # as `Library.sent`
+        self.sent = self  # stands for `Library.sent`
 
     def task(self, **_: Any) -> Callable[[Any], "Tasks"]:
         return lambda function: self
@@ -49,7 +49,7 @@ class Tasks:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Findings]]:
-    """A function that surveys nodes with the given answers and returns the findings by node."""
+    """Return a function that surveys nodes with the given answers and returns the findings by node."""
 
     def played(**answers: Sequence[Any]) -> dict[str, Findings]:
         tasks = Tasks({name: list(said) for name, said in answers.items()})

@@ -17,7 +17,7 @@ client = pytest.fixture(object_store)
 def test_nodes_write_to_the_object_store_and_no_file_of_ray_is_left(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The search has a scheduler, so that the store also contains proposals and decisions."""
+    """The search uses a scheduler, so the object store also contains proposals and decisions."""
     write_space(tmp_path, "tiny", SAMPLED)
     machine(tmp_path / "driver", monkeypatch)
     with authenticated("token", tmp_path), ray_cluster(2) as cluster:

@@ -1,4 +1,4 @@
-"""Shares of a GPU, which are measured and grow after memory runs out. No Ray is started."""
+"""The shares of a GPU that trials get, which are measured and grow if memory runs out. No Ray is started."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -90,7 +90,7 @@ def test_each_arm_is_measured_by_one_round_of_one_trial_which_then_continues(tmp
         offer = packing.choose(wanted)
         assert offer is not None
         assert (offer.plan, offer.until, offer.gpus) == (plan, 1, 1.0)
-    assert packing.choose(wanted) is None  # until both are measured
+    assert packing.choose(wanted) is None  # no other trial may start before both measurements
     packing.ended(first, report(1, peak=400))
     assert packing.choose(wanted) is None
     packing.ended(second, report(1, peak=100))
@@ -171,10 +171,14 @@ def test_measurements_are_printed_for_eight_arms_and_then_summarised(tmp_path: P
         packing.choose([(plan, 9)])
         packing.ended(plan, report(1) | {"memory/peak": 2 * 10**9 + plan.number * 10**8, "memory/total": 141 * 10**9})
     assert len(told) == 8
-    assert told[1] == "lora.rank=1: 2.1 GB of 141 GB per trial (16 in parallel; a round alone takes 1.0 s)."
+    assert told[1] == (
+        "lora.rank=1: 2.1 GB of 141 GB of GPU memory per trial "
+        "(16 trials per GPU; one round takes 1.0 s with the GPU to itself)."
+    )
     assert packing.summary() == (
-        "12 arms, from 2.0 GB of 141 GB per trial (16 in parallel; a round alone takes 1.0 s) "
-        "to 3.1 GB of 141 GB per trial (16 in parallel; a round alone takes 1.0 s)."
+        "12 arms, from 2.0 GB of 141 GB of GPU memory per trial "
+        "(16 trials per GPU; one round takes 1.0 s with the GPU to itself) to 3.1 GB of 141 GB of GPU memory per trial "
+        "(16 trials per GPU; one round takes 1.0 s with the GPU to itself)."
     )
 
 
@@ -186,7 +190,7 @@ def test_logical_gpus_are_counted_like_real_ones(monkeypatch: pytest.MonkeyPatch
     check_resources(resources)
     assert (count_gpus(), resources.device, concurrency(resources), most_on_a_gpu(resources)) == (3, "cpu", 8, 3)
     assert concurrency(Resources(gpus_per_trial=0.5)) == 6
-    with pytest.raises(UserError, match="this machine has 3 GPUs"):
+    with pytest.raises(UserError, match="available on this machine is 3"):
         check_resources(Resources(gpus_per_trial=4))
 
 

@@ -1,4 +1,4 @@
-"""`ray job submit`: a sweep is started, stopped and resumed from a machine outside of the cluster."""
+"""Sweeps that `ray job submit` starts, stops and resumes from a machine outside of the cluster."""
 
 import json
 import socket
@@ -53,7 +53,10 @@ class Jobs:
         assert done.returncode == code, done.stdout + done.stderr
 
     def status(self, name: str) -> JobStatus:
-        """Return the final status of a job. The tail of its log may end before the job does (ray-project/ray#57002)."""
+        """Return the final status of a job.
+
+        The log stream of a job may end before the job does (ray-project/ray#57002).
+        """
         deadline = time.monotonic() + MINUTES
         while not (status := self.client.get_job_status(name)).is_terminal():
             assert time.monotonic() < deadline, self.client.get_job_logs(name)
@@ -69,7 +72,10 @@ def free_port() -> int:
 
 @pytest.fixture
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
-    """A head with two cores and a dashboard; more nodes on this machine would replace the job's working directory."""
+    """Start a head node with two cores and a dashboard, and yield its `ray job` commands.
+
+    Further nodes on this machine would overwrite the job's working directory.
+    """
     monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     ports = {"dashboard_port": free_port(), "dashboard_agent_listen_port": free_port()}  # Ray's defaults are fixed
     with authenticated("token", tmp_path):
@@ -98,7 +104,7 @@ def test_a_submitted_sweep_can_be_stopped_and_resumed(jobs: Jobs, tmp_path: Path
     assert jobs.ray_job("stop", "first").returncode == 0
     log = jobs.client.get_job_logs("first")
     assert jobs.status("first") == JobStatus.STOPPED, log
-    assert "run the same command with --resume." in log, log  # recorded and reported, as after Ctrl-C
+    assert "run the same command with --resume." in log, log  # the sweep ended as after Ctrl-C
     assert (newest(tmp_path, "tiny").folder / "report" / "table.csv").exists()
 
     jobs.submit("second", laptop, "tiny", "--resume")

@@ -1,4 +1,4 @@
-"""The recipes in deploy/ use only settings that Ray, KubeRay, SLURM and fedsweep's command line accept."""
+"""The recipes in deploy/, whose settings Ray, KubeRay, SLURM and fedsweep's command line accept."""
 
 import json
 import re
@@ -81,7 +81,7 @@ def test_the_cluster_yaml_follows_rays_schema():
     schema = json.loads((Path(package) / "autoscaler" / "ray-schema.json").read_text())
     recipe = read("ray_cluster.yaml")
     jsonschema.validate(recipe, schema)
-    with pytest.raises(jsonschema.ValidationError):  # the schema does check this field
+    with pytest.raises(jsonschema.ValidationError):  # shows that the schema checks this field
         jsonschema.validate({**recipe, "max_worker": 2}, schema)
     whole = prepare_config(recipe)  # as `ray up` completes it
     validate_config(whole)
@@ -93,7 +93,7 @@ def test_the_cluster_yaml_follows_rays_schema():
 
 
 @pytest.mark.parametrize("name", ["kuberay_job.yaml", "kuberay_cluster.yaml"])
-def test_kuberay_manifests_have_its_fields(name: str):
+def test_kuberay_manifests_have_only_fields_of_kuberay(name: str):
     manifest, cluster = read(name), cluster_of(name)
     assert manifest["apiVersion"] == "ray.io/v1"
     fields_are(cluster, CLUSTER)
@@ -131,7 +131,7 @@ def test_pods_share_a_store_and_request_as_much_as_their_limits(name: str):
         assert volumes["shared"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
         assert mounts["shared"] == "/shared"
         for variable in container["env"]:
-            assert variable["value"].startswith(tuple(mounts.values())), "a folder that is mounted, by its whole path"
+            assert variable["value"].startswith(tuple(mounts.values())), "a path must be inside a mounted folder"
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
     head, *workers = pods
     assert "nvidia.com/gpu" not in head["containers"][0]["resources"]["limits"]

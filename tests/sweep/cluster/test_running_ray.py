@@ -1,4 +1,4 @@
-"""A Ray that already runs in this process, such as that of a notebook. No Ray is started."""
+"""Sweeps in a process that is already connected to Ray, such as a notebook. No Ray is started."""
 
 import os
 from typing import Any
@@ -17,11 +17,11 @@ ONE = Resources(cpus_per_trial=1, gpus_per_trial=0)
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The nodes of a running Ray with two cores. Starting or stopping Ray fails the test."""
+    """Simulate a running Ray with two cores, and return its nodes. Starting or stopping Ray fails the test."""
     nodes = [{"Alive": True, "NodeID": "a", "NodeName": "a", "Resources": {"CPU": 2.0}}]
 
     def untouched(*_: object, **__: object) -> None:
-        raise AssertionError("the Ray of this process was touched")
+        raise AssertionError("a sweep must not start or stop a running Ray")
 
     for name in [name for name in os.environ if name.startswith(("RAY_", "TUNE_"))]:
         monkeypatch.delenv(name)

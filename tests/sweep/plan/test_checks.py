@@ -1,4 +1,4 @@
-"""Errors in a search space as a whole, which are reported before a sweep starts."""
+"""The checks of a whole search space, such as its conditions, which run before a sweep starts."""
 
 import itertools
 from pathlib import Path
@@ -109,7 +109,7 @@ def test_samples_have_only_active_values_and_are_valid(read, tmp_path):
 
 
 def test_a_reopened_search_with_conditions_and_steps_continues_with_the_same_trials(read, tmp_path):
-    """Sampled values are rounded to exact steps, and trials are found again by these exact values."""
+    """Sampled values are rounded to exact steps, and a reopened search finds its trials by these values."""
     plan = read(sampled(METHODS, search={"name": "random", "samples": 12, "seed": 0}))
 
     def keys(folder: str, stops: set[int]) -> list[str]:
@@ -139,7 +139,7 @@ def test_conditions_use_the_experiments_value_if_an_axis_is_inactive(read):
         ["fedprox", 0.1, 2],
         ["fedprox", 0.1, 4],
     ]
-    own = {"grid": [2, 4], "when": {"base_optimizer.mu": 0.01}}  # FedProx's default
+    own = {"grid": [2, 4], "when": {"base_optimizer.mu": 0.01}}  # 0.01 is FedProx's default
     default = {"base_optimizer": axes["base_optimizer"], "lora.rank": own}
     assert [list(arm.values()) for arm in read(grid(default)).arms] == [["fedavg"], ["fedprox", 2], ["fedprox", 4]]
 
@@ -238,7 +238,7 @@ def test_one_factor_also_varies_the_components_of_an_ablation(read):
 
 
 def test_the_error_names_two_values_that_do_not_fit_together(read):
-    """Each of the two values is valid with the experiment's other value."""
+    """Each of the two values is valid together with the experiment's value of the other hyperparameter."""
     axes = {
         "method": {"choice": ["fedra", {"name": "fedra", "missing_layers": "ensure_cover"}]},
         "federation.depths": {"choice": [[12, 10, 8, 6, 4, 3], [3, 2, 1, 1, 1, 1]]},
@@ -290,7 +290,7 @@ BAD = st.sets(st.sampled_from([*itertools.product("abc", range(3))]), min_size=1
 
 @given(st.lists(BAD, min_size=1, max_size=4))
 def test_the_causes_explain_every_invalid_arm_and_no_valid_arm(parts):
-    """The error message of an arm is that of the first invalid part that it contains."""
+    """An arm has the error message of the first invalid part that the arm contains."""
     arms = [dict(zip("abc", values, strict=True)) for values in itertools.product(range(3), repeat=3)]
     wrong = [
         WrongArm(arm, next(str(number) for number, part in enumerate(parts) if part <= set(arm.items())))
@@ -301,7 +301,7 @@ def test_the_causes_explain_every_invalid_arm_and_no_valid_arm(parts):
     explained = [arm for arm in arms if any(one.arm.items() <= arm.items() for one in found)]
     assert explained == [one.arm for one in wrong]
     assert {one.message for one in found} == {one.message for one in wrong}
-    for one in found:  # some arm with these values has this message
+    for one in found:  # at least one arm with these values has this message
         assert any(each.message == one.message and one.arm.items() <= each.arm.items() for each in wrong)
 
 

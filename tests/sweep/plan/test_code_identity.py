@@ -1,4 +1,4 @@
-"""Imports of a run: the packages in the digest of the code, and torch as the only heavy library."""
+"""The imports of a run, which are limited to the packages in the digest of the code and to torch."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Counts without training: the tables of FedBRICK, FedMS and FedAG, and agreement with the metrics of a round."""
+"""Parameter counts without training, which equal the papers' tables and the metrics of a round."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def test_table_3_is_counted_exactly(plan, place):
         "parameters/backbone": expected["all_with_lora_r8_both_and_100_classes"]
         - 12 * expected["lora_r8_both_per_block"],
     }
-    for name in plan.reference.metrics():  # the paper prints three digits, cut off or rounded
+    for name in plan.reference.metrics():  # the paper prints three digits, some truncated and some rounded
         assert counted.parameters[name] == pytest.approx(plan.reference.value(arm, name), rel=0.01)
 
 

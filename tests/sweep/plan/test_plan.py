@@ -1,4 +1,4 @@
-"""Plans: the trials of a search space, their keys, and the checks of references and metrics."""
+"""Plans of search spaces, with the trials, their keys, and the checks of references and metrics."""
 
 from collections import Counter
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_a_trials_key_depends_on_its_content_only(read: Any, monkeypatch: pytest
     keys = [trial.key for trial in read().grid()]
     assert keys == [trial.key for trial in read().grid()]
     assert not set(keys) & {trial.key for trial in read(changes={"local.steps": 2}).grid()}
-    assert keys[:2] == [trial.key for trial in read(seeds=[0]).grid()], "other seeds do not change a trial"
+    assert keys[:2] == [trial.key for trial in read(seeds=[0]).grid()], "a key must not depend on the other seeds"
     monkeypatch.setattr(plan_module, "engine_digest", lambda: "another engine")
     assert not set(keys) & {trial.key for trial in read().grid()}
 
@@ -155,7 +155,7 @@ LEFT_OUT = {"data.held_out_domains": {"grid": [["plain"], ["noisy"]]}}
 
 
 def leave_out(*values: dict[str, float]) -> dict[str, Any]:
-    """Return a grid whose arms hold out one domain each, with a paper's values of its arms."""
+    """Return a grid whose arms hold out one domain each, with the values of a paper for the first arms."""
     arms = [{"data.held_out_domains": held_out} for held_out in LEFT_OUT["data.held_out_domains"]["grid"]]
     printed = [{"arm": arm, "values": value} for arm, value in zip(arms, values, strict=False)]
     return {
@@ -230,7 +230,7 @@ def test_unused_synthetic_images_cannot_vary():
 
 
 def test_each_configuration_is_validated_once_and_each_content_digested_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The 13 validations are those of the experiment, the base, and 11 of 12 trials; one trial equals the base."""
+    """The 13 validations are of the experiment, the base and 11 of 12 trials; one trial equals the base."""
     calls: Counter[str] = Counter()
     validate, digest = RunConfig.of.__func__, content_digests  # type: ignore[attr-defined]
 

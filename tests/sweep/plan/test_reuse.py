@@ -1,4 +1,4 @@
-"""Reuse of trials from earlier sweeps in the same results folder. No Ray is started."""
+"""The reuse of trials from earlier sweeps in the same results folder. No Ray is started."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def sweep(root: Path, sweep_id: str, **changes: Any) -> SweepStore:
 
 @pytest.fixture
 def earlier(tmp_path: Path) -> SweepStore:
-    """Return a sweep with a single trial, which has three rounds and an outcome."""
+    """Write a sweep with a single trial, which has three rounds and an outcome, and return the sweep."""
     made = sweep(tmp_path, "earlier")
     end(made, "finished")
     return made
@@ -62,9 +62,7 @@ def test_the_outcome_is_not_reused_for_arms_that_are_judged_together(earlier: Sw
     "changes",
     [
         {"fresh": True},
-        {
-            "scheduler": "pbt"
-        },  # members continue from states in the middle of a run, which a finished trial no longer has
+        {"scheduler": "pbt"},  # members continue from intermediate states, which a finished trial no longer has
         {"processor": "x86_64, 2 threads"},
         {"processor": ""},
         {"digests": {"packages": "other"}},

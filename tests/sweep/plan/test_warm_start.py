@@ -1,4 +1,4 @@
-"""Warm start of a search: the trials that it uses and leaves out, and its independence of the earlier sweep."""
+"""The warm start of a search from the trials of an earlier sweep, of which it stores a copy."""
 
 import json
 import shutil
@@ -36,7 +36,10 @@ def read(folder: Path, name: str = "new", **changes: Any) -> Plan:
 
 @pytest.fixture
 def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepStore:
-    """Return a sweep of `old` with four trials within the axes, three outside, one pruned and one not ended."""
+    """Write a sweep of the search space `old`, and return it.
+
+    Four trials are within the axes of the new search space, three are outside, one was pruned, and one has not ended.
+    """
     monkeypatch.chdir(tmp_path)
     wide = {"optimizer.lr": {"loguniform": [0.001, 1.0]}, "lora.position": {"choice": ["l0", "l1", "both"]}}
     plan = read(tmp_path, "old", space=wide)
@@ -90,7 +93,7 @@ def test_a_resumed_warm_start_does_not_need_the_earlier_sweep(tmp_path: Path, ea
     assert proposed(plan, sweep) == first
     assert resumed_sweep(plan, Store(tmp_path / "mlruns"), sweep).folder == sweep.folder
     (sweep.folder / "warm_start.json").unlink()
-    assert proposed(plan, sweep) != first  # random, as of a cold start
+    assert proposed(plan, sweep) != first  # a random sample, as in a search without a warm start
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The rules for pruning arms. Decisions depend on no order, are paired over seeds, and are never revised."""
+"""The rules for pruning arms, whose decisions are paired over seeds, do not depend on order and are never revised."""
 
 import math
 from random import Random
@@ -20,7 +20,7 @@ MILESTONES = rungs(1, ETA, ROUNDS)
 
 @st.composite
 def tables(draw: st.DrawFn, highest: int = 12, seeds: tuple[int, int] = (1, 6)) -> Values:
-    """Values of arms by seed. They are few whole numbers, so that means are exact and ties occur."""
+    """Draw the values of arms by seed as small whole numbers, so that means are exact and ties occur."""
     arms, of_arm = draw(st.integers(2, 9)), draw(st.integers(*seeds))
     value = st.integers(0, highest).map(float)
     return {arm: {seed: draw(value) for seed in range(of_arm)} for arm in range(arms)}
@@ -28,7 +28,7 @@ def tables(draw: st.DrawFn, highest: int = 12, seeds: tuple[int, int] = (1, 6)) 
 
 @st.composite
 def recordings(draw: st.DrawFn) -> Histories:
-    """Draw all rounds of all trials of a sweep."""
+    """Draw the values of all rounds of all trials of a sweep."""
     shape = (draw(st.integers(2, 7)), draw(st.integers(1, 4)), ROUNDS)
     source = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     values = source.integers(0, draw(st.sampled_from([3, 20, 1000])), shape).astype(float)
@@ -51,7 +51,7 @@ def verdicts(histories: Histories, **more: object) -> Verdicts[int]:
 
 
 def until(histories: Histories, rounds: dict[tuple[int, int], int]) -> Histories:
-    """Return the records after each trial has run the given number of rounds."""
+    """Return the records of a sweep in which each trial has run its number of `rounds`, keyed by (arm, seed)."""
     return {
         arm: {
             seed: {round: value for round, value in trial.items() if round <= rounds[arm, seed]}
@@ -61,13 +61,13 @@ def until(histories: Histories, rounds: dict[tuple[int, int], int]) -> Histories
     }
 
 
-# At a rung.
+# The decisions at one rung.
 
 
 def test_an_arm_with_one_unlucky_seed_is_promoted_and_one_behind_with_every_seed_pruned() -> None:
     last = {0: 0.75, 1: 0.5, 2: 0.625}
     unlucky = {0: 0.8125, 1: 0.5625, 2: 0.125}
-    worse = {0: 0.6875, 1: 0.4375, 2: 0.5625}  # a higher mean than the unlucky one
+    worse = {0: 0.6875, 1: 0.4375, 2: 0.5625}  # a higher mean than that of `unlucky`
     pruned = judge({"best": {0: 0.9, 1: 0.9, 2: 0.9}, "last": last, "unlucky": unlucky, "worse": worse}, 2, 3)
     assert pruned == {"worse": Pruned(3, 3, behind=0.0625, behind_with=3)}
 
@@ -81,7 +81,7 @@ def test_from_five_seeds_on_one_lucky_seed_does_not_promote() -> None:
 
 
 def test_no_more_tied_arms_are_promoted_than_there_are_places() -> None:
-    values = {arm: {0: 1.0 + arm, 1: 9.0 - 2 * arm} for arm in range(4)}  # arm 0 leads; each later one wins seed 0
+    values = {arm: {0: 1.0 + arm, 1: 9.0 - 2 * arm} for arm in range(4)}  # arm 0 has the best mean
     pruned = judge(values, 1, 3)
     assert pruned == {arm: Pruned(3, 2, behind=arm / 2, behind_with=1, closer=1) for arm in (2, 3)}
     assert pruned[3].sentence("loss/test") == (
@@ -90,8 +90,8 @@ def test_no_more_tied_arms_are_promoted_than_there_are_places() -> None:
 
 
 @given(tables(seeds=(1, 1)), places_of)
-def test_one_seed_is_successive_halving(values: Values, on: int) -> None:
-    """The reference counts better arms instead of sorting."""
+def test_a_single_seed_gives_successive_halving(values: Values, on: int) -> None:
+    """The reference computes the pruned arms by counting better arms instead of sorting."""
     column = np.array([of_seeds[0] for of_seeds in values.values()])
     ahead = (column[None, :] > column[:, None]).sum(axis=1)
     assert judge(values, on, 1).keys() == set(np.flatnonzero(ahead >= on).tolist())
@@ -146,10 +146,10 @@ def test_arms_of_different_seeds_are_not_compared() -> None:
         judge({"a": {0: 1.0}, "b": {1: 1.0}}, 1, 1)
 
 
-# From rung to rung.
+# The decisions over all rungs.
 
 
-def test_rungs_and_places() -> None:
+def test_rungs_and_places_follow_the_reduction_factor() -> None:
     assert rungs(1, 2, 9) == [1, 2, 4, 8]
     assert rungs(2, 1.2, 6) == [2, 3, 4, 5]  # 2.4 and 2.88 are both rounded down to 2
     assert [places(20, 3, rung) for rung in range(3)] == [7, 3, 1]
@@ -157,7 +157,7 @@ def test_rungs_and_places() -> None:
 
 @given(recordings(), randoms)
 def test_decisions_are_never_revised(histories: Histories, order: Random) -> None:
-    """At any stage of any order of arrival, promoted arms reach their round, and pruned arms stay pruned."""
+    """In any order of arrival, a pruned arm stays pruned, and a promoted arm can only be pruned at a later rung."""
     final = verdicts(histories)
     assert not final.undecided
     for _ in range(5):
@@ -177,8 +177,8 @@ def test_verdicts_do_not_depend_on_their_order(histories: Histories, order: Rand
     assert verdicts({arm: shuffled(order, trials) for arm, trials in shuffled(order, part).items()}) == verdicts(part)
 
 
-def test_places_are_counted_from_all_arms_so_that_tied_arms_do_not_add_up() -> None:
-    """Each of four arms wins one of four seeds by far, so that all are tied at every rung."""
+def test_the_number_of_places_depends_on_all_arms_so_that_tied_arms_are_not_all_promoted() -> None:
+    """Each of four arms is far ahead on one of four seeds, so that all four arms are tied at every rung."""
     curve = {arm: {seed: 8.0 + 8 * (arm == seed) - arm / 16 for seed in range(4)} for arm in range(4)}
     histories = {
         arm: {seed: dict.fromkeys(range(1, ROUNDS + 1), v) for seed, v in of.items()} for arm, of in curve.items()
@@ -202,7 +202,7 @@ def test_rounds_after_the_rung_at_which_an_arm_was_pruned_change_nothing(histori
 def test_the_pruned_arms_do_not_depend_on_the_workers(
     histories: Histories, order: Random, workers: int, ahead_of_rungs: bool
 ) -> None:
-    """Workers run the wanted trials and end in any order. Idle workers may or may not run undecided arms."""
+    """Workers finish rounds in any order, and idle workers may run arms whose rung is not yet decided."""
     reached = {(arm, seed): 0 for arm, trials in histories.items() for seed in trials}
     running: dict[tuple[int, int], int] = {}
     while True:
@@ -262,11 +262,11 @@ def test_an_arm_with_a_failed_seed_is_pruned_at_its_next_rung(histories: Histori
         assert arm not in stage.pruned
 
 
-def test_arms_that_others_wait_for_come_first_and_the_promising_run_ahead() -> None:
+def test_arms_that_decide_a_rung_run_first_and_promising_arms_run_in_advance() -> None:
     histories: Histories = {arm: {0: {1: float(arm)}, 1: {1: float(arm)}} for arm in range(8)}
-    histories[0][1] = {}  # one trial is late
+    histories[0][1] = {}  # one trial has not yet reported a round
     stage = verdicts(histories, keep={3})
-    assert list(stage.promoted.items()) == [(0, 1), (7, 2), (6, 2), (5, 2), (3, ROUNDS)]  # 4 of 7 places, one open
+    assert list(stage.promoted.items()) == [(0, 1), (7, 2), (6, 2), (5, 2), (3, ROUNDS)]  # one of 4 places is open
     assert list(stage.undecided.items()) == [(4, 2), (2, 2), (1, 2)]
     histories[7] = {0: {1: 7.0, 2: 7.0}, 1: {1: 7.0, 2: 7.0}}
     assert list(verdicts(histories, keep={3}).undecided.items()) == [(7, 4), (4, 2), (2, 2), (1, 2)]

@@ -1,4 +1,4 @@
-"""The state of arms that are halved together does not depend on the number of workers or the order of arrival."""
+"""The state of arms that are pruned together, which does not depend on workers or on the order of arrival."""
 
 import math
 import random
@@ -24,7 +24,7 @@ CONFIG = ArmsScheduler(grace_rounds=1, reduction_factor=ETA)
 
 @dataclass
 class Trial:
-    """A trial's records in memory, and the values that it would reach if it were never stopped."""
+    """The records of a trial in memory, and the values that the trial reaches if it is never stopped."""
 
     curve: Sequence[float]
     diverges: int | None = None
@@ -41,7 +41,7 @@ class Trial:
 
 @dataclass
 class Folder:
-    """A sweep's folder in memory."""
+    """A replacement for a sweep's folder, which keeps the trials in memory."""
 
     trials: dict[str, Trial] = field(default_factory=dict)
 
@@ -65,7 +65,7 @@ def state_over(plans: list[TrialPlan], folder: Folder, **changes: Any) -> ArmSta
 
 
 def play(state: ArmState, folder: Folder, workers: int, chance: random.Random, restart: float = 0.0) -> None:
-    """Let workers of random speed run the wanted trials in the searcher's order, and record the results."""
+    """Run the trials that `state` requests on workers of random speed, and record the results in `folder`."""
     out: dict[str, int] = {}
     for _ in range(10_000):
         free = [(key, until) for key, until in state.wanted() if key not in out]
@@ -84,11 +84,11 @@ def play(state: ArmState, folder: Folder, workers: int, chance: random.Random, r
         state.refresh(key)
         if trial.round >= out[key] or (state.is_pruned(key) and trial.round >= state.visible(key)):
             del out[key]
-    raise AssertionError("it never ends")
+    raise AssertionError("the sweep did not end within 10,000 rounds")
 
 
 def result(state: ArmState, folder: Folder) -> dict[str, Any]:
-    """Return the results that tables and MLflow show."""
+    """Return the results of a sweep that tables and MLflow show."""
     found = {}
     for key, trial in folder.trials.items():
         outcome = state.outcome(key)
@@ -154,13 +154,13 @@ def test_the_pruned_arms_are_those_that_complete_curves_would_prune(
 def test_a_new_process_has_the_same_result(
     curves: list[list[list[int]]], diverge: dict[tuple[int, int], int], kill: int, seed: int
 ) -> None:
-    """The process is killed after some rounds, and the next one knows only the records on disk."""
+    """The process is killed after some rounds, and the next process reads only the records on disk."""
     plans = plans_of(len(curves), 2)
     undisturbed = folder_of(curves, diverge)
     state = state_over(plans, undisturbed)
     play(state, undisturbed, 1, random.Random(0))
     broken, chance = folder_of(curves, diverge), random.Random(seed)
-    for trial in broken.trials.values():  # rounds that two workers may have left behind
+    for trial in broken.trials.values():  # rounds that two workers may have finished before the kill
         until = undisturbed.trials[next(key for key, one in broken.trials.items() if one is trial)].round
         trial.round = min(until, chance.randint(-1, max(kill, 0)))
     again = state_over(plans, broken)
@@ -174,7 +174,7 @@ def test_rounds_that_ran_in_advance_are_shown_once_the_arm_is_promoted() -> None
     for key, round in (("3-0", 2), ("2-0", 1), ("1-0", 1)):
         folder.trials[key].round = round
         state.refresh(key)
-    assert state.visible("2-0") == 1  # arm 0 may still be better
+    assert state.visible("2-0") == 1  # arm 0 may still turn out to be better
     folder.trials["0-0"].round = 1
     state.refresh("0-0")
     assert state.visible("2-0") == 2
@@ -205,7 +205,7 @@ def test_strata_are_judged_separately() -> None:
     assert pruned == {(): ["0-0", "1-0", "2-0"], ("data.alpha",): ["0-0", "2-0"]}
 
 
-def test_a_metric_that_is_better_when_small() -> None:
+def test_a_smaller_value_of_the_metric_may_be_better() -> None:
     folder = folder_of([[[1] * 10], [[9] * 10]], {})
     state = state_over(plans_of(2, 1), folder, objective=Objective(mode="min"))
     play(state, folder, 1, random.Random(0))
@@ -224,7 +224,7 @@ def test_the_outcome_of_a_pruned_arm_contains_the_reason() -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_never_wait_while_any_arm_may_run(workers: int) -> None:
-    """One of three arms is slow, so an idle worker runs another arm past the undecided rung."""
+    """One of three arms is slow, so an idle worker runs another arm beyond the undecided rung."""
     folder = folder_of([[[3] * 10], [[2] * 10], [[1] * 10]], {})
     state = state_over(plans_of(3, 1), folder)
     for key in ("0-0", "1-0"):

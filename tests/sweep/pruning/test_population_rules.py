@@ -1,4 +1,4 @@
-"""Population based training: the replaced members, their parents and their new values."""
+"""The rules of population based training for replaced members, their parents and their new values."""
 
 import math
 import random
@@ -24,7 +24,7 @@ SCHEDULERS = st.builds(
 
 
 def members_of(scores: list[int | None], seed: int = 0) -> tuple[dict[int, Values], dict[int, float]]:
-    """Draw the values of all members, and the scores of members without an error."""
+    """Return random hyperparameters of all members, and the scores of members that did not fail (not None)."""
     drawn = first_generation(AXES, len(scores), seed)
     return dict(enumerate(drawn)), {place: score for place, score in enumerate(scores) if score is not None}
 
@@ -46,7 +46,7 @@ def test_the_order_of_members_and_names_has_no_effect(
 def test_the_worst_members_are_replaced_by_children_of_better_ones_among_the_best(
     scores: list[int | None], scheduler: PopulationScheduler, seed: int
 ) -> None:
-    """The reference takes both ends of a sorted list, as in the paper's truncation selection."""
+    """The reference is the paper's truncation selection, which uses both ends of the sorted scores."""
     found = successors(*members_of(scores), 1, AXES, scheduler, seed)
     sound = sorted((score for score in scores if score is not None), reverse=True)
     broken = {place for place, score in enumerate(scores) if score is None}
@@ -63,7 +63,7 @@ def test_the_worst_members_are_replaced_by_children_of_better_ones_among_the_bes
         assert own is None or (own < parent and own <= sound[-max(count - len(broken), 0) :][0])
     if len(set(scores)) == len(scores) and None not in scores:
         assert len(found) == count
-    assert not set(found) & {copied for copied, _ in found.values()}, "a parent is not replaced itself"
+    assert not set(found) & {copied for copied, _ in found.values()}, "a parent must not be replaced"
 
 
 @given(scores=SCORES, scheduler=SCHEDULERS, seed=st.integers(0, 99), generation=st.integers(1, 4))
@@ -74,13 +74,13 @@ def test_values_are_the_parents_times_a_factor_or_a_new_draw_within_the_range(
     used = [identity(dict(one)) for one in members.values()]
     found = successors(members, known, generation, AXES, scheduler, seed, used)
     given = [identity(dict(values)) for _, values in found.values()]
-    assert len({*given, *used}) == len(given) + len(used), "no values are given twice"
+    assert len({*given, *used}) == len(given) + len(used), "all values must be new and different"
     for parent, values in found.values():
         before = members[parent]
         for name, axis in AXES.items():
             low, high = axis.uniform or axis.loguniform or (math.nan, math.nan)
             assert low <= values[name] <= high
-            # If one parent has many children, its pairs of factors may be used up, and values are drawn anew.
+            # Values are drawn anew if the other children of a parent have used all pairs of factors.
             if scheduler.resample == 0 and len(found) == 1 and low < values[name] < high:
                 assert min(abs(values[name] / before[name] - factor) for factor in (0.8, 1.2)) < 1e-9
 
@@ -97,7 +97,7 @@ def test_any_of_the_best_members_may_become_a_parent() -> None:
 
 
 def test_values_that_were_used_before_are_drawn_anew() -> None:
-    """With one factor, all children of a parent would have its state and the same values, and so be the same run."""
+    """A scheduler with a single factor would give all children of a parent the same values and thus the same run."""
     scheduler = PopulationScheduler(quantile=0.5, factors=(0.5,), resample=0)
     found = successors(*members_of([9, None, None, None]), 1, AXES, scheduler, 0)
     assert len({identity(dict(values)) for _, values in found.values()}) == 3

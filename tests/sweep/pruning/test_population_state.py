@@ -1,4 +1,4 @@
-"""The state of a population does not depend on the number of workers, the order of arrival or killed processes."""
+"""The state of a population, which does not depend on workers, on the order of arrival or on killed processes."""
 
 import random
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ AXES = {"optimizer.lr": Axis(uniform=(0.0, 1.0)), "optimizer.momentum": Axis(uni
 
 @dataclass
 class Trial:
-    """A trial's records in memory. A round's value depends on the previous one and on the hyperparameters."""
+    """The records of a trial in memory. Each value depends on the previous value and on the hyperparameters."""
 
     plan: TrialPlan | None = None
     values: list[float] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Trial:
         return self.ended
 
     def step(self, breaks: float) -> bool:
-        """Run a round, and return False if it diverges."""
+        """Run a round, and return False if it diverges because the learning rate exceeds `breaks`."""
         assert self.plan is not None
         lr, momentum = numbers(self.plan.arm).values()
         if len(self.values) > 1 and lr > breaks:
@@ -59,7 +59,7 @@ class Folder:
 
 
 def plan_of(size: int, seed: int, **changes: Any) -> Any:
-    """Return a plan in which the key of a trial is its content."""
+    """Return a made-up plan of a population with `size` members, in which the key of a trial encodes its content."""
 
     def trial(number: int, arm: Arm, seed: int, start: Start | None = None) -> TrialPlan:
         key = identity([number, arm, start.model_dump() if start else None])
@@ -77,11 +77,11 @@ def plan_of(size: int, seed: int, **changes: Any) -> Any:
 
 
 def announce(folder: Folder, plan: TrialPlan) -> None:
-    """Write a plan as `Recording.announce` does."""
+    """Write the plan of a trial like `Recording.announce`."""
     trial = folder.trial(plan.key)
     if plan.start is not None and not trial.planned:
         parent = folder.trial(plan.start.key)
-        assert len(parent.values) == plan.start.round + 1, "a parent went on before it was copied"
+        assert len(parent.values) == plan.start.round + 1, "the parent ran another round before it was copied"
         trial.values = list(parent.values)
     trial.plan = plan
 
@@ -89,7 +89,7 @@ def announce(folder: Folder, plan: TrialPlan) -> None:
 def play(
     population: Generations, folder: Folder, workers: int, chance: random.Random, breaks: float, steps: int
 ) -> int:
-    """Let workers of random speed run the searcher's trials for a total number of rounds."""
+    """Run trials on workers of random speed for at most `steps` rounds, and return the number of rounds."""
     search = JointSearch(population, lambda plan: announce(folder, plan), Packing(0, 1, folder))  # type: ignore[arg-type]
     out: dict[str, tuple[str, int]] = {}
     for played in range(steps):
@@ -105,7 +105,7 @@ def play(
         if broke or len(trial.values) > until:
             del out[name]
             search.on_trial_complete(name)
-        if broke:  # reported later, and on disk after that
+        if broke:  # the error is reported first and written to disk afterwards
             error = Outcome(outcome="diverged", round=len(trial.values) - 1, error="it diverged")
             population.record_error(key, error)
             trial.ended = error
@@ -113,7 +113,7 @@ def play(
 
 
 def result(population: Generations, folder: Folder) -> dict[int, Any]:
-    """Return the arm, start, history and outcome of each trial by its number."""
+    """Return the arm, start, history and outcome of each trial, keyed by the trial's number."""
     assert population.wanted() == []
     assert set(folder.trials) == set(population.plans)
     return {
@@ -146,12 +146,12 @@ def test_the_result_does_not_depend_on_workers_or_arrival(
 @settings(max_examples=20)
 @given(size=SIZES, seed=SEEDS, breaks=BREAKS, kills=st.lists(st.integers(0, 20), max_size=6), order=st.integers(0, 99))
 def test_a_new_process_has_the_same_result(size: int, seed: int, breaks: float, kills: list[int], order: int) -> None:
-    """The process is killed several times after some rounds, and the next one knows only the records on disk."""
+    """The process is killed several times, and the next process reads only the records on disk."""
     folder, chance = Folder(), random.Random(order)
     for steps in [*kills, 10_000]:
         population = Generations(plan_of(size, seed), folder)  # type: ignore[arg-type]
         play(population, folder, 3, chance, breaks, steps)
-        for trial in folder.trials.values():  # killed between the copy of a start and the plan
+        for trial in folder.trials.values():  # killed after a state was copied and before the plan was written
             if trial.plan is not None and trial.plan.start and len(trial.values) == trial.plan.start.round + 1:
                 standing = len(folder.trial(trial.plan.start.key).values)
                 trial.plan = None if standing == len(trial.values) and chance.random() < 0.5 else trial.plan

@@ -1,4 +1,4 @@
-"""Schedulers of single trials: they decide like Ray's own, and remember decisions across processes."""
+"""Schedulers of single trials, which decide like Ray's own schedulers and remember decisions across processes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +38,10 @@ def test_rungs_are_powers_of_eta_below_the_last_round(log: Path) -> None:
     eta=st.sampled_from([2, 3, 4]),
     order=st.randoms(use_true_random=False),
 )
-def test_decisions_are_those_of_rays_own_scheduler(
+def test_decisions_equal_those_of_rays_own_scheduler(
     tmp_path_factory: pytest.TempPathFactory, values: list[list[float]], eta: int, order: object
 ) -> None:
-    """With randomly interleaved trials, both schedulers stop the same trials at the same rounds."""
+    """Both schedulers stop the same trials at the same rounds, in any order of results."""
     ours = Rungs(ASHAScheduler(grace_rounds=2, reduction_factor=eta), ROUNDS, tmp_path_factory.mktemp("r") / "log")
     rays = AsyncHyperBandScheduler("round", "v", "max", max_t=ROUNDS, grace_period=2, reduction_factor=eta)
     trials = [SimpleNamespace(trial_id=f"t{i}") for i in range(len(values))]
@@ -96,7 +96,7 @@ def test_min_mode_stops_trials_with_large_values(log: Path) -> None:
 
 
 def test_rounds_without_the_objective_are_ignored(log: Path) -> None:
-    """The untuned model reports no training loss."""
+    """Round 0 evaluates the untuned model, which has no training loss."""
     scheduler = StoppingScheduler(
         Rungs(ASHAScheduler(grace_rounds=1), ROUNDS, log), Objective(metric="loss/train", mode="min")
     )
@@ -117,7 +117,7 @@ def test_rounds_without_the_objective_are_ignored(log: Path) -> None:
 def test_other_strata_have_no_effect_on_a_stratum(
     tmp_path_factory: pytest.TempPathFactory, values: list[list[float]], order: object, rule: str
 ) -> None:
-    """Trials of two strata in turn are stopped like the trials of one stratum in the same order."""
+    """Trials of two strata, which report in turn, are stopped like the trials of one stratum alone."""
     folder = tmp_path_factory.mktemp("strata")
 
     def new(log: str) -> Rungs | Medians:
@@ -139,10 +139,10 @@ def test_other_strata_have_no_effect_on_a_stratum(
 
 
 @given(values=st.lists(st.lists(st.floats(0, 1), min_size=9, max_size=9), min_size=2, max_size=8))
-def test_median_stopping_equals_rays_while_all_trials_are_equally_far(
+def test_median_stopping_equals_rays_rule_while_all_trials_are_in_the_same_round(
     tmp_path_factory: pytest.TempPathFactory, values: list[list[float]]
 ) -> None:
-    """All trials run in step until the first is stopped. After that, Ray still counts its average, and we do not."""
+    """The test ends at the first stopped trial, because only Ray's rule includes stopped trials in later medians."""
     ours = Medians(MedianScheduler(grace_rounds=1, fewest=2), tmp_path_factory.mktemp("m") / "log")
     rays = MedianStoppingRule("round", "v", "max", grace_period=1, min_samples_required=2, hard_stop=True)
     trials = [RayTrial(f"t{i}") for i in range(len(values))]
@@ -165,5 +165,5 @@ def test_the_median_rule_repeats_its_decisions_in_a_new_process(log: Path) -> No
     assert made == [False, True, True]
     again = Medians(config, log)
     assert [again.decide(key, 1, value) for key, value in [("b", 0.2), ("a", 0.9)]] == [True, False]
-    assert again.decide("a", 2, 0.1) is False  # its best round counts
+    assert again.decide("a", 2, 0.1) is False  # the best round of trial a counts
     assert again.decide("d", 1, 0.45) is True

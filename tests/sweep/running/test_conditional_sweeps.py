@@ -1,4 +1,4 @@
-"""A whole sweep with conditions, and its report. Sampled sweeps are in `test_pruned_and_failed.py`."""
+"""A whole grid sweep with conditions, and its report; `test_pruned_and_failed.py` tests sampled sweeps."""
 
 from pathlib import Path
 

@@ -32,12 +32,12 @@ pytestmark = pytest.mark.slow
 
 
 OVERRIDES = ["optimizer.lr=0.05"]
-"""Overrides of the first command. A resumed sweep keeps them."""
+"""The overrides of the command that starts a sweep; a resumed sweep keeps them."""
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a complete sweep of the small grid, with an override and system metrics; other sweeps have none."""
+    """Run a sweep of the small grid with an override and system metrics, and return its working directory."""
     folder = tmp_path_factory.mktemp("undisturbed")
     write_space(folder, "tiny", GRID)
     fedsweep(folder, "tune", "tiny", *OVERRIDES, "--system-metrics", "--at-once", "1")
@@ -51,7 +51,7 @@ def test_every_trial_finishes_and_mlflow_equals_the_store(undisturbed: Path) -> 
     assert_mlflow_equals_store(undisturbed, "tiny")
 
 
-def test_mlflow_contains_the_machines_use_in_each_round(undisturbed: Path) -> None:
+def test_mlflow_contains_the_system_metrics_of_each_round(undisturbed: Path) -> None:
     _, children, client = runs(undisturbed, "tiny")
     for run in children:
         for metric in ("system/cpu_utilization_percentage", "system/process_memory_usage_megabytes"):
@@ -60,7 +60,7 @@ def test_mlflow_contains_the_machines_use_in_each_round(undisturbed: Path) -> No
 
 
 def test_lora_rank_has_one_name_from_yaml_to_table(undisturbed: Path) -> None:
-    """The dotted name is the same in YAML, Ray's configuration, MLflow and the table, and sets the tensor on disk."""
+    """The dotted name is the same in YAML, Ray, MLflow and the table, and its value sets the shape of the tensors."""
     from safetensors import safe_open
 
     sweep = newest(undisturbed, "tiny")
@@ -81,7 +81,7 @@ def test_lora_rank_has_one_name_from_yaml_to_table(undisturbed: Path) -> None:
 
 
 def _values(run: object) -> dict[str, str]:
-    """Return MLflow's parameters as JSON values. Strings are logged without quotes."""
+    """Return MLflow's parameters of a run as JSON texts; MLflow stores strings without quotes."""
     params: dict[str, str] = run.data.params  # type: ignore[attr-defined]
 
     def as_json(value: str) -> str:
@@ -117,7 +117,7 @@ def test_the_report_command_writes_the_same_table_again(undisturbed: Path) -> No
 
 
 def test_a_run_equals_the_trial_with_the_same_configuration(undisturbed: Path) -> None:
-    """Ray, the worker and earlier trials of the worker do not change a single bit."""
+    """Ray, the worker process and earlier trials in this process do not change a single bit."""
     words = [f"{name}={json.dumps(value)}" for name, value in SMALL.items()]
     done = fedsweep(undisturbed, "run", "fedra_digits", *words, *OVERRIDES, "lora.rank=4", "seed=1", "--json")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -145,7 +145,7 @@ def test_interrupted_killed_and_resumed_equals_undisturbed(undisturbed: Path, tm
     wait_for_rounds(tmp_path, "tiny", played(tmp_path, "tiny") + 1, process)
     kill(process)
     left = [trial for trial in newest(tmp_path, "tiny").trials() if trial.outcome is None]
-    assert left, "the sweep was over before it was killed"
+    assert left, "the sweep ended before it was killed"
     fedsweep(tmp_path, "tune", "tiny", "--resume")
     assert table(tmp_path, "tiny") == table(undisturbed, "tiny")
     assert histories(newest(tmp_path, "tiny")) == histories(newest(undisturbed, "tiny"))

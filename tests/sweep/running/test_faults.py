@@ -45,7 +45,7 @@ ARMS = {
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a complete sweep with pruned arms, in which trials ran one after the other."""
+    """Run a sweep with pruned arms, one trial after the other, and return its working directory."""
     folder = tmp_path_factory.mktemp("undisturbed")
     write_space(folder, "arms", ARMS)
     fedsweep(folder, "tune", "arms", "--at-once", "1")
@@ -59,7 +59,7 @@ def assert_the_same(folder: Path, undisturbed: Path) -> None:
 
 
 def workers_of(driver: int) -> list[psutil.Process]:
-    """Return the processes that run trials, which are found by the name that Ray gives them."""
+    """Return the processes that run trials of the driver with process id `driver`, found by their names."""
     found = psutil.Process(driver).children(recursive=True)
     return [one for one in found if one.cmdline() and one.cmdline()[0].startswith("ray::ImplicitFunc")]
 
@@ -116,7 +116,7 @@ cp -r {store} kept
 
 
 def test_a_full_disk_ends_the_session_and_the_sweep_can_be_resumed(undisturbed: Path, tmp_path: Path) -> None:
-    """The sweep runs in its own mount namespace, on a file system that is too small for it."""
+    """The sweep runs in its own mount namespace on a file system that is too small for its results."""
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare")
     write_space(tmp_path, "arms", ARMS)

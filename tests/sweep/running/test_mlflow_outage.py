@@ -1,4 +1,4 @@
-"""A sweep with four parallel trials, whose MLflow server with PostgreSQL is killed during the sweep."""
+"""A sweep with four parallel trials, during which its MLflow server with PostgreSQL is killed."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A sweep whose results are in an object store, which is a server on this machine."""
+"""Sweeps that write their results to an object store, which is a server on this machine."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ client = pytest.fixture(object_store, scope="module")
 
 
 def seen(folder: Path) -> SweepStore:
-    """Return the sweep as seen by a machine without a local copy."""
+    """Return the sweep as a machine without a local copy reads it; `folder` is that machine's cache."""
     with pytest.MonkeyPatch.context() as patch:
         machine(folder, patch)
         return Store.at(URI).find("tiny")
@@ -39,7 +39,7 @@ def wait_for_an_outcome(client: Any, process: subprocess.Popen[str]) -> None:
             return
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
-    raise AssertionError("the sweep did not get going")
+    raise AssertionError("no trial ended within 280 seconds")
 
 
 def test_a_sweep_in_an_object_store_equals_one_in_a_folder_after_its_machine_is_lost(
@@ -55,7 +55,7 @@ def test_a_sweep_in_an_object_store_equals_one_in_a_folder_after_its_machine_is_
     process.communicate()
     assert len(held) == 1
     shutil.rmtree(tmp_path / "lost")
-    assert [one for one in seen(tmp_path / "looker").trials() if one.outcome is None], "it was over"
+    assert [one for one in seen(tmp_path / "looker").trials() if one.outcome is None], "the sweep had ended"
 
     machine(tmp_path / "other", monkeypatch)
     with seen(tmp_path / "looker").remote.exclusively("the sweep"):  # a killed process of this machine is no obstacle
@@ -70,7 +70,7 @@ def test_a_sweep_in_an_object_store_equals_one_in_a_folder_after_its_machine_is_
     assert histories(there) == histories(newest(tmp_path, "tiny"))
     name = next(name for name in objects(client) if name.endswith("checkpoint.safetensors"))
     fetched = there.folder / Path(name).relative_to(f"sweeps/tiny/{there.folder.name}")
-    assert 0 < fetched.stat().st_size < objects(client)[name] / 2, "tensors stay there"
+    assert 0 < fetched.stat().st_size < objects(client)[name] / 2, "a report must not download tensors"
     names = [Path(name) for name in objects(client)]
     assert not [one for one in names if any(part.startswith(".") for part in one.parts) or "ray" in one.parts]
     assert not [one for one in names if one.name == "mlflow.db"]
@@ -81,7 +81,7 @@ def test_a_sweep_in_an_object_store_equals_one_in_a_folder_after_its_machine_is_
     own = Destination.of(store.root)
     assert list(deliver_all(store, own)) == [(f"tiny {there.folder.name}", {})]
     found = own.client().get_experiment_by_name("tiny")
-    assert len(own.client().search_runs([found.experiment_id])) == 5, "what `ui` shows there: a parent and its trials"
+    assert len(own.client().search_runs([found.experiment_id])) == 5, "MLflow must have a parent and four trials"
 
 
 def test_a_run_is_sent_to_the_object_store_after_each_round(

@@ -28,7 +28,7 @@ SIZE, ROUNDS = 4, 6
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a complete population, in which members ran one after the other."""
+    """Run a sweep of a population, one member after the other, and return its working directory."""
     folder = tmp_path_factory.mktemp("population")
     write_space(folder, "people", POPULATION)
     fedsweep(folder, "tune", "people", "--at-once", "1")
@@ -55,7 +55,7 @@ def test_members_finish_with_complete_histories_and_mlflow_equals_the_store(undi
 
 
 def test_a_member_that_was_never_replaced_equals_the_run_of_its_configuration(undisturbed: Path) -> None:
-    """Generations and copies do not change a single bit of it."""
+    """Other members and their copies do not change a single bit of the run."""
     trials = newest(undisturbed, "people").trials()
     trial = next(one for one in trials if one.plan.start is None and one.last_round == ROUNDS)
     changes = {**POPULATION["fixed"], **trial.plan.arm}
@@ -89,7 +89,7 @@ def test_the_report_contains_the_schedule_of_every_member(undisturbed: Path) -> 
 
 
 def test_killed_and_resumed_equals_undisturbed(undisturbed: Path, tmp_path: Path) -> None:
-    """The sweep is killed in the second generation. `test_population_state.py` tests all other moments."""
+    """The sweep is killed in the second generation; `test_population_state.py` tests other moments."""
     write_space(tmp_path, "people", POPULATION)
     process = start(tmp_path, "tune", "people")
     wait_for_rounds(tmp_path, "people", 10, process)

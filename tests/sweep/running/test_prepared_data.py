@@ -25,7 +25,7 @@ SPACE = "ablations/dirichlet_alpha"
 
 @pytest.fixture
 def project(pacs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with its own data folder at the default path."""
+    """Change to a working directory that contains a data folder at the default path, and return it."""
     shutil.copytree(pacs_folder, tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -47,7 +47,7 @@ ONE = ("--at-once", "1")
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a search whose trials ran one at a time and were partly pruned."""
+    """Run a search in which some trials are pruned, one trial at a time, and return its working directory."""
     folder = tmp_path_factory.mktemp("whole")
     write_space(folder, "search", ALONE)
     assert "pruned" in fedsweep(folder, "tune", "search", *ONE).stdout
@@ -81,7 +81,7 @@ def test_samples_meet_their_conditions(whole: Path) -> None:
 
 
 def test_a_pruned_search_that_is_killed_and_resumed_draws_the_same_samples(whole: Path, tmp_path: Path) -> None:
-    """Trials run one at a time, so that the order of arrival is the same and even pruning is repeated exactly."""
+    """Trials run one at a time, so that results arrive in the same order and the same trials are pruned."""
     write_space(tmp_path, "search", ALONE)
     process = start(tmp_path, "tune", "search", *ONE)
     wait_for_rounds(tmp_path, "search", 4, process)
@@ -94,7 +94,7 @@ def test_a_pruned_search_that_is_killed_and_resumed_draws_the_same_samples(whole
 def test_a_search_with_several_workers_equals_one_with_a_single_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reference runs trials in order without Ray. Kills are tested in `test_ray_searchers.py`."""
+    """The reference runs the trials in order without Ray; `test_ray_searchers.py` tests killed processes."""
     search_space = {**SAMPLED, "scheduler": {"name": "none"}, "search": {**SAMPLED["search"], "in_flight": 2}}
     alone, together = tmp_path / "alone", tmp_path / "together"
     for folder in (alone, together):

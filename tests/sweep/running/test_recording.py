@@ -1,4 +1,4 @@
-"""The records of the driver after a worker is lost. No Ray is started."""
+"""The files that the driver writes after a worker is lost. No Ray is started."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ def test_a_trial_that_loses_its_worker_too_often_has_failed(recording: Recording
 
 
 def test_a_lost_worker_whose_trial_has_no_plan_does_not_break_rays_loop(recording: Recording) -> None:
-    """The plan is missing if the disk was full. Only the message about the trial would need it."""
+    """The plan is missing if the disk was full; only the message about the lost worker needs the plan."""
     recording.sweep.trial("k").folder.joinpath("trial.json").unlink()
     recording._lost["k"] = LOST_WORKERS
     assert lose(recording).outcome == "failed"

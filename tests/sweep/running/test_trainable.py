@@ -1,4 +1,4 @@
-"""The report of a trial that cannot begin, in this process. No Ray is started."""
+"""The result that a trial reports if it cannot begin. No Ray is started."""
 
 import sys
 from pathlib import Path

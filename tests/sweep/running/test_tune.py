@@ -1,4 +1,4 @@
-"""`tune` called from Python, from the YAML file to the report, with trials that run in this process."""
+"""The Python function `tune`, from the YAML file to the report, with trials that run in this process."""
 
 import contextlib
 from collections.abc import Sequence
@@ -23,7 +23,10 @@ from tests.sweep.helpers import GRID, SMALL, assert_mlflow_equals_store, newest,
 
 @pytest.fixture
 def in_process(tmp_path: Path, new_store: NewStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Run each trial in this process, the first one only on the first call; return the keys that were run."""
+    """Run trials in this process instead of Ray, and return the list of their keys.
+
+    The first session ends after one trial, as if it were interrupted.
+    """
     ran: list[str] = []
 
     def fit(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan]) -> None:

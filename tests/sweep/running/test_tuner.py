@@ -1,4 +1,4 @@
-"""Checks before and records after Ray, without starting it."""
+"""The checks before Ray starts, and the records after Ray ends. No Ray is started."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from tests.sweep.helpers import GRID, ROUNDS, write_space
 
 
 def test_only_trials_with_all_rounds_are_marked_as_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session that ends between the last round and the outcome of a trial loses nothing."""
+    """A trial with all rounds counts as finished even if the session ended before the outcome was written."""
     monkeypatch.chdir(tmp_path)
     write_space(tmp_path, "tiny", GRID)
     sweep = SweepStore(tmp_path / "sweep")

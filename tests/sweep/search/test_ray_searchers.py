@@ -1,4 +1,4 @@
-"""Samples from Optuna, which depend on recorded results only, and not on workers or restarts."""
+"""The samples that Optuna proposes, which depend only on recorded results and not on workers or restarts."""
 
 import json
 import shutil
@@ -57,7 +57,7 @@ def value_of(arm: dict[str, Any]) -> float:
 
 
 def fate_of(arm: dict[str, Any]) -> tuple[str, int]:
-    """Return a trial's simulated outcome and its last round, both determined by the arm."""
+    """Return the simulated outcome and the last round of a trial, which depend only on its arm."""
     digit = round(1e6 * arm["optimizer.lr"]) % 10
     return ("failed", 0) if digit == 0 else ("pruned", 1) if digit < 4 else ("finished", ROUNDS)
 
@@ -65,7 +65,7 @@ def fate_of(arm: dict[str, Any]) -> tuple[str, int]:
 def end(
     folder: Path, suggestion: dict[str, Any], value: Value = value_of, fate: tuple[str, int] = ("finished", ROUNDS)
 ) -> None:
-    """Write the files that a trial and the driver leave on disk."""
+    """Write the files that a trial and the driver have written when the trial has ended."""
     outcome, rounds = fate
     trial = SweepStore(folder).trial(suggestion["trial"])
     sent = {"bytes/up": 1e6 * suggestion["optimizer.lr"], "bytes/down": 0.0}
@@ -80,7 +80,7 @@ def end(
 def play(
     folder: Path, plan: Plan, value: Value = value_of, fate: Callable[[dict[str, Any]], tuple[str, int]] = fate_of
 ) -> list[dict[str, Any]]:
-    """Run all samples of a search one after the other and return them."""
+    """Return all samples of a search, which are run one after the other with simulated values and outcomes."""
     search, arms = search_in(folder, plan), []
     while (suggestion := search.suggest(f"t{len(arms)}")) != Searcher.FINISHED:
         assert isinstance(suggestion, dict)
@@ -109,19 +109,19 @@ def test_proposals_do_not_depend_on_workers_or_restarts(
     )
     @given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=9, max_size=9))
     def check(workers: int, ends: list[tuple[int, bool]]) -> None:
-        """At each step, start trials on all idle workers, end one trial, and possibly restart the driver."""
+        """Start trials on all idle workers, end one trial and possibly restart the driver, for each of `ends`."""
         folder = tmp_path / "any"
         shutil.rmtree(folder, ignore_errors=True)
         search, running, names = search_in(folder, plan), dict[str, Any](), iter(range(10**6))
         for which, killed in ends:
             while len(running) < workers and isinstance(got := search.suggest(name := f"t{next(names)}"), dict):
                 running[name] = got
-            assert running, "nothing runs and nothing is proposed"
+            assert running, "no trial is running and none is proposed"
             name = list(running)[which % len(running)]
             one = running.pop(name)
             end(folder, one, fate=fate(one))
             search.on_trial_complete(name, {})
-            if killed:  # the other running trials are handed out again
+            if killed:  # the new driver proposes the other running trials again
                 search, running = search_in(folder, plan), {}
         assert search.suggest("one more") == Searcher.FINISHED
         assert [trial.plan.arm for trial in SweepStore(folder).trials()] == [arm_of(one) for one in expected]
@@ -137,7 +137,7 @@ def arm_of(suggestion: dict[str, Any]) -> dict[str, Any]:
 def test_a_sample_is_proposed_from_the_results_of_all_but_those_in_flight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    """With three samples in flight, sample 12 depends on the results of samples 0 to 9, but not of 10 and 11."""
+    """If three samples may be in flight, sample 12 depends on the results of samples 0 to 9 but not of 10 and 11."""
     monkeypatch.chdir(tmp_path)
     sampled = read(tmp_path, **changes)
     proposals = Proposals(sampled.space, sampled.tentative)
@@ -157,11 +157,11 @@ def test_a_sample_is_proposed_from_the_results_of_all_but_those_in_flight(
     assert proposals.needed(12) == range(10)
     found = [proposed(best) for best in range(10)]
     assert len({json.dumps(one) for one in found}) >= 6
-    arms[11] = found[9]  # a running sample is known to the estimator, which then proposes another one
+    arms[11] = found[9]  # the estimator avoids samples that are still running
     assert proposed(9) != found[9]
 
 
-def test_at_most_in_flight_samples_run_at_once(tmp_path: Path, plan: Plan) -> None:
+def test_at_most_in_flight_samples_run_in_parallel(tmp_path: Path, plan: Plan) -> None:
     search = search_in(tmp_path / "a", plan)
     out: list[Any] = [search.suggest(f"t{number}") for number in range(5)]
     assert [one is None for one in out] == [False, False, False, True, True]
@@ -195,7 +195,7 @@ def test_a_search_continues_after_failures(tmp_path: Path, plan: Plan) -> None:
     assert len({one["optimizer.lr"] for one in arms}) == SEARCH["samples"]
 
 
-def test_a_lost_trial_is_handed_out_again(tmp_path: Path, plan: Plan) -> None:
+def test_a_lost_trial_is_proposed_again(tmp_path: Path, plan: Plan) -> None:
     search = search_in(tmp_path / "a", plan)
     first = search.suggest("t0")
     assert search.suggest("t1") != first
@@ -224,7 +224,7 @@ def test_a_trial_without_a_finite_objective_counts_as_failed(tmp_path: Path, pla
 
 
 def test_a_second_objective_steers_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the second objective, which grows with the learning rate, distinguishes the samples here."""
+    """All samples have the same first objective, and the second objective grows with the learning rate."""
     monkeypatch.chdir(tmp_path)
     means = {}
     for mode in ("min", "max"):
@@ -275,12 +275,12 @@ def test_first_points_outside_the_axes_are_rejected(
 
 
 def test_a_first_point_with_an_invalid_run_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each value is within its axis, but the two values are invalid together."""
+    """Each of two values is within its axis, but the two values are invalid together."""
     monkeypatch.chdir(tmp_path)
     space = {"lora.rank": {"integer": [1, 8]}, "method": {"choice": ["fedra", "inclusivefl"]},
              "aggregation.lora": {"choice": ["factors", "product_svd"]}}  # fmt: skip
     first = [{"method": "inclusivefl", "aggregation.lora": "product_svd"}]
-    with pytest.raises(UserError, match=r"`method\.beta` must be 0 with `aggregation\.lora` product_svd"):
+    with pytest.raises(UserError, match=r"`method\.beta` must be 0 if `aggregation\.lora` is product_svd"):
         read(tmp_path, space=space, search={**SEARCH, "first": first})
 
 
@@ -356,7 +356,7 @@ def test_samples_wait_for_the_memory_measurement_and_do_not_change(plan: Plan, t
     assert [arm_of(one) for one in arms] == [arm_of(one) for one in expected]
 
 
-def test_a_planned_search_hands_out_its_list_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planned_search_proposes_its_trials_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_space(tmp_path, "grid", GRID)
     trials = Plan.read("grid", {}, {}).grid()
@@ -364,7 +364,7 @@ def test_a_planned_search_hands_out_its_list_in_order(tmp_path: Path, monkeypatc
     sweep = SweepStore(tmp_path / "sweep")
     search = PlannedSearch(sweep, trials, ROUNDS, announced.append, Packing(0, 1, sweep))
     suggestions: list[Any] = [search.suggest(str(number)) for number in range(5)]
-    assert suggestions[4] is None  # running trials may be lost and handed out again
+    assert suggestions[4] is None  # running trials may be lost and proposed again
     for number in (3, 2, 0, 1):
         if number in (0, 3):  # the workers of the other trials were lost
             sweep.trial(trials[number].key).end(Outcome(outcome="finished", round=ROUNDS))

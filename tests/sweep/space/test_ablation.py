@@ -1,4 +1,4 @@
-"""Component ablations: their arms, the changes of each arm, and the labels."""
+"""The arms of component ablations, the changes of each arm, and its label."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ LEFT_OUT = {
     "lora.dropout": 0.5,
     "optimizer.clip_norm": None,
 }
-"""Components of fedbrick_digits, with values that differ from those of the experiment."""
+"""Hyperparameters of the experiment fedbrick_digits, with other values than those of the experiment."""
 FILE: dict[str, Any] = {
     "experiment": "fedbrick_digits",
     "ablate": {"method.anneal": False, "method.compensate": "off"},

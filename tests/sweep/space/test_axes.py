@@ -1,4 +1,4 @@
-"""Axes: ranges with steps, and whole numbers on a logarithmic scale."""
+"""The axes of a search space that are ranges with steps or whole numbers on a logarithmic scale."""
 
 from fractions import Fraction
 from typing import Any
@@ -18,7 +18,7 @@ LOWS = st.sampled_from(["0", "0.1", "-0.3", "1", "0.005"])
 
 
 def lattice(low: str, step: str, count: int) -> list[float]:
-    """Return the values of a stepped range, computed with exact arithmetic."""
+    """Return the `count` values of a stepped range, computed with exact arithmetic."""
     return [float(Fraction(low) + place * Fraction(step)) for place in range(count + 1)]
 
 
@@ -61,7 +61,7 @@ def test_half_of_the_loginteger_samples_are_below_the_geometric_mean_of_the_boun
     found = drawn(Axis(loginteger=(1, 64)), 400, 0, n_startup_trials=400)
     assert {type(one) for one in found} == {int}
     assert min(found) == 1
-    assert 0.4 < sum(one <= 8 for one in found) / 400 < 0.65  # 8 / 64 of them, if they were uniform
+    assert 0.4 < sum(one <= 8 for one in found) / 400 < 0.65  # a uniform draw would give 8 / 64
     assert max(found) > 50
 
 

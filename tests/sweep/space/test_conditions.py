@@ -1,4 +1,4 @@
-"""Axes with conditions and experimental designs, compared with a reference that tries every combination."""
+"""Axes with conditions, and experimental designs, compared with a reference that tries every combination."""
 
 import itertools
 from typing import Any
@@ -15,7 +15,7 @@ from fedsweep.sweep.space.search_space import SearchSpace
 
 NAMES = ["a", "b", "c", "d", "e"]
 BASE = dict.fromkeys(NAMES, 1)
-"""The values of a run whose axes are inactive. They are values of the axes, so a condition on one may hold."""
+"""The values of inactive axes. They are also values of the axes, so that a condition on an inactive axis may hold."""
 FILE: dict[str, Any] = {"experiment": "fedra_digits", "scheduler": {"name": "none"}}
 
 
@@ -47,7 +47,7 @@ def run(arm: dict[str, Any]) -> dict[str, Any]:
 
 
 def collapsed(found: dict[str, Any], raw: dict[str, int]) -> dict[str, int]:
-    """Return a combination of values without those of inactive axes, by the definition of conditions."""
+    """Return the combination `raw` without the values of inactive axes, by the definition of conditions."""
 
     def there(name: str) -> bool:
         wanted = found[name].get("when", {})
@@ -60,7 +60,7 @@ def collapsed(found: dict[str, Any], raw: dict[str, int]) -> dict[str, int]:
 
 
 def reference(found: dict[str, Any]) -> list[dict[str, int]]:
-    """Return every combination without inactive values, in the order of first appearance."""
+    """Return every combination of the axes `found` without inactive values, in the order of first appearance."""
     raw = itertools.product(*(axis["values"] for axis in found.values()))
     arms = [collapsed(found, dict(zip(found, values, strict=True))) for values in raw]
     seen: dict[str, dict[str, int]] = {}
@@ -144,7 +144,7 @@ def test_probes_contain_the_ends_of_ranges_and_the_values_in_conditions():
 @settings(max_examples=20)
 @given(axes(), st.randoms())
 def test_one_factor_has_the_baseline_and_each_single_change(found, rng):
-    """The axes have no conditions here."""
+    """All axes in this test are unconditional."""
     bare = {name: {"values": axis["values"]} for name, axis in found.items()}
     baseline = {name: rng.choice(axis["values"]) for name, axis in bare.items()}
     arms = space(bare, design="one_factor", baseline=baseline).arms(run)
@@ -177,7 +177,7 @@ def test_one_factor_with_conditions_has_the_grid_arms_with_a_single_change(found
 
 
 @given(axes(), st.randoms())
-def test_an_arm_is_compared_with_the_arm_that_differs_in_the_baselines_values_only(found, rng):
+def test_an_arm_is_compared_with_the_arm_that_differs_only_in_the_values_of_the_baseline(found, rng):
     arms = space(found).arms(run)
     whole = rng.choice(arms)
     baseline = {name: whole[name] for name in whole if rng.random() < 0.5}

@@ -1,4 +1,4 @@
-"""Hyperparameters that population based training may change: a saved state is the same model under the new value."""
+"""The hyperparameters that population based training may change without changing the model of a saved state."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -52,7 +52,7 @@ CASES: list[tuple[dict[str, Any], dict[str, float]]] = [
 
 
 def changes_of(around: dict[str, Any], clip: Path) -> dict[str, Any]:
-    changes = {"federation.rounds": 3, "local.steps": 3, **around}  # with one step there is no momentum
+    changes = {"federation.rounds": 3, "local.steps": 3, **around}  # momentum needs more than one step
     if changes.get("method", {}).get("name") == "fedag":
         changes["method"] = {**changes["method"], "clip": {"name": "clip", "model": str(clip)}}
     if changes.get("method", {}).get("name") == "fedms":
@@ -82,7 +82,7 @@ def test_a_changed_value_keeps_the_metrics_of_the_state_and_changes_later_rounds
         assert evaluated == {one: second.metrics[one] for one in evaluated}
         went = list(federate(other, second))
         assert [(one.round, one.metrics.keys()) for one in went] == [(one.round, one.metrics.keys()) for one in rest]
-        assert not all(map(same, went, rest)), f"{name} changes nothing"
+        assert not all(map(same, went, rest)), f"{name} does not change later rounds"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Named arms: their changes to the experiment, and their labels."""
+"""Named arms, with their changes to the experiment and their labels."""
 
 from pathlib import Path
 from typing import Any

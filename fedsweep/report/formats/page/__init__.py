@@ -25,10 +25,10 @@ PIXELS_PER_POINT = 4 / 3
 
 
 def inline(path: Path, prefix: str) -> str:
-    """Return an SVG file as an HTML element with escaped text; the id of its title is `<prefix>-title`.
+    """Return the content of an SVG file as an HTML element `<svg>`, with escaped text.
 
-    All ids and references get the prefix, since Matplotlib uses the same ids in every file. Without it, a drawing would
-    use shapes of another drawing on the page.
+    All ids and references get the prefix, since Matplotlib uses the same ids in every file. Without the prefix, a
+    drawing would use shapes of another drawing on the page. The id of the drawing's title is `<prefix>-title`.
     """
     root = ElementTree.fromstring(path.read_bytes())  # noqa: S314 - written by this program
     for parent in list(root.iter()):
@@ -63,7 +63,7 @@ DIGITS = 12  # digits shown of a digest
 
 
 class Row(NamedTuple):
-    """An arm and its cells by column."""
+    """An arm, and a dict from column to the text of the arm's cell."""
 
     arm: ArmStatistics
     cells: Mapping[str, str]
@@ -72,7 +72,7 @@ class Row(NamedTuple):
 def html(
     table: AblationTable, figures: Sequence[Figure], trials: Sequence[TrialRecord], question: str | None = None
 ) -> str:
-    """Return the page; the same sweep gives the same bytes.
+    """Return the HTML page of a report; the same sweep gives the same bytes.
 
     Args:
         table: The arms of the sweep.
@@ -110,7 +110,7 @@ def html(
 
 
 def _without_empty(rows: Sequence[Row], among: Set[str]) -> list[Row]:
-    """Drop those columns of `among` that are empty in all rows."""
+    """Return the rows without those columns of `among` that are empty in all rows."""
     empty = {name for name in among if all(row.cells.get(name, NOTHING) == NOTHING for row in rows)}
     return [Row(arm, {name: cell for name, cell in cells.items() if name not in empty}) for arm, cells in rows]
 
@@ -131,7 +131,7 @@ def _trials(table: AblationTable, trials: Sequence[TrialRecord]) -> list[dict[st
 
 
 def _digests(manifest: SweepManifest) -> dict[str, str]:
-    """Shorten digests, and leave other values such as package versions unchanged."""
+    """Return a sweep's digests, each shortened to 12 digits, and other values such as package versions."""
     hexadecimal = set("0123456789abcdef")
     return {
         name: digest[:DIGITS] if len(digest) > DIGITS and set(digest) <= hexadecimal else digest
@@ -140,7 +140,7 @@ def _digests(manifest: SweepManifest) -> dict[str, str]:
 
 
 def question(search_space: Path) -> str | None:
-    """Return the first paragraph of comments in a search space's file, or None if there is none."""
+    """Return the first paragraph of the comments at the start of a search space's file, or None if there is none."""
     if not search_space.exists():
         return None
     lines = (line.strip() for line in search_space.read_text(encoding="utf-8").splitlines())
