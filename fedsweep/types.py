@@ -211,8 +211,8 @@ class ClientUpdate:
 class ServerState:
     """The state of a run between rounds. Methods with more state extend this class.
 
-    `layers` are the blocks with which the server's model is evaluated: all blocks, except in the method `all_small`,
-    which uses fewer. `client_memory` and `server_memory` contain the state of the base optimizer, such as
+    `layers` are the blocks with which the server's model is evaluated. Most methods use all blocks; `all_small` uses
+    fewer. `client_memory` and `server_memory` contain the state of the base optimizer, such as
     FedDyn's gradients.
 
     `gamma_star` is FedRA's Gamma*, the smallest number of clients that held the same active block in any round so far.

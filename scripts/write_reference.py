@@ -105,7 +105,7 @@ def hyperparameters() -> str:
             lines += [*_section(part, record), ""]
     lines += ["# Search spaces", "", "A YAML file in `search_spaces/` has these entries:", ""]
     rows = [_row(name, field) for name, field in SearchSpace.model_fields.items()]
-    about = "An axis is an entry of `space`. It has exactly one of the fields that give its values, from `grid` to "
+    about = "An axis is an entry of `space`. An axis has exactly one of the fields that give its values, from `grid` to "
     about += "`loginteger`. The fields `step` and `when` are optional."
     lines += [*_fields_table(rows), "", "## axes", "", about, ""]
     lines += [*_fields_table([_row(name, field) for name, field in Axis.model_fields.items()]), ""]

@@ -58,7 +58,7 @@ def test_one_command_runs_table_1(tmp_path, monkeypatch):
     paper = [float(rows[method]["reference"]) for method in METHODS]
     assert paper == pytest.approx([0.7717, 0.3230, 0.5597, 0.5500, 0.6390])
     assert all(0 <= float(row["mean"]) <= 1 and row["finished"] == "1" for row in rows.values())
-    assert "Paper: values as printed in FedRA (Su, Li and Xue), Table 1." in " ".join(done.stdout.split())
+    assert "Paper: values as printed in FedRA (Su, Li and Xue), Table 1, DomainNet" in " ".join(done.stdout.split())
     page = (newest(tmp_path, space).folder / "report" / "table.md").read_text()
     assert page.count("*paper*") == 5
     assert all(f"| {domain} |" in page for domain in DOMAINNET)
