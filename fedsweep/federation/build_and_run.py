@@ -72,9 +72,10 @@ def check_digests(config: RunConfig, planned: Mapping[str, str]) -> None:
 
 
 def check_content(config: RunConfig) -> None:
-    """Raise UserError if a run's data or weights cannot be used, or if FEDSWEEP_CACHE_GB is not valid.
+    """Raise UserError if a run's data or weights cannot be used.
 
-    The data must also have enough classes and test images for the run's t-SNE, if one is configured.
+    Also raise UserError if the environment variable FEDSWEEP_CACHE_GB is invalid, or if the data have too few classes
+    or test images for the run's t-SNE.
     """
     data, _ = split(config)
     config.backbone.check_weights(len(data.class_names), data.class_names)
@@ -122,9 +123,10 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
 
 
 def _identity(config: RunConfig) -> str:
-    """Return a string that identifies the frozen part of a run's model in the activation cache.
+    """Return a string that identifies the frozen part of a run's model.
 
-    The string does not contain the class names, which do not affect the features of an image.
+    The activation cache uses the string to tell models apart. The string does not contain the class names, because they
+    do not affect the features of an image.
     """
     content = config.backbone.fingerprint()
     lora = f"{config.lora.model_dump_json()} {config.aggregation.lora}" if config.method.needs.lora else ""
@@ -133,14 +135,15 @@ def _identity(config: RunConfig) -> str:
 
 
 def sources(data: FederatedData, synthetic: Mapping[str, ImageSet] | None = None, digest: str = "") -> dict[int, str]:
-    """Return names that identify the contents of image tensors, keyed by the memory address of each tensor.
+    """Return a name for each image tensor, keyed by the memory address of the tensor.
 
-    The activation cache uses the names to find the outputs of frozen blocks that earlier runs stored.
+    The name identifies the contents of the tensor. The activation cache stores the outputs of frozen blocks under these
+    names, so that later runs can reuse the outputs.
 
     Args:
         data: The images of all domains.
         synthetic: The synthetic images, keyed by domain.
-        digest: The digest of the files of the synthetic images; empty if the images were computed.
+        digest: The digest of the files of the synthetic images; empty if the images were computed instead of read.
     """
     found = {}
     for one in (*data.domains, *data.held_out):
@@ -157,7 +160,10 @@ def sources(data: FederatedData, synthetic: Mapping[str, ImageSet] | None = None
 
 
 def run(config: RunConfig, device: Device = "cpu") -> Iterator[RoundResult]:
-    """Run a configuration and yield the result of each round. Round 0 evaluates the untuned model."""
+    """Execute the run that `config` describes, and yield the result of each round.
+
+    Round 0 evaluates the untuned model.
+    """
     yield from federate(build(config, device))
 
 
@@ -168,18 +174,18 @@ def run_resumably(
     until: int | None = None,
     measure: Callable[[], Mapping[str, float]] = dict,
 ) -> Iterator[RoundRecord]:
-    """Run a configuration and yield the record of each round after writing a checkpoint.
+    """Execute the run that `config` describes, and yield the record of each round after writing a checkpoint.
 
-    If the checkpoint exists, its rounds are yielded first, and the run continues after them. Interrupting a run at any
-    moment does not affect its metrics. The t-SNE files are written before the last checkpoint, so every complete run
-    has them.
+    If the checkpoint exists, the records that it contains are yielded first, and the run continues with the next round.
+    Interrupting a run at any moment does not affect its metrics. If the run draws a t-SNE, the files of the t-SNE are
+    written before the last checkpoint, so no complete run lacks them.
 
     Args:
         config: The configuration of the run.
         checkpoint: The path of the checkpoint file, which need not exist yet.
         device: The device on which the model is trained.
         until: The round after which this call stops; None for the last round of the run.
-        measure: A function that is called after each round and returns measurements of the CPU, memory and GPU use,
+        measure: A function that is called after each round. It returns measurements of the CPU, the memory and the GPU,
             which are added to the record of the round.
     """
     forget_peak()

@@ -1,4 +1,4 @@
-"""The loop over communication rounds. It yields the result of each round before starting the next."""
+"""The loop over communication rounds, which yields the result of each round before the next round starts."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ ROUND_METRICS = [GAMMA, GAMMA_STAR, IDLE, RESIDUAL, NORM]
 
 
 class FederationConfig(Config):
-    """The number of communication rounds and the options that set cohorts, client depths and malicious clients."""
+    """The number of communication rounds, and options for cohorts, client depths and malicious clients."""
 
     rounds: int = Field(100, gt=0, description="number of communication rounds")
     depths: tuple[int, ...] | Literal["dynamic"] = Field(
@@ -80,14 +80,17 @@ class Federation:
     seed: int
 
     def initial_state(self) -> ServerState:
-        """Return the server's state before the first round. Earlier training of `model` does not affect this state."""
+        """Return the server's state before the first round.
+
+        The state does not depend on earlier training of `model`.
+        """
         self.model.load_adapter(self.fresh)
         return self.method.init(self.model, self.clients, self.server)
 
     def cohort(self, round: int) -> list[Client]:
         """Return the clients of a round, sorted by id.
 
-        If `federation.depths` is `dynamic`, the depth of each client is drawn anew.
+        If `federation.depths` is `dynamic`, the depth of each client is drawn anew for the round.
         """
         chosen = self._chosen(round)
         if self.config.depths != "dynamic":
@@ -121,7 +124,10 @@ class Federation:
         return malicious_clients([one.id for one in self.clients], self.config.malicious_share, self.seed)
 
     def evaluate(self, state: ServerState) -> dict[str, float]:
-        """Return the metrics of the global model on all domains and of the clients' models on their own test images."""
+        """Evaluate the global model and the clients' models, and return the metrics.
+
+        The global model is tested on all domains. The model of each client is tested on the client's own test images.
+        """
         of_clients = self._evaluate_clients(state)
         self.model.load_adapter(state.adapter)
         predict = partial(predicted, self.method, state, self.trainer.reader)
@@ -143,10 +149,10 @@ class Federation:
         return client_scores(found, self.malicious())
 
     def placed(self, cohort: Sequence[Client], allocations: Allocations) -> list[Placed]:
-        """Return, for each client of the cohort, the blocks that it holds and its stand-ins.
+        """Return the blocks and the stand-ins of each client of the cohort.
 
-        A stand-in is a module that replaces a block that the client does not hold. The list is empty if
-        `evaluation.metrics` is empty.
+        A stand-in is a module that replaces a block that the client does not hold. If `evaluation.metrics` is empty,
+        the blocks and stand-ins are not needed, and the list is empty.
         """
         if not self.evaluation.metrics:
             return []
@@ -158,13 +164,14 @@ class Federation:
     ) -> dict[str, float]:
         """Return the metrics of client drift, or an empty dict if `drift` is not in `evaluation.metrics`.
 
-        Client drift is the distance between the clients' models after local training, measured on test images of all
-        domains.
+        There are two metrics of client drift. The first is the mean cosine distance between the clients'
+        representations of the same test images. The second is the mean cosine distance between a client's update of the
+        head and the server's update of the head.
 
         Args:
             sent: The server's state before local training.
-            state: The server's state after aggregation.
-            placed: The clients of the cohort, with their blocks.
+            state: The server's state at the end of the round.
+            placed: The clients of the cohort, with their blocks and stand-ins.
             updates: The updates of the cohort.
         """
         if "drift" not in self.evaluation.metrics:
@@ -182,7 +189,7 @@ class Federation:
 
         Args:
             sent: The server's state before local training.
-            placed: The clients of the cohort, with their blocks.
+            placed: The clients of the cohort, with their blocks and stand-ins.
             round: The number of the round.
         """
         if "structural_bias" not in self.evaluation.metrics:

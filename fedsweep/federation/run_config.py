@@ -103,11 +103,18 @@ class RunConfig(Config):
 
     @property
     def trains_on_synthetic(self) -> bool:
-        """True if the server or a client trains on synthetic images. Only then are such images loaded or generated."""
+        """True if the server or a client trains on synthetic images.
+
+        If false, fedsweep neither loads nor generates synthetic images.
+        """
         return self.method.needs.synthetic or self.partition.takes_synthetic
 
     def marks(self) -> dict[str, str]:
-        """Return the provenance tags of the run's results: the source of its synthetic images, if it trains on any."""
+        """Return the provenance tags of the run's results.
+
+        The only tag names the source of the synthetic images. If the run trains on no synthetic images, the dict is
+        empty.
+        """
         return {SYNTHETIC: self.synthetic.name} if self.trains_on_synthetic else {}
 
     def _synthetic_fits(self) -> None:
@@ -208,7 +215,7 @@ class RunConfig(Config):
         return self.partition.clients_of(self.data.training_domains)
 
     def _smallest_cohort(self, capacities: Mapping[ClientId, int]) -> list[int]:
-        """Return the capacities (in blocks) of the clients in the cohort whose total capacity is smallest."""
+        """Return the capacities of the clients, in blocks, for the cohort with the smallest total capacity."""
         size = self.federation.clients_per_round
         if size == "one_per_domain":
             least: dict[str, int] = {}

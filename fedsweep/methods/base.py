@@ -74,8 +74,8 @@ class FederatedMethod(Config, ABC):
         """Raise ValueError if the method cannot run with these settings.
 
         Args:
-            capacities: The number of blocks that fit on each client, for a cohort in which these numbers have the
-                smallest possible sum.
+            capacities: For each client of one cohort, the number of blocks that fit on the client. The cohort is the
+                one for which these numbers have the smallest sum.
             num_layers: The number of blocks of the backbone.
             aggregation: The settings for averaging the clients' updates.
         """
@@ -162,7 +162,7 @@ def state_as(kind: type[OwnState], state: ServerState) -> OwnState:
 
 
 def first_blocks(cohort: Sequence[Client]) -> Allocations:
-    """Allocate to each client i its first L_i blocks, where L_i is the number of blocks that fit on the client.
+    """Allocate the first L_i blocks to each client i, where L_i is the number of blocks that fit on the client.
 
     This is the standard split by depth (FedRA, Section 3.1).
     """

@@ -58,17 +58,20 @@ class Messages(Capability):
     """
 
     def received_names(self, state: ServerState, client: ClientId, row: LayerAllocation) -> list[str]:
-        """Return the names of the tensors that a client with the allocation `row` receives before its training."""
+        """Return the names of the tensors that the server sends to a client with the allocation `row`."""
         return names_within(state.adapter, row.held, row.excluded_prefixes)
 
     def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """Return those of `names` whose tensors a client with the allocation `row` trains and sends back."""
+        """Return the subset of `names` whose tensors are sent back by a client with the allocation `row`.
+
+        By default, a client sends back all tensors of the blocks that it trains.
+        """
         return names_within(names, row.trained, row.excluded_prefixes)
 
     def trained_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """Return those of `names` whose tensors a client with the allocation `row` trains.
+        """Return the subset of `names` whose tensors are trained by a client with the allocation `row`.
 
-        The result includes the names of trained tensors that the client does not send back.
+        The subset includes the names of trained tensors that the client does not send back.
         """
         return self.sent_names(state, names, row)
 
@@ -85,9 +88,10 @@ class StandIns(Capability):
         return False
 
     def stand_ins(self, model: LayeredModel, client: Client) -> Mapping[int, Step]:
-        """Return the small modules (stand-ins) that a client can run in place of blocks, keyed by block number.
+        """Return the client's stand-ins, keyed by the number of the block that each of them can replace.
 
-        A missing block without a stand-in is skipped in the forward pass.
+        A stand-in is a small module that imitates a block. If a block is missing and has no stand-in, the forward pass
+        skips the block.
         """
         return {}
 
@@ -103,8 +107,8 @@ class PersonalModels(Capability):
 class SeparateModels(PersonalModels):
     """A base class for methods whose clients have separate models, which are never averaged into a global model.
 
-    These methods cannot be combined with the base optimizer FedDyn, `evaluation.metrics` or t-SNE, all of which need
-    such an average.
+    These methods cannot be combined with the base optimizer FedDyn, `evaluation.metrics` or t-SNE, all of which need an
+    averaged model.
     """
 
     def sent_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
@@ -133,7 +137,7 @@ class SideInputs(Capability):
     def side_inputs(
         self, state: ServerState, reader: Reader, sets: Mapping[str, ImageSet]
     ) -> dict[str, Mapping[str, Tensor]]:
-        """Return the side inputs of the clients' models for the images of several sets.
+        """Return the side inputs of the clients' models for the images of each set in `sets`.
 
         Side inputs are values that a model uses for an image in addition to its pixels.
 
@@ -157,12 +161,15 @@ class SideInputs(Capability):
 
 
 class Stages(Capability):
-    """A base class for methods with several stages, in which clients hold, train and send different tensors."""
+    """A base class for methods that run in several stages.
+
+    In each stage, clients hold, train or send different tensors.
+    """
 
     def stage_states(self, state: ServerState, rounds: int) -> dict[str, ServerState]:
-        """Return one state for each stage of a run of `rounds` rounds, keyed by the stage's name.
+        """Return a state of the server for each stage of a run of `rounds` rounds, keyed by the name of the stage.
 
-        `fedsweep counts` lists the clients' parameter counts in each of these states.
+        `fedsweep counts` uses these states to list the clients' parameter counts in each stage.
         """
         return {"": state}
 
@@ -227,8 +234,8 @@ def predicted(
     Args:
         method: The method that predicts.
         state: The server's state.
-        reader: The reader of image batches. Its model must already contain the adapter of the client, or the global
-            adapter if `client` is None.
+        reader: The reader of image batches. The caller must have loaded the adapter of the client into the reader's
+            model, or the global adapter if `client` is None.
         images: The image set.
         client: The client whose model predicts, or None for the global model.
         side_inputs: Tensors (n, ...) that the model uses in addition to the pixels, keyed by name. If None, the global

@@ -64,11 +64,11 @@ class DepthFL(FederatedMethod, ExportObstacle):
             )
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Add the heads between blocks to the model.
+        """Add heads between the blocks of the model.
 
-        A head is added after each number of blocks in `heads` that the deepest client reaches. If `own_head` is
-        `by_depth`, a head is also added at each possible depth of a client, except at full depth, where the backbone
-        has its own head.
+        For each number in `heads`, add a head after that many blocks, unless the deepest client has fewer blocks. If
+        `own_head` is `by_depth`, also add a head at each depth that a client can have. At full depth, no head is added,
+        because the backbone has its own head there.
         """
         own = set(depths) - {model.num_layers} if self.own_head == "by_depth" else set()
         model.add_heads({*(head for head in self.heads if head <= max(depths)), *own}, seed)
@@ -76,14 +76,17 @@ class DepthFL(FederatedMethod, ExportObstacle):
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
         """Return the initial state.
 
-        If `own_head` is `by_depth`, the server's model has as many blocks as the deepest client; otherwise, it has all
-        blocks.
+        If `own_head` is `by_depth`, the server's model has as many blocks as the deepest client. Otherwise, the
+        server's model has all blocks.
         """
         blocks = max(server.depths) if self.own_head == "by_depth" else server.num_layers
         return ServerState(adapter=model.adapter(), layers=tuple(range(blocks)))
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Allocate to each client the first blocks that fit on it, the heads between them, and its last head."""
+        """Allocate to each client the first blocks that fit on it, and heads.
+
+        The function `exits_of` determines which heads a client gets.
+        """
         rows = first_blocks(cohort)
         return {
             client: replace(row, excluded_prefixes=self.absent_heads(state, len(row.held), server.num_layers))
@@ -113,7 +116,10 @@ class DepthFL(FederatedMethod, ExportObstacle):
         return torch.stack(model.exits(images, state.layers, depths, last)).mean(0)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Return a description of the additional heads that predict, or None if only the backbone's head does."""
+        """Return a description of the additional heads that predictions use.
+
+        Return None if predictions use only the backbone's head.
+        """
         within, last = self.exits_of(max(depths) if self.own_head == "by_depth" else num_layers, num_layers)
         heads = [head for head in within if head <= max(depths)]
         if last and (self.prediction == "last" or not heads):
@@ -125,8 +131,8 @@ class DepthFL(FederatedMethod, ExportObstacle):
         """Return the positions of the heads of a client with `depth` blocks.
 
         Returns:
-            The numbers of blocks after which the client has an additional head, and whether it also has the backbone's
-            head.
+            A tuple of two values. The first value lists the additional heads: a head at position k follows the first k
+            blocks. The second value is true if the client also has the backbone's head.
         """
         within = tuple(head for head in self.heads if head <= depth)
         if self.own_head == "shared" or depth == num_layers:

@@ -49,8 +49,8 @@ class FedOT(FederatedMethod):
     def emulator(self, layers: Sequence[int]) -> tuple[int, ...]:
         """Return the numbers of the frozen blocks that clients run between the two trained ends.
 
-        The blocks are spread evenly over the middle, from its first to its last block. If only one block is kept, it is
-        the first block of the middle.
+        These blocks are evenly spaced and include the first and the last block between the ends. If clients keep only
+        one block, it is the first block between the ends.
 
         >>> FedOT(bottom=1, top=1, kept=0.5).emulator(range(12)), FedOT(bottom=1, top=1, kept=0.1).emulator(range(12))
         ((1, 3, 5, 8, 10), (1,))

@@ -38,9 +38,9 @@ class FedRA(FederatedMethod):
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError if `missing_layers` is `ensure_cover` but some cohort cannot hold all blocks (Eq. 4).
+        """Raise ValueError if `missing_layers` is `ensure_cover` but a cohort could be too small to hold all blocks.
 
-        A cohort can hold all blocks only if the depths of its clients sum to at least the number of blocks.
+        A cohort can hold all blocks (Eq. 4) only if its clients' depths sum to at least the number of blocks.
         """
         if self.missing_layers == "ensure_cover" and sum(capacities) < num_layers:
             raise ValueError(
@@ -64,7 +64,9 @@ class FedRA(FederatedMethod):
 
 
 def cover(matrix: np.ndarray, rng: np.random.Generator) -> None:
-    """Move true entries within the rows of the allocation matrix at random until every block has a client (Eq. 4).
+    """Swap blocks in the allocation matrix at random until every block is held by at least one client (Eq. 4).
+
+    Each swap moves a true entry within its row, so each client keeps its number of blocks.
 
     Args:
         matrix: The boolean matrix (clients, blocks), which is changed in place. An entry is true if the client holds

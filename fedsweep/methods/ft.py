@@ -1,6 +1,6 @@
-"""The methods FT and LFFT, which fine-tune all blocks or only the upper blocks, without LoRA adapters.
+"""The methods FT, which fine-tunes the whole model, and LFFT, which fine-tunes only the upper part.
 
-Both are baselines in the FedMS paper.
+Neither method uses LoRA adapters. Both are baselines in the FedMS paper.
 """
 
 import math
@@ -88,9 +88,10 @@ class LFFT(FederatedMethod, FrozenBlocks):
         return round(self.frozen * num_layers)
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Make the upper blocks and the layers after the last block (norms, projections and the head) trainable.
+        """Freeze all weights except those of the upper blocks and of the layers after the last block.
 
-        The share of frozen blocks applies to each encoder separately, because CLIP's two encoders can differ in depth.
+        The layers after the last block are norms, projections and the head. The share of frozen blocks, `frozen`,
+        applies to each encoder of CLIP separately, because the two encoders can differ in depth.
         """
         for name, parameter in model.named_parameters():
             if layer_of(name) is None:

@@ -25,9 +25,9 @@ class InclusiveState(ServerState):
     """The server's state, including the last round's mean update for each client depth.
 
     Attributes:
-        steps: A dict from each depth to the mean update of the blocks' tensors over the clients of this depth, before
-            momentum is added. If a depth had no clients in the last round, it has no entry, and smaller clients learn
-            from the next greater depth.
+        steps: A dict from each depth to the last round's update of the blocks' tensors, averaged over the clients of
+            this depth. These updates do not include momentum. A depth without clients in the last round has no entry;
+            smaller clients then learn from the next greater depth.
     """
 
     steps: dict[int, AdapterState] = field(default_factory=dict)
@@ -36,8 +36,9 @@ class InclusiveState(ServerState):
 class InclusiveFL(FederatedMethod):
     """A method in which each client holds the first blocks, and small models learn from larger models.
 
-    The server averages each block over the clients that hold it. Momentum distillation mixes the larger models'
-    previous updates into the last block of smaller models (FedRA, Section 4.1, baseline 3).
+    The server averages each block over the clients that hold it. With momentum distillation, the last block of a
+    smaller model also follows the previous update of a larger model's additional blocks (FedRA, Section 4.1, baseline
+    3).
     """
 
     name: Literal["inclusivefl"] = "inclusivefl"
@@ -65,13 +66,14 @@ class InclusiveFL(FederatedMethod):
         return InclusiveState(adapter=model.adapter(), layers=tuple(range(server.num_layers)))
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Allocate to each client i its first L_i blocks, where L_i is the number of blocks that fit on the client."""
+        """Allocate the first L_i blocks to each client i, where L_i is the number of blocks that fit on the client."""
         return first_blocks(cohort)
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """Mix momentum into the last block of all clients except the largest ones, and then average the updates.
+        """Apply momentum distillation to the clients' updates, and then average the updates.
 
-        Each block is averaged over the clients that hold it.
+        Momentum distillation changes only the update of a client's last block. The updates of the deepest clients stay
+        unchanged. Each block is averaged over the clients that hold it.
         """
         state = state_as(InclusiveState, state)
         distilled = [self._distilled(update, state) for update in updates] if self.beta else updates
@@ -80,10 +82,11 @@ class InclusiveFL(FederatedMethod):
         return replace(state, adapter=mean, steps=steps)
 
     def _distilled(self, update: ClientUpdate, state: InclusiveState) -> ClientUpdate:
-        """Return the update with momentum in the client's last block, whose change d becomes (1 - beta) d + beta m.
+        """Return the client's update after momentum distillation, which changes only the client's last block.
 
-        Here m is the mean change, in the last round, of the blocks that only clients of greater depth hold, up to the
-        next greater depth. The update of the largest clients is returned unchanged.
+        If d is the client's change of this block, the new change is (1 - beta) d + beta m. The momentum m comes from
+        the last round's clients of the next greater depth. It is the mean of their changes of the blocks that this
+        client lacks. If the last round had no deeper clients, the update is returned unchanged.
         """
         depth = len(update.allocation.held)
         larger = min((other for other in state.steps if other > depth), default=None)
@@ -99,7 +102,7 @@ class InclusiveFL(FederatedMethod):
 
 
 def class_steps(before: AdapterState, updates: Sequence[ClientUpdate], server: Server) -> dict[int, AdapterState]:
-    """Return the mean update of the blocks' tensors, separately for the clients of each depth.
+    """Return the mean update of the blocks' tensors for each group of clients with the same depth.
 
     Args:
         before: The tensors before the round.
@@ -107,7 +110,8 @@ def class_steps(before: AdapterState, updates: Sequence[ClientUpdate], server: S
         server: The server, whose aggregation settings define the weights of the clients.
 
     Returns:
-        A dict from each depth to the tensors' mean differences from `before`, keyed by tensor name.
+        A dict from each depth to a dict of mean updates, keyed by tensor name. A mean update is the mean of the
+        clients' tensors minus the tensor in `before`.
     """
     classes: dict[int, list[ClientUpdate]] = {}
     for update in updates:

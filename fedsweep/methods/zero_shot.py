@@ -1,4 +1,7 @@
-"""Zero-shot CLIP, without any training (Radford et al., Learning Transferable Visual Models, 2021)."""
+"""Zero-shot CLIP, without any training.
+
+Radford et al. Learning Transferable Visual Models From Natural Language Supervision, 2021.
+"""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -22,7 +25,10 @@ class ZeroShot(FrozenEncoders):
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Measure CLIP's loss on the clients' training images, and return it in updates without tensors."""
+        """Measure CLIP's loss on the training images of each client, and return one update per client.
+
+        An update contains the loss, but no tensors.
+        """
         trainer.model.load_adapter(state.adapter)
         updates = []
         for client in cohort:

@@ -41,9 +41,11 @@ class AdaptersConfig(Config):
 class DomainAdapters(nn.Module):
     """CLIP with an adapter A_n for each domain n and with attention over the adapters (FedAG, Eqs. 3 to 5 and 8).
 
-    The logits of adapter n are phi_n = <A_n(I) * I, T>, where I are CLIP's features of the images, and T its features
-    of the classes' prompts. The attention gives each adapter a weight beta_n and combines the logits: eta = sum_n
-    beta_n phi_n. CLIP is frozen. Callers pass the image features I, and this class stores the text features T.
+    The logits of adapter n are phi_n = <A_n(I) * I, T>. I are the features that CLIP computes for the images, and T are
+    the features that CLIP computes for the prompts of the classes. The attention computes a weight beta_n for each
+    adapter and combines the logits: eta = sum_n beta_n phi_n.
+
+    CLIP is frozen. Callers pass the image features I, and this class stores the text features T.
     """
 
     text: Tensor

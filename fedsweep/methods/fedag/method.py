@@ -50,7 +50,7 @@ class FedAGState(ServerState):
     Attributes:
         domains: A dict from each client to its domain.
         copies: A dict from each domain n to W^_n, the server's copy of the client model for this domain.
-        own: A dict from each client to its model W_n after its latest training.
+        own: A dict from each client that has trained to its latest model W_n.
         quality: A dict from each domain n to the quality scores alpha_n (images,) of its synthetic images.
         warm: Whether the warm-up, which trains only the adapters, has been completed.
     """
@@ -198,7 +198,8 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def end_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedAGState:
         """Train the adapters, the attention and the server's copies of the clients' models together (Eq. 10).
 
-        The training uses the synthetic images of every domain from which at least one client has taken part so far.
+        The training uses the synthetic images of each domain for which the server has a copy, that is, of each domain
+        from which at least one client has already trained.
         """
         state, model = of(state), trainer.model
         present, scores = sorted(state.copies), state.quality
@@ -213,7 +214,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def sent_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
         """Return the model that the server sends to a client: W^_n for the client's domain n.
 
-        Until a client of the domain has trained, this is the initial model W^0.
+        Before any client of domain n has trained, the server sends the initial model W^0.
         """
         return state.adapter | of(state).copies.get(of(state).domains[client], {})
 
@@ -246,17 +247,24 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return adapters.attended(logits)[0] if self.cross_domain else logits.mean(0)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Return a description of the server's adapters, which cannot be exported, or None for a client's model."""
+        """Return a description of the server's adapters, which cannot be exported.
+
+        Return None if `of_client` is true, because a client's model has no such adapters.
+        """
         return None if of_client else "an adapter for each domain and an attention over them, after the server's CLIP"
 
     def metric_names(self, clients: Iterable[ClientId]) -> list[str]:
-        """Return the names of the two quality metrics, or an empty list if `quality` is false."""
+        """Return the names of the metrics for the mean and the spread of the quality scores.
+
+        The list is empty if `quality` is false.
+        """
         return [QUALITY, SPREAD] if self.quality else []
 
     def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
         """Return the mean and the standard deviation of the quality scores of the synthetic images.
 
-        Both are computed separately for each client of the round, and then averaged over these clients.
+        Each client of the round has its own mean and standard deviation. The returned values are the averages over
+        these clients.
         """
         return {name: sum(one.metrics[name] for one in updates) / len(updates) for name in self.metric_names(())}
 
@@ -274,9 +282,10 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def _lesson(
         self, purpose: str, domain: str, server: Server, trainer: CohortTrainer, scores: Tensor | None = None
     ) -> Lesson:
-        """Return the server's training data for one domain; without `scores`, all images have the same weight.
+        """Return the server's training data for one domain.
 
-        `purpose` is the name of the random stream that draws the order of the images.
+        The images are weighted by `scores`, or equally if `scores` is None. `purpose` names the random stream that
+        draws the order of the images.
         """
         images = synthetic_of(domain, server.synthetic)
         weights = torch.ones(len(images)) if scores is None else normalised(scores)

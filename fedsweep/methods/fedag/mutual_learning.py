@@ -115,12 +115,12 @@ def warm_up(config: ServerConfig, adapters: DomainAdapters, lessons: Sequence[Le
 class MutualLearning:
     """The server's training in one round, which minimises the loss of Eq. 10.
 
-    The adapters of the server and the copies of the clients' models are trained in place. Each copy is loaded into
-    `model` to compute its loss, so the tensors of `model` are arbitrary after the training.
+    The training changes the server's adapters and the copies of the clients' models in place. To compute the loss of a
+    copy, it loads the copy into `model`. After the training, `model` therefore contains one of the copies.
 
     Attributes:
-        config: The number of epochs, the batch size, the learning rate and the kind of update.
-        cross: Whether the loss includes the terms that train the adapters across domains.
+        config: The settings of the training, such as the number of epochs.
+        cross: Whether the loss includes the cross-domain terms, which train all adapters and the attention over them.
         strength: The weight lambda of the regulariser R.
         delta: The margin of the regulariser R.
         model: The clients' model, with the server's adapters as the module `server`.
@@ -171,8 +171,8 @@ class MutualLearning:
     def in_domain_step(self, number: int, rows: Tensor) -> None:
         """Train the adapter and the model copy of one domain on a batch of the domain's synthetic images.
 
-        The loss is the in-domain part of Eq. 10: the divergence between adapter and copy plus the adapter's
-        cross-entropy.
+        The loss is the in-domain part of Eq. 10: the divergence between the adapter and the copy, plus the
+        cross-entropy of the adapter.
 
         Args:
             number: The index of the domain's lesson.
@@ -184,7 +184,9 @@ class MutualLearning:
         self.of_copies[number].step(gradients[len(own) :])
 
     def cross_domain_step(self, batches: Sequence[Tensor]) -> None:
-        """Train all adapters and the attention over them with the cross-domain part of Eq. 10.
+        """Train all adapters and the attention over the adapters on one batch of each domain.
+
+        The loss is the cross-domain part of Eq. 10.
 
         Args:
             batches: For each lesson, the indices of a batch of its images; a batch may be empty.
@@ -193,7 +195,9 @@ class MutualLearning:
         self.of_shared.step(torch.autograd.grad(torch.stack(losses).sum() / len(self.lessons), self.shared))
 
     def joint_step(self, batches: Sequence[Tensor]) -> None:
-        """Train all adapters, the attention over them and all model copies with the loss of Eq. 10.
+        """Train all adapters, the attention over the adapters, and all model copies on one batch of each domain.
+
+        The loss is that of Eq. 10.
 
         Args:
             batches: For each lesson, the indices of a batch of its images; a batch may be empty.

@@ -73,7 +73,7 @@ class InPlace:
 class Blend:
     """A step of a forward pass that runs a block in parallel with its BRICK and mixes the two outputs.
 
-    Each forward pass needs a new object, which stores the distance between the two outputs in `gap`.
+    The forward pass stores the distance between the two outputs in `gap`, so each forward pass needs a new object.
     """
 
     layer: int
@@ -94,9 +94,10 @@ class Blend:
 
 
 def add_bricks(model: LayeredModel, sets: Iterable[str], rank: int, gate: Gate, seed: int) -> None:
-    """Add trainable BRICKs to the model: one for each block and each name in `sets`, as `bricks.<set>.<block>`.
+    """Add trainable BRICKs to the model: for each name in `sets`, one BRICK for each block.
 
-    The matrices A1 and A2 of a BRICK get Kaiming-uniform values that depend on `seed`, and B1 and B2 are zero.
+    The BRICK for block 7 in the set `x` is the module `bricks.x.7`. The matrices A1 and A2 of a BRICK get
+    Kaiming-uniform values that depend on `seed`, and B1 and B2 are zero.
     """
     width = cast(int, model.backbone.num_features)
     for name in sorted(sets):

@@ -91,7 +91,11 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return Needs(head=True, proxy=self.brick and self.server_epochs > 0)
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError if the depth method `over` cannot run, or if it is DepthFL and `compensate` is false."""
+        """Raise ValueError if the depth method `over` cannot run with these settings.
+
+        DepthFL with BRICKs cannot run if `compensate` is false, because its heads need BRICKs in place of missing
+        blocks.
+        """
         try:
             self.over.check(capacities, num_layers, aggregation)
         except ValueError as error:
@@ -105,7 +109,8 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """Add the modules of the depth method `over` and, if `brick` is true, the BRICKs of all domains.
 
-        With BRICKs, every client can run a model of full depth, so the depth method prepares only for this depth.
+        With BRICKs, every client can run a model of full depth. The depth method then adds only the modules that a
+        client of full depth needs.
         """
         self.over.prepare(model, {model.num_layers} if self.brick else depths, domains, seed)
         if self.brick:
@@ -138,10 +143,10 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return replace(state, adapter=adapter)
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Return the allocations of the depth method `over`, extended by BRICKs.
+        """Return the allocations of the depth method `over`; if `brick` is true, they include BRICKs.
 
-        A client gets the BRICKs of its own domain. With DepthFL, it also gets all heads, because BRICKs complete its
-        model.
+        A client gets the BRICKs of its own domain. If `over` is DepthFL, the client also gets all heads: BRICKs replace
+        its missing blocks, so its model has full depth.
         """
         rows = self.over.allocate(state, cohort, server, rng)
         if not self.brick:
@@ -159,14 +164,14 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         }
 
     def objective(self, round: int, rounds: int) -> Objective:
-        """Return the loss of the depth method `over`, to which the training stages add their own terms."""
+        """Return the loss of the depth method `over`. Stages I and II of the training add terms to this loss."""
         return self.over.objective(round, rounds)
 
     def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """Return those of `names` whose tensors a client with the allocation `row` trains and sends back.
+        """Return the subset of `names` whose tensors are sent back by a client with the allocation `row`.
 
-        These are the names that the depth method `over` would return, except those of BRICKs that no stage trains.
-        Stage I trains the BRICKs of missing blocks, and stage II those of the client's own blocks.
+        This is the subset that the depth method `over` returns, without the tensors of BRICKs that no stage trains.
+        Stage I trains the BRICKs of missing blocks, and stage II trains the BRICKs of the client's own blocks.
         """
 
         def trained(name: str) -> bool:
@@ -208,7 +213,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return [replace(one, adapter=one.adapter | other.adapter) for one, other in zip(updates, second, strict=True)]
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """Average the updates as the depth method `over` does.
+        """Average the updates in the same way as the depth method `over`.
 
         Each BRICK is averaged over the clients that trained it.
         """
@@ -217,9 +222,9 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def predict(
         self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
-        """Return the logits of the depth method `over`.
+        """Return the logits that the depth method `over` computes with the global model.
 
-        BRICKs are not needed, because the global model has all blocks.
+        The global model has all blocks, so it needs no BRICKs.
         """
         return self.over.predict(state, model, images, personal, domain)
 
@@ -234,11 +239,11 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def _stage_one(
         self, state: ServerState, client: Client, row: LayerAllocation, trainer: CohortTrainer, live: AdapterState
     ) -> LocalTask:
-        """Return the task of stage I, in which the client runs its own blocks and BRICKs for the missing blocks.
+        """Return the task of stage I, in which the client runs its own blocks, and BRICKs in place of missing blocks.
 
         The loss is L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2 (Eq. 21). Here w are
         the LoRA adapters, theta are the BRICKs, and w^t and theta^t are their values on the server. If `compensate` is
-        false, missing blocks are skipped and the loss is L_task. `live` contains the tensors of the model itself, which
+        false, missing blocks are skipped and the loss is L_task. `live` maps names to the tensors of the model, which
         change during the training.
         """
         within = names_within(state.adapter, range(trainer.model.num_layers), row.excluded_prefixes)
@@ -263,10 +268,11 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return LocalTask(client, start, row, objective, lambda _: whole, names)
 
     def _stage_two(self, task: LocalTask, update: ClientUpdate, trainer: CohortTrainer) -> LocalTask:
-        """Return the task of stage II, in which each block f that the client holds runs in parallel with its BRICK E.
+        """Return the task of stage II, in which each block that the client holds runs in parallel with its BRICK.
 
-        The loss is L_task plus lambda_d times the mean of ||E(x) - f(x)||^2 over these blocks (Eq. 24). `task` and
-        `update` are the task and the result of stage I.
+        For a block f with the BRICK E, let the gap be the mean of (E(x) - f(x))^2 over all elements. The loss is L_task
+        plus lambda_d times the mean gap of the client's blocks (Eq. 24). `task` is the task of stage I, and `update` is
+        its result.
         """
         held, base = task.allocation.held, self.objective(trainer.round, trainer.rounds)
         in_place = self._in_place(trainer.model, task.client)

@@ -96,7 +96,7 @@ class Gate(nn.Module):
 
 
 def _normed(norm: nn.BatchNorm1d, x: Tensor) -> Tensor:
-    """Apply batch norm, with the running statistics if the batch has only one image and thus no variance."""
+    """Apply batch norm. A batch of one image has no variance, so it is normalised by the running statistics."""
     own = norm.training and len(x) > 1
     mean, var, momentum = norm.running_mean, norm.running_var, norm.momentum
     return F.batch_norm(x, mean, var, norm.weight, norm.bias, own, momentum or 0.0, norm.eps)
@@ -147,7 +147,7 @@ def check_gate(config: TrunkConfig, hidden: int | None, size: int, _fingerprint:
 
 
 def mixing(model: LayeredModel, images: Batch) -> Tensor:
-    """Return the weights lambda (batch,) of the global expert that the model's gate computes for a batch of images."""
+    """Run the model's gate on a batch of images, and return the weights lambda (batch,) of the global expert."""
     gate = cast(Gate, model.gate)
     found: Tensor = gate(images.side_inputs["trunk"] if "trunk" in images.side_inputs else gate.features(images.images))
     return found

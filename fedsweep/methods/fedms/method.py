@@ -42,8 +42,9 @@ class FedMS(
 ):
     """A method that trains a global expert in stage one, and a gate and each client's local expert in stage two.
 
-    All experts are CLIP models with LoRA adapters. Clients send these adapters in stage one, and only the gate in stage
-    two. All clients run all blocks, and the hyperparameter `federation.depths` is ignored.
+    All experts are CLIP models with LoRA adapters. In stage one, clients send the LoRA adapters of the global expert.
+    In stage two, they send only the gate. All clients run all blocks, and the hyperparameter `federation.depths` is
+    ignored.
     """
 
     name: Literal["fedms"] = "fedms"
@@ -94,9 +95,10 @@ class FedMS(
         return FedMSState(adapter=model.adapter(), layers=layers, active=active)
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedMSState:
-        """Return the state for this round; after `global_rounds` rounds, it is a state of stage two.
+        """Return `state`, switched to stage two if `global_rounds` rounds of stage one have been completed.
 
-        The switch to stage two clears the base optimizer's memory, because this memory concerns only the global expert.
+        The switch clears the memory of the base optimizer, such as FedDyn's gradients. This memory concerns only the
+        global expert.
         """
         if trainer.round <= self.global_rounds or of(state).stage == 2:
             return of(state)
@@ -115,22 +117,22 @@ class FedMS(
         return self.stage(1 if round <= self.global_rounds else 2).objective
 
     def received_names(self, state: ServerState, client: ClientId, row: LayerAllocation) -> list[str]:
-        """Return the names of the tensors that a client with the allocation `row` receives before its training.
+        """Return the names of the tensors that the server sends to a client with the allocation `row`.
 
-        These are the global expert's tensors in stage one, and the gate's tensors in stage two. In stage two, a client
-        without a local expert also receives the global expert.
+        In stage one, the server sends the global expert's tensors. In stage two, it sends the gate's tensors. A client
+        without a local expert also receives the global expert in stage two.
         """
         return self.stage(of(state).stage).received_names(of(state), client, row)
 
     def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """Return those of `names` whose tensors a client with the allocation `row` sends back.
+        """Return the subset of `names` whose tensors are sent back by a client with the allocation `row`.
 
-        These are the names of all LoRA adapters in stage one, and of the gate's tensors in stage two.
+        In stage one, the client sends back all LoRA adapters. In stage two, it sends back only the gate.
         """
         return self.stage(of(state).stage).sent_names(self.trained_names(state, names, row))
 
     def trained_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """Return those of `names` whose tensors a client with the allocation `row` trains.
+        """Return the subset of `names` whose tensors are trained by a client with the allocation `row`.
 
         In stage one, the client trains all LoRA adapters. In stage two, it trains the gate and the LoRA adapters of the
         active blocks.
@@ -140,7 +142,11 @@ class FedMS(
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Train the global expert in stage one, or the clients' local experts and gates in stage two."""
+        """Train the clients and return their updates.
+
+        In stage one, the clients train the global expert. In stage two, each client trains its local expert and its
+        gate.
+        """
         return self.stage(of(state).stage).local_updates(of(state), cohort, allocations, trainer)
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> FedMSState:
@@ -173,8 +179,8 @@ class FedMS(
     def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
         """Return the number of frozen blocks in a client's model, or in the global model if `client` is None.
 
-        In stage one, no blocks are frozen. In stage two, all blocks of the global model are frozen, and so are all
-        blocks below the active blocks of a client's model.
+        In stage one, no blocks are frozen. In stage two, all blocks of the global model are frozen, and in a client's
+        model, all blocks below the active blocks are frozen.
         """
         return self.stage(of(state).stage).num_frozen_blocks(of(state), client)
 
@@ -202,7 +208,7 @@ class FedMS(
     ) -> Tensor:
         """Return the logits of the global expert or of a client's mixture of experts.
 
-        The mixture predicts in stage two if `personal` is true. In all other cases, the global expert predicts.
+        The mixture is used in stage two if `personal` is true. In all other cases, the global expert is used.
         """
         stage = self.stage(of(state).stage if personal else 1)
         return stage.predict(of(state), model, images)
@@ -222,7 +228,7 @@ class FedMS(
     def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
         """Return each client's number of active blocks, the mean of these numbers, and the gate's metrics.
 
-        For clients outside the cohort, the numbers apply to their next training.
+        For a client outside the cohort, the number is how many blocks it will train the next time.
         """
         stage = self.stage(of(state).stage)
         each = {f"{ACTIVE}/{one}": float(count) for one, count in sorted(stage.active(of(state), updates).items())}

@@ -1,4 +1,4 @@
-"""The two stages of FedMS, as classes with the same functions.
+"""The two stages of FedMS, implemented by two classes with the same functions.
 
 `GlobalStage` trains the global expert with FedAvg. `LocalStage` then trains the local experts and the gate.
 """
@@ -62,7 +62,8 @@ class FedMSState(ServerState):
 
     Attributes:
         stage: The number of the current stage, 1 or 2.
-        experts: A dict from each client to the tensors in which its local expert differs from the global expert.
+        experts: A dict from each client to the trained tensors of its local expert. The local expert shares all other
+            tensors with the global expert.
         queues: A dict from each client to its latest accuracies on its validation images, oldest first.
         active: A dict from each client to the number of active (trained) blocks of its local expert.
     """
@@ -88,7 +89,7 @@ class GlobalStage:
         return LayerAllocation(state.layers, state.layers, excluded_prefixes=(GATE,))
 
     def received_names(self, state: FedMSState, client: ClientId, row: LayerAllocation) -> list[str]:
-        """Return the names of the global expert's tensors, all of which a client receives before its training."""
+        """Return the names of the global expert's tensors, all of which the server sends to the client."""
         return names_within(state.adapter, row.held, row.excluded_prefixes)
 
     def sent_names(self, names: Sequence[str]) -> list[str]:
@@ -148,7 +149,7 @@ class LocalStage:
         return LayerAllocation(state.layers, state.layers[self.num_frozen_blocks(state, client) :])
 
     def received_names(self, state: FedMSState, client: ClientId, row: LayerAllocation) -> list[str]:
-        """Return the names of the tensors that a client with the allocation `row` receives before its training.
+        """Return the names of the tensors that the server sends to a client with the allocation `row`.
 
         These are the gate's tensors and, if the client has no local expert yet, the global expert's tensors.
         """
@@ -254,15 +255,15 @@ class LocalStage:
     def active(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> Mapping[ClientId, int]:
         """Return each client's number of active blocks, that is, trained blocks.
 
-        For clients in the cohort, the numbers apply to this round; for all other clients, they apply to their next
-        training.
+        For a client of the cohort, this is the number of blocks that it trained in this round. For any other client, it
+        is the number of blocks that the client will train the next time.
         """
         return state.active | {update.client: len(update.allocation.trained) for update in updates}
 
     def gate_metrics(self, updates: Sequence[ClientUpdate]) -> dict[str, float]:
         """Return the mean and the standard deviation of the weight lambda of the global expert.
 
-        Both are computed separately on each client's validation images, and then averaged over the clients of the
-        round.
+        Each client of the round measures its own mean and standard deviation on its validation images. The returned
+        values are the averages over these clients.
         """
         return {name: sum(update.metrics[name] for update in updates) / len(updates) for name in (MIX, SPREAD)}
