@@ -64,7 +64,7 @@ class Messages(Capability):
     def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
         """Return the subset of `names` whose tensors are sent back by a client with the allocation `row`.
 
-        By default, a client sends back all tensors of the blocks that it trains.
+        By default, a client sends back every tensor that it trains.
         """
         return names_within(names, row.trained, row.excluded_prefixes)
 

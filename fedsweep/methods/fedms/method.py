@@ -228,7 +228,7 @@ class FedMS(
     def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
         """Return each client's number of active blocks, the mean of these numbers, and the gate's metrics.
 
-        For a client outside the cohort, the number is how many blocks it will train the next time.
+        For a client outside the cohort, the number is the number of blocks that it will train the next time.
         """
         stage = self.stage(of(state).stage)
         each = {f"{ACTIVE}/{one}": float(count) for one, count in sorted(stage.active(of(state), updates).items())}
