@@ -75,10 +75,11 @@ def _domain(name: str, items: Sequence[Item], class_names: Sequence[str], test_f
 
 
 def _draw(name: str, items: Sequence[Item], class_names: Sequence[str], test_fraction: float) -> dict[str, Split]:
-    """Draw a split at random for each image without one, and return the splits, keyed by image path.
+    """Divide the images without a split at random, and return the split of each of these images, keyed by path.
 
-    The share `test_fraction` of each class becomes test images. A class with two or more images has at least one image
-    in each split; a single image is used for training. The draw does not depend on the seed of a run.
+    In each class, the fraction `test_fraction` of these images is used for testing. If a class has two or more of these
+    images, at least one is used for training and at least one for testing. A single image is used for training. The
+    result does not depend on the seed of a run.
     """
     by_label: dict[int, list[str]] = defaultdict(list)
     for item in items:
@@ -99,7 +100,7 @@ NAME = re.compile(r"\w[\w.+-]{0,99}", re.ASCII)
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `fedsweep data prepare` that determine the result, except `--root`."""
+    """The options of `fedsweep data prepare` that affect the prepared data set, except for `--root`."""
 
     name: str
     size: int = 224
@@ -155,7 +156,8 @@ class Plan:
     def times(self) -> str:
         """Return the SHA-256 of the files' modification times.
 
-        A changed time reveals a changed image even if the file size is the same, as is common with BMP images.
+        If an image has been edited, its modification time is different even if the file size is the same. Equal file
+        sizes are common with BMP images.
         """
         return _sha256([(path, time) for path, (_, time) in sorted(self.stamps.items())])
 

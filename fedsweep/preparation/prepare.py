@@ -278,7 +278,7 @@ def _write_corrupt(plan: Plan, corrupt: Sequence[Corrupt], path: Path, skip: boo
 
 
 def _check_complete(plan: Plan, corrupt: Set[str]) -> None:
-    """Raise UserError if all images of a class or a split in a domain are corrupt."""
+    """Raise UserError if, in any domain, all images of a class, all training images or all test images are corrupt."""
     for domain in plan.domains if corrupt else ():
         train, test = domain.parts(corrupt)
         before = Counter(item.label for item in domain.items)

@@ -19,9 +19,9 @@ from fedsweep.types import Domain, FederatedData, ImageSet
 
 
 def read_domain(path: Path, name: str) -> Domain:
-    """Return the domain `name`, with images that are a read-only memory map of the file `path`.
+    """Return the domain `name`, whose images are stored in the Arrow file `path`.
 
-    Writing to the images would crash the process.
+    The image tensors are read-only memory maps of the file. Writing to these tensors would crash the process.
 
     Raises:
         UserError: The file is missing or damaged, or is not a file of prepared images.
