@@ -36,8 +36,9 @@ def show_counts(plan: Plan) -> None:
 def models(arms: Sequence[Arm], counted: Sequence[Counted], reference: Reference | None, width: int) -> Iterator[Table]:
     """Yield tables of parameter counts with one column per arm.
 
-    Each table is at most `width` characters wide, so many arms are divided among several tables. `reference` contains
-    the values that a paper reports, or is None. These values are shown below the computed counts.
+    Each table is at most `width` characters wide, so many arms are divided among several tables. If
+    `reference` is given, it contains the values that a paper reports, and the tables show them below the computed
+    counts.
     """
     found: list[Mapping[str, float]] = [{**one.parameters, **one.shares} for one in counted]
     asked = reference.metrics() if reference else []

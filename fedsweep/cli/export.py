@@ -90,8 +90,8 @@ def export(
 def version_of(card: ExportCard) -> tuple[str, dict[str, str]]:
     """Return the name of the artifact folder and the tags for a new version in MLflow's model registry.
 
-    The folder is named after the round, e.g. `export-5`. If the model is a client's own model, the name ends with the
-    id of the client.
+    The folder is named after the round, e.g. `export-5`. If the model is a client's own model, the folder name ends
+    with the id of the client.
     """
     whose = f"-{card.origin.client}" if card.origin.client else ""
     tags = {"method": card.method, "seed": str(card.seed), "round": str(card.round), "trial": card.origin.key}

@@ -80,7 +80,7 @@ def plan_table(name: str, axes: Mapping[str, Axis], arms: Sequence[Arm] | None, 
         name: The title of the table.
         axes: The values or the range of each varied hyperparameter, keyed by dotted name. If a hyperparameter is varied
             only under a condition, the caption of the table states the condition.
-        arms: The arms of a grid. If None, the table shows the range of each hyperparameter from which a search samples.
+        arms: The arms of a grid; None for a search. The table of a search shows the range of each hyperparameter.
         around: The baseline. If given, the label of an arm contains only the values that differ from the baseline.
     """
     conditions = [f"{key} only if {axis.shown_conditions()}" for key, axis in axes.items() if axis.when]

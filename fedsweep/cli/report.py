@@ -112,8 +112,8 @@ def _side(home: Store, given: str) -> tuple[Side, Arm]:
     """Load the sweep or the arm that `given` names in the form `SPACE[@SWEEP][:ARM]`.
 
     Returns:
-        The statistics of the arm, or of all arms of the sweep if `:ARM` is missing; and the hyperparameter values in
-        `:ARM`, an empty dict if it is missing.
+        The statistics and the hyperparameter values of the arm. Without `:ARM`, the statistics of all arms of the sweep
+        and an empty dict.
     """
     from fedsweep.report.compare_sweeps import Side
 

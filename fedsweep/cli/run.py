@@ -203,7 +203,7 @@ class RoundTable:
     def __init__(self, config: RunConfig, as_json: bool) -> None:
         """Choose the columns of the table.
 
-        If the clients have test images of their own, two columns show the mean and the worst accuracy of the clients.
+        If the clients hold out test images, include the mean and the worst accuracy of the clients' own models.
         """
         self.as_json = as_json
         self.shown: dict[str, str] = {}

@@ -99,8 +99,8 @@ class Partition(Config, ABC):
             The clients, in the order of `clients_of`, and the proxy images that are held out for the server.
 
         Raises:
-            UserError: There are too few images for all clients, or a domain or client has only one image although some
-                of its images must be held out.
+            UserError: There are too few images for the number of clients, or a domain or a client has too few images to
+                hold some of them out.
         """
         shares = {one.name: _hold_out(one.train, self.proxy_share, seed, "proxy", one.name) for one in data.domains}
         sources = {name: rest for name, (_, rest) in shares.items()}

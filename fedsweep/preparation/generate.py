@@ -1,8 +1,9 @@
 """Functions that generate images with a text-to-image model (`synthetic: {name: diffusers}`) and prepare them.
 
-Images are written to `generated/<set>/<domain>/<class>/<number>.png` in the data folder. An image depends only on its
-domain, its class, its number and the recipe. The recipe consists of all options of `synthetic` except `share`.
-Experiments that differ only in `share` use the same folder, so increasing `share` only adds images.
+Images are written to `generated/<set>/<domain>/<class>/<number>.png` in the data folder, where `<set>` is the name of
+the prepared data set that will contain the images. An image depends only on its domain, its class, its number and the
+recipe. The recipe consists of all options of `synthetic` except `share`. Experiments that differ only in `share` use
+the same folder, so increasing `share` only adds images.
 """
 
 import json
@@ -135,10 +136,10 @@ def prepare_generated(
 
 
 def _check_recipe(generation: Generation, content: dict[str, str], library: str) -> None:
-    """Check that the folder's existing images were generated with the same model and embedding files as the new images.
+    """Check that all images in the folder are generated with the same model files and embedding files.
 
     `content` contains the digests of these files. The first call writes a recipe file into the folder, with `content`
-    and the diffusers version `library`. Later calls raise UserError if `content` differs from the recipe file.
+    and the diffusers version `library`. A later call raises UserError if `content` differs from the recipe file.
     """
     path = generation.folder / RECIPE
     if path.is_file():

@@ -51,8 +51,8 @@ class DomainPlan:
 def plan_domains(listing: Listing, test_fraction: float) -> tuple[DomainPlan, ...]:
     """Return the plan of each domain, with a split and a position for every image.
 
-    Images without a split are divided at random: the share `test_fraction` of each class becomes test images. Raise
-    UserError if a domain has no training images or no test images.
+    Images without a split are divided at random. In each class, the fraction `test_fraction` of these images is used
+    for testing. Raise UserError if a domain has no training images or no test images.
     """
     by_domain: dict[str, list[Item]] = {name: [] for name in listing.domains}
     for item in listing.items:
@@ -100,7 +100,7 @@ NAME = re.compile(r"\w[\w.+-]{0,99}", re.ASCII)
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `fedsweep data prepare` that affect the prepared data set, except for `--root`."""
+    """The arguments of `fedsweep data prepare` from which a plan is made, except for `--root`."""
 
     name: str
     size: int = 224
@@ -146,7 +146,8 @@ class Plan:
     def key(self) -> str:
         """Return the SHA-256 of everything that determines the prepared data set.
 
-        The path of the root folder and the files' modification times are not included.
+        The path of the root folder, the files' modification times and the version of the image decoder are not
+        included.
         """
         options = [self.layout.name, asdict(self.geometry), self.options.test_fraction if self.drawn else None]
         items = ([item.path, item.label, item.domain, item.split] for item in self.listing.items)

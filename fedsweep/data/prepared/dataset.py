@@ -103,7 +103,7 @@ class PreparedData(Data):
 
         Raises:
             UserError: The data set is not prepared or is damaged, a domain is missing, or the digest of the data set
-                does not begin with `digest`.
+                does not begin with the configured `digest`.
         """
         folder = store_folder(self.set, self.size)
         if self.size not in prepared_sizes(self.set):  # only names of prepared data sets are opened, never other paths

@@ -51,7 +51,9 @@ class Synthetic(Config, ABC):
         """
 
     def fingerprint(self, data: FederatedData) -> str:
-        """Return a digest of the images that the source reads from disk, or an empty string if it reads none.
+        """Return a digest of the images that the source reads from disk.
+
+        If the source reads no images, return an empty string.
 
         Raises:
             UserError: The images are missing.
@@ -70,7 +72,7 @@ class NoSynthetic(Synthetic):
 
 
 class Proportioned(Synthetic, ABC):
-    """The base class of sources whose number of images is proportional to the training images (FedAG, Section 4.1).
+    """The base class of sources that set the number of synthetic images by `share` (FedAG, Section 4.1).
 
     For each domain, the number of synthetic images is `share` times the number of training images.
     """
@@ -88,7 +90,7 @@ class Proportioned(Synthetic, ABC):
         return torch.arange(max(1, round(self.share * len(domain.train)))) % classes
 
     def wanted(self, domain: Domain, class_names: Sequence[str]) -> list[int]:
-        """Return the number of synthetic images that `domain` needs of each class, in the order of `class_names`."""
+        """Return, for each class in `class_names`, the number of synthetic images that `domain` needs."""
         return self.labels(domain, len(class_names)).bincount(minlength=len(class_names)).tolist()
 
 
@@ -244,7 +246,10 @@ class Diffusers(Proportioned):
         return self
 
     def check(self, data: Data) -> None:
-        """Raise ValueError if a domain of the clients has no style, or if `styles` contains an unknown domain."""
+        """Raise ValueError if `styles` contains an unknown domain, or if a domain of the clients lacks a style.
+
+        A style is necessary only if the prompt template contains `{style}`.
+        """
         for domain in self.styles:
             if domain not in data.domains:
                 hint = near(domain, data.domains) or f"; `data.domains` are {', '.join(data.domains)}"
@@ -268,7 +273,7 @@ class Diffusers(Proportioned):
     def generator(self, domain: str, class_name: str, number: int) -> torch.Generator:
         """Return the random generator for the noise of image `number`.
 
-        Each image has its own seed, so an image is the same whichever other images are generated.
+        Each image has its own seed, so an image does not depend on which other images are generated.
         """
         return torch.Generator().manual_seed(derived_seed(self.seed, "diffusers", domain, class_name, number))
 

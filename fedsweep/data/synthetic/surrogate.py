@@ -73,10 +73,11 @@ def _deviations(own: Mapping[int, ImageSet], labels: Iterable[int]) -> list[Tens
 def _means(own: Mapping[str, Mapping[int, ImageSet]], class_names: Sequence[str]) -> dict[str, Tensor]:
     """Return the mean image of every class, as one tensor (classes, 3, h, w) per domain.
 
-    `own[domain][label]` contains the server's images of one class in one domain. The mean of a domain is the mean of
-    its class means. If a domain has no images of a class, the class mean is estimated from the other domains: their
-    average difference between the class mean and the domain mean is added to the mean of this domain. Raise UserError
-    if no domain has images of a class.
+    `own[domain][label]` contains the server's images of one class in one domain. The domain mean is the average of the
+    class means in a domain. If a domain has no images of a class, the class mean is estimated as follows. In each
+    domain with images of the class, subtract the domain mean from the class mean. Average these differences over the
+    domains, and add the result to the mean of the domain without images. Raise UserError if no domain has images of a
+    class.
     """
     found, styles, moves = {}, {}, [list[Tensor]() for _ in class_names]
     for name, classes in own.items():

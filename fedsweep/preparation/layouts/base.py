@@ -104,7 +104,10 @@ class Layout(ABC):
         return path, 0
 
     def _folder(self, root: Path, candidates: Iterable[str], fits: Callable[[Folder], bool], looked_for: str) -> str:
-        """Return the first of the `candidates` that is a folder in `root` and satisfies `fits`, or raise UserError."""
+        """Return the first of the `candidates` that is a folder in `root` and satisfies `fits`.
+
+        Raise UserError if there is no such folder. `looked_for` describes the folder in the error message.
+        """
         for name in candidates:
             if (root / name).is_dir() and fits(list_folder(root / name)):
                 return name
@@ -208,7 +211,9 @@ def read_lines(root: Path, name: str) -> Iterator[tuple[str, str]]:
 
 
 def read_list(root: Path, name: str, domain: str, split: Split | None, labels: bool = True) -> list[Line]:
-    """Return the lines of a list file. A line contains the path of an image and, optionally, a label.
+    """Return the lines of a list file.
+
+    Each line contains the path of an image and, in most data sets, a label.
 
     Args:
         root: The folder of the data set.

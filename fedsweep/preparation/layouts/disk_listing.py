@@ -71,11 +71,10 @@ def list_folder(path: Path | str) -> Folder:
 
 
 def scan(path: Path | str) -> Folder:
-    """Return the names of the folders and files in a folder, even if some images are broken.
+    """Return the names of the folders and files in a folder.
 
-    A broken image is a broken link or not a regular file. Unlike this function, `list_folder` raises UserError for
-    broken images. Raise UserError if the folder cannot be read. Files are not queried one by one, because a folder may
-    contain millions of files.
+    Unlike `list_folder`, accept images that are broken links or not regular files. Raise UserError if the folder cannot
+    be read. Files are not queried one by one, because a folder may contain millions of files.
     """
     folders, files, broken, stores = [], [], [], data_folder()
     try:
@@ -117,8 +116,9 @@ def only_folder(root: Path, what: str, fits: Callable[[Folder], bool], levels: i
     """Search for the only folder that satisfies `fits`, and return its path relative to the root.
 
     The search starts with the root itself and continues level by level, at most `levels` levels below the root. It ends
-    at the first level on which a folder satisfies `fits`. Return None if no folder does. Raise UserError if several
-    folders on the same level do; the message begins with `what`, e.g. "the lists", the files that the folder contains.
+    at the first level on which a folder satisfies `fits`. Return None if no folder satisfies `fits`. Raise UserError if
+    several folders on the same level satisfy `fits`. In the error message, `what` names the contents of the folder,
+    e.g. "the lists".
     """
     level = [""]
     for _ in range(levels + 1):

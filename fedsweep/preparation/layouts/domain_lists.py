@@ -22,10 +22,12 @@ from fedsweep.preparation.layouts.disk_listing import fold, join, list_folder, u
 def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None = None) -> dict[str, str]:
     """Find the training list and the test list of each domain.
 
-    Return a dict from domain to the path of both lists without the endings `_train.txt` and `_test.txt`, relative to
-    the root. For example, the path `splits/real` stands for `splits/real_train.txt` and `splits/real_test.txt`. The
-    folders `places` are searched in order, and the first folder with lists is used. If `only` is given, lists of other
-    domains are ignored. Raise UserError if a domain has only one of the two lists.
+    The folders `places` are searched in order, and the first folder with lists is used. If `only` is given, lists of
+    other domains are ignored. Raise UserError if a domain has only one of the two lists.
+
+    Returns:
+        A dict from domain to a path relative to the root. The path has no ending and stands for both lists:
+        `splits/real` stands for `splits/real_train.txt` and `splits/real_test.txt`.
     """
     for place in places:
         files = list_folder(root / place).files if (root / place).is_dir() else ()
@@ -73,7 +75,7 @@ def _read_lists(
 
     Args:
         root: The folder of the data set.
-        lists: The paths of the lists of each domain, without endings, as returned by `_find_lists`.
+        lists: A dict from domain to the path of its lists, as returned by `_find_lists`.
         bases: The folders that may contain the image folders. The first folder that contains the first listed image is
             used.
         most: The number of classes of the published data set. All labels must be below `most`.

@@ -34,9 +34,9 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
 
 def _read_rows(path: Path, rows: Iterable[int]) -> Iterator[bytes]:
-    """Yield the encoded image from each of the rows numbered `rows`.
+    """Yield the encoded images of a Parquet file, one for each row number in `rows`.
 
-    Reading is fastest if the row numbers ascend. Otherwise, row groups may have to be read several times.
+    Reading is fastest if the row numbers are in ascending order. Otherwise, row groups may be read several times.
     """
     file = open_parquet(path)
     starts = [0, *accumulate(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))]
@@ -60,9 +60,9 @@ def _read_rows(path: Path, rows: Iterable[int]) -> Iterator[bytes]:
 
 
 def _encoded(images: pa.Array) -> pa.Array:
-    """Return the bytes of a column of encoded images.
+    """Return a column of encoded images as an array of bytes.
 
-    In files of Hugging Face, each value of the column is a struct, and the field `bytes` contains the image.
+    In Hugging Face's files, the column contains structs with the encoded image in the field `bytes`.
     """
     return pc.struct_field(images, "bytes") if pa.types.is_struct(images.type) else images
 
