@@ -40,7 +40,10 @@ _command = get_command(app)
 
 
 def main() -> None:
-    """Run the command line. If a command raises UserError, print its message to stderr and exit with code 2."""
+    """Run the command line.
+
+    If a command raises UserError, print the error message to stderr and exit with code 2.
+    """
     try:
         code = _command(sys.argv[1:] or ["--help"], prog_name="fedsweep", standalone_mode=False)
     except UserError as error:

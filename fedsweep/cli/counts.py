@@ -16,7 +16,10 @@ NARROWEST = 80  # minimum width of a table; in a narrower terminal, its lines wr
 
 
 def show_counts(plan: Plan) -> None:
-    """Print each arm's parameter counts and upload sizes, and the values from the reference paper if there is one."""
+    """Print the parameter counts and upload sizes of each arm.
+
+    If the plan contains values that a paper reports (`plan.reference`), also print these values.
+    """
     measure, console = plan.space.measure, result_console()
     classes = measure.classes if isinstance(measure, Parameters) else 0
     arms = plan.arms
@@ -31,9 +34,11 @@ def show_counts(plan: Plan) -> None:
 
 
 def models(arms: Sequence[Arm], counted: Sequence[Counted], reference: Reference | None, width: int) -> Iterator[Table]:
-    """Yield tables of parameter counts with one column per arm, each table at most `width` characters wide.
+    """Yield tables of parameter counts with one column per arm.
 
-    If `reference` is given, the values from that paper are shown below the counts.
+    Each table is at most `width` characters wide, so many arms are divided among several tables. If
+    `reference` is given, it contains the values that a paper reports, and the tables show them below the computed
+    counts.
     """
     found: list[Mapping[str, float]] = [{**one.parameters, **one.shares} for one in counted]
     asked = reference.metrics() if reference else []

@@ -55,10 +55,10 @@ def prepare(
     """Decode the images of a data set once, so that all trials can share them in memory.
 
     The short side of each image is resized to `--size` pixels (bicubic) and the centre is cropped. With `--backbone`,
-    images are resized and cropped as in timm's evaluation of that model. Palette, grey and CMYK images are converted
-    to RGB, the alpha channel is dropped and EXIF orientation is ignored, as in torchvision. If the data set has its
-    own split into training and test images, that split is used. To continue after an interruption, run the same
-    command again.
+    images are resized and cropped as in timm's evaluation of that model. Palette, greyscale and CMYK images are
+    converted to RGB, the alpha channel is dropped and EXIF orientation is ignored, as in torchvision. If the data set
+    has its own split into training and test images, that split is used. To continue after an interruption, run the
+    same command again.
 
     Example: `fedsweep data prepare pacs --root pacs-64 --size 64`
     """
@@ -252,7 +252,11 @@ def _panels(configs: Iterable[RunConfig]) -> tuple[list[Panel], tuple[str, ...]]
 
 
 def _partition_table(panel: Panel, class_names: tuple[str, ...]) -> Table:
-    """Return a table of the clients' images, classes and label distances."""
+    """Return a table with one row per client of a partition.
+
+    The columns are the number of images, the number of classes, the most frequent class, and the distance between the
+    label distribution of the client and that of its domain.
+    """
     from fedsweep.preparation.figures import class_counts, distances, skew
 
     clients, classes = panel.clients, len(class_names)

@@ -88,9 +88,10 @@ def export(
 
 
 def version_of(card: ExportCard) -> tuple[str, dict[str, str]]:
-    """Return the name of a model version's artifact folder, and the tags of the model version.
+    """Return the name of the artifact folder and the tags for a new version in MLflow's model registry.
 
-    The name contains the round and, for a client's own model, the client.
+    The folder is named after the round, e.g. `export-5`. If the model is a client's own model, the folder name ends
+    with the id of the client.
     """
     whose = f"-{card.origin.client}" if card.origin.client else ""
     tags = {"method": card.method, "seed": str(card.seed), "round": str(card.round), "trial": card.origin.key}

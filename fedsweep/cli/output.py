@@ -74,10 +74,14 @@ def duration(seconds: float) -> str:
 
 
 def plan_table(name: str, axes: Mapping[str, Axis], arms: Sequence[Arm] | None, around: Arm | None = None) -> Table:
-    """Return a table of the arms of a grid or, if `arms` is None, of the ranges that a search samples from.
+    """Return a table with one row per arm of a grid, or with one row per hyperparameter of a search.
 
-    The caption lists the hyperparameters that are varied only under a condition. If `around` is given, the label of
-    each arm shows only its differences from the arm `around`.
+    Args:
+        name: The title of the table.
+        axes: The values or the range of each varied hyperparameter, keyed by dotted name. If a hyperparameter is varied
+            only under a condition, the caption of the table states the condition.
+        arms: The arms of a grid; None for a search. The table of a search shows the range of each hyperparameter.
+        around: The baseline. If given, the label of an arm contains only the values that differ from the baseline.
     """
     conditions = [f"{key} only if {axis.shown_conditions()}" for key, axis in axes.items() if axis.when]
     caption = Text("\n".join(conditions), style="none") if conditions else None
@@ -94,7 +98,10 @@ def plan_table(name: str, axes: Mapping[str, Axis], arms: Sequence[Arm] | None, 
 
 
 def show_recorded(console: Console, config: RunConfig, folder: Path, page_command: str) -> None:
-    """Print the location of a run's results, and a warning if the run trained on stand-ins for generated images."""
+    """Print the folder that contains the results of a run.
+
+    If the run was trained on images that replace the output of an image generator, also print a warning.
+    """
     picture = " (with `tsne.png`)" if config.evaluation.tsne_classes else ""
     console.print(f"Recorded in {relative(folder)}{picture} and in MLflow; run `{page_command}` to open MLflow.")
     if made := stand_in(config.marks()):
@@ -102,7 +109,7 @@ def show_recorded(console: Console, config: RunConfig, folder: Path, page_comman
 
 
 def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None) -> None:
-    """Print the arms of a plan and its numbers of trials and rounds.
+    """Print the arms, the number of trials and the number of rounds of a sweep that has not started.
 
     If `estimate` is true, also run one round and print an estimate of the total time.
     """
@@ -129,7 +136,10 @@ def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None)
 
 
 def show_sweep(result: SweepResult, page_command: str) -> None:
-    """Print the locations of a sweep's results and any errors. Exit with the sweep's status unless it is 0."""
+    """Print the report folder, the MLflow command and the errors of a sweep that has ended.
+
+    Raise SystemExit with the exit status of the sweep unless the status is 0.
+    """
     console, session, tally = result_console(), result.session, result.tally
     name, folder = session.plan.name, relative(result.folder)
     if result.report_error is not None and not disk_is_full(result.report_error):
@@ -164,7 +174,7 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
 
 
 def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
-    """Warn if files could not be uploaded to the remote results folder, and return whether there are such files."""
+    """Return whether the upload of any file to the remote results folder failed, and print a warning if so."""
     if not remote.unsent:
         return False
     reason = next(iter(remote.unsent.values()))
@@ -176,7 +186,10 @@ def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
 
 
 def show_undelivered(console: Console, recorder: Recorder, page_command: str) -> None:
-    """Warn if runs are incomplete in MLflow. The warning contains the reason and the command that completes them."""
+    """Print a warning if runs are incomplete in MLflow.
+
+    The warning contains the reason and the command that copies the missing results to MLflow.
+    """
     if missing := recorder.unsynced:
         why = recorder.outage or "MLflow rejected them."
         runs = "run is" if len(missing) == 1 else "runs are"
@@ -188,7 +201,10 @@ def show_undelivered(console: Console, recorder: Recorder, page_command: str) ->
 
 
 def show_delivery(console: Console, store: Store, destination: Destination) -> None:
-    """Copy all results that MLflow lacks from the results folder to MLflow, and print the outcome by sweep and run."""
+    """Copy results from the results folder to MLflow unless MLflow already has them.
+
+    For each sweep and each single run, print whether it is now complete in MLflow.
+    """
     from fedsweep.sweep.running.display import delivering
     from fedsweep.tracking import deliver_all
 

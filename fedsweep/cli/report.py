@@ -83,7 +83,7 @@ def compare(
     format: Annotated[str, Option("--format", help="format to print: `terminal`, `markdown`, `csv`")] = "terminal",
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Compare two arms, or two sweeps arm by arm, over the seeds that both sides have finished.
+    """Compare two arms, or compare two sweeps arm by arm, using only the seeds that have finished in both.
 
     Example: `fedsweep compare ablations/lora_rank:lora.rank=4 ablations/lora_rank:lora.rank=16`
     """
@@ -109,7 +109,12 @@ def compare(
 
 
 def _side(home: Store, given: str) -> tuple[Side, Arm]:
-    """Return the sweep and the arm that `given` names as `SPACE[@SWEEP][:ARM]`. Without `:ARM`, the arm is empty."""
+    """Load the sweep or the arm that `given` names in the form `SPACE[@SWEEP][:ARM]`.
+
+    Returns:
+        The statistics and the hyperparameter values of the arm. Without `:ARM`, the statistics of all arms of the sweep
+        and an empty dict.
+    """
     from fedsweep.report.compare_sweeps import Side
 
     where, colon, arm = given.partition(":")

@@ -201,7 +201,10 @@ class RoundTable:
     """A table of a run's rounds on stdout, with a progress bar and a time estimate on stderr."""
 
     def __init__(self, config: RunConfig, as_json: bool) -> None:
-        """Choose the columns. If the clients have test images, the accuracies of their own models are included."""
+        """Choose the columns of the table.
+
+        If the clients hold out test images, include the mean and the worst accuracy of the clients' own models.
+        """
         self.as_json = as_json
         self.shown: dict[str, str] = {}
         if config.partition.test_share > 0:

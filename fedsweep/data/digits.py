@@ -85,13 +85,13 @@ def read_scans() -> tuple[Tensor, Tensor]:
 
 
 def enlarge(glyphs: Tensor) -> Tensor:
-    """Enlarge grey glyphs (n, 1, h, w) in [0, 1] to (n, 1, 16, 16), with an empty margin of one pixel on each side."""
+    """Enlarge greyscale glyphs (n, 1, h, w) in [0, 1] to (n, 1, 16, 16), with an empty margin of one pixel."""
     inner = SIZE - 2
     return F.pad(F.interpolate(glyphs, size=(inner, inner), mode="bicubic", antialias=True).clamp(0, 1), (1, 1, 1, 1))
 
 
 def to_uint8(images: Tensor) -> Tensor:
-    """Convert grey or RGB images with values in [0, 1] to uint8 RGB images (n, 3, h, w)."""
+    """Convert greyscale or RGB images with values in [0, 1] to uint8 RGB images (n, 3, h, w)."""
     return (images.clamp(0, 1) * 255).round().to(torch.uint8).expand(-1, 3, -1, -1).contiguous()
 
 
@@ -114,7 +114,7 @@ def rotate(images: Tensor, degrees: Tensor, scale: Tensor | None = None, shift: 
 
 
 def thicken(glyphs: Tensor) -> Tensor:
-    """Thicken strokes by one pixel in every direction (grey dilation)."""
+    """Thicken strokes by one pixel in every direction (greyscale dilation)."""
     return F.max_pool2d(glyphs, kernel_size=3, stride=1, padding=1)
 
 

@@ -1,6 +1,6 @@
 """Partitions, which are rules that divide the training images among clients.
 
-A share of each domain can first be held out as the server's proxy images.
+Before the division, a random part of each domain's training images can be held out for the server (proxy images).
 """
 
 from abc import ABC, abstractmethod
@@ -99,7 +99,8 @@ class Partition(Config, ABC):
             The clients, in the order of `clients_of`, and the proxy images that are held out for the server.
 
         Raises:
-            UserError: There are too few images for the configured shares or clients.
+            UserError: There are too few images for the number of clients, or a domain or a client has too few images to
+                hold some of them out.
         """
         shares = {one.name: _hold_out(one.train, self.proxy_share, seed, "proxy", one.name) for one in data.domains}
         sources = {name: rest for name, (_, rest) in shares.items()}
@@ -188,7 +189,7 @@ MinSize = Annotated[
 def deal_by_dirichlet(
     labels: Tensor, clients: int, alpha: float, min_size: int, rng: np.random.Generator, whose: str
 ) -> list[Tensor]:
-    """Divide examples among clients in random proportions that are drawn for each class from a Dirichlet distribution.
+    """Divide the examples of each class among clients in proportions drawn from a Dirichlet distribution.
 
     The examples of a class are shuffled and divided in the proportions p ~ Dirichlet(alpha, ..., alpha). The
     proportions of all classes are redrawn until every client has at least `min_size` examples.
@@ -205,7 +206,7 @@ def deal_by_dirichlet(
         For each client, the positions of its examples in `labels`, in ascending order.
 
     Raises:
-        UserError: There are too few examples, or no draw gives every client enough of them.
+        UserError: There are too few examples, or no draw gives every client `min_size` examples.
     """
     if clients * min_size > len(labels):
         raise UserError(
@@ -280,14 +281,17 @@ class Pooled(Partition, ABC):
 
 
 class Iid(Pooled):
-    """A partition into equal random shares of the images of all domains, which serves as a control without skew."""
+    """A partition that divides the images of all domains at random into equal parts, one per client.
+
+    All clients have about the same label distribution, so this partition is the control without skew.
+    """
 
     name: Literal["iid"] = "iid"
 
     def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
-        """Divide the images at random into one share per client.
+        """Divide the images at random into one part per client.
 
-        The sizes of the shares differ by at most one image.
+        The sizes of the parts differ by at most one image.
         """
         if len(images) < self.clients:
             raise UserError(
@@ -315,7 +319,10 @@ class LabelSkew(Pooled):
 
 
 class Centralized(Partition):
-    """A partition that gives all images to one client, which serves as an upper bound for federated methods."""
+    """A partition that gives all images to a single client.
+
+    The accuracy of such centralised training is an upper bound for federated methods.
+    """
 
     pools: ClassVar = True
 

@@ -34,7 +34,7 @@ GAP = 0.06  # gap between two images, as a share of an image's size
 
 
 def plain(text: str) -> str:
-    r"""Escape a user's name or title for matplotlib, which reads text between two `$` as a formula.
+    r"""Escape the `$` signs in a text, because matplotlib reads text between two `$` as a formula.
 
     >>> print(plain("from 5$ to 10$"))
     from 5\$ to 10\$
@@ -58,7 +58,7 @@ def _no_glyph_warnings() -> Iterator[None]:
 def save(figure: "Figure", path: Path) -> None:
     """Write a figure as a PNG file, or raise UserError if the file cannot be written.
 
-    The version of matplotlib is left out of the file, so identical figures give identical files.
+    The version of matplotlib is not written into the file, so equal figures give equal files.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,10 +130,10 @@ def class_counts(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
 
 
 def distances(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
-    """Return, for each client, the total-variation distance between its class shares and those of its domain.
+    """Return the distance between the label distribution of each client and the label distribution of its domain.
 
-    The distance is the share of a client's images that would have to be replaced to give the client the class shares of
-    its domain.
+    The distance is the total-variation distance: the fraction of the client's images that would have to be replaced to
+    give the client the label distribution of its domain.
 
     Returns:
         Distances in [0, 1], float64 (clients,).
@@ -148,8 +148,8 @@ def distances(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
 def skew(clients: "Sequence[Client]", num_classes: int) -> float:
     """Return the skew of a partition, that is, the mean of `distances` over all clients.
 
-    The skew is 0 if all clients of a domain have the same class shares. It is near 1 if each domain has many clients
-    and no two of them share a class.
+    The skew is 0 if all clients of a domain have the same label distribution. It is near 1 if each domain has many
+    clients and no two clients of a domain have images of the same class.
     """
     return float(distances(clients, num_classes).mean())
 

@@ -1,8 +1,9 @@
 """Functions that generate images with a text-to-image model (`synthetic: {name: diffusers}`) and prepare them.
 
-Images are written to `generated/<set>/<domain>/<class>/<number>.png` in the data folder. An image is determined by its
-domain, class and number and by the recipe, which consists of all options of `synthetic` except `share`. Experiments
-that differ only in `share` use the same folder, so a larger share only adds images.
+Images are written to `generated/<set>/<domain>/<class>/<number>.png` in the data folder, where `<set>` is the name of
+the prepared data set that will contain the images. An image depends only on its domain, its class, its number and the
+recipe. The recipe consists of all options of `synthetic` except `share`. Experiments that differ only in `share` use
+the same folder, so increasing `share` only adds images.
 """
 
 import json
@@ -87,7 +88,7 @@ def plan_generation(config: RunConfig, where: str) -> Generation:
 
 
 def generate(generation: Generation, device: str = "cpu", progress: Progress = lambda done, total: None) -> int:
-    """Generate the missing images one by one, and return their number.
+    """Generate the missing images one by one, and return the number of newly generated images.
 
     Args:
         generation: All images that the experiment needs.
@@ -135,10 +136,10 @@ def prepare_generated(
 
 
 def _check_recipe(generation: Generation, content: dict[str, str], library: str) -> None:
-    """Record the recipe of the generated images in their folder, or check it against the recorded recipe.
+    """Check that all images in the folder are generated with the same model files and embedding files.
 
-    `content` contains the digests of the model and its embeddings, and `library` is the version of diffusers. Raise
-    UserError if the recorded digests differ from `content`.
+    `content` contains the digests of these files. The first call writes a recipe file into the folder, with `content`
+    and the diffusers version `library`. A later call raises UserError if `content` differs from the recipe file.
     """
     path = generation.folder / RECIPE
     if path.is_file():

@@ -51,8 +51,8 @@ class DomainPlan:
 def plan_domains(listing: Listing, test_fraction: float) -> tuple[DomainPlan, ...]:
     """Return the plan of each domain, with a split and a position for every image.
 
-    Images without a split are divided at random: the share `test_fraction` of each class becomes test images. Raise
-    UserError if a domain has no training images or no test images.
+    Images without a split are divided at random. In each class, the fraction `test_fraction` of these images is used
+    for testing. Raise UserError if a domain has no training images or no test images.
     """
     by_domain: dict[str, list[Item]] = {name: [] for name in listing.domains}
     for item in listing.items:
@@ -75,10 +75,11 @@ def _domain(name: str, items: Sequence[Item], class_names: Sequence[str], test_f
 
 
 def _draw(name: str, items: Sequence[Item], class_names: Sequence[str], test_fraction: float) -> dict[str, Split]:
-    """Draw a split at random for each image without one, and return the splits, keyed by image path.
+    """Divide the images without a split at random, and return the split of each of these images, keyed by path.
 
-    The share `test_fraction` of each class becomes test images. A class with two or more images has at least one image
-    in each split; a single image is used for training. The draw does not depend on the seed of a run.
+    In each class, the fraction `test_fraction` of these images is used for testing. If a class has two or more of these
+    images, at least one is used for training and at least one for testing. A single image is used for training. The
+    result does not depend on the seed of a run.
     """
     by_label: dict[int, list[str]] = defaultdict(list)
     for item in items:
@@ -99,7 +100,7 @@ NAME = re.compile(r"\w[\w.+-]{0,99}", re.ASCII)
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `fedsweep data prepare` that determine the result, except `--root`."""
+    """The arguments of `fedsweep data prepare` from which a plan is made, except for `--root`."""
 
     name: str
     size: int = 224
@@ -145,7 +146,8 @@ class Plan:
     def key(self) -> str:
         """Return the SHA-256 of everything that determines the prepared data set.
 
-        The path of the root folder and the files' modification times are not included.
+        The path of the root folder, the files' modification times and the version of the image decoder are not
+        included.
         """
         options = [self.layout.name, asdict(self.geometry), self.options.test_fraction if self.drawn else None]
         items = ([item.path, item.label, item.domain, item.split] for item in self.listing.items)
@@ -155,7 +157,8 @@ class Plan:
     def times(self) -> str:
         """Return the SHA-256 of the files' modification times.
 
-        A changed time reveals a changed image even if the file size is the same, as is common with BMP images.
+        If an image has been edited, its modification time is different even if the file size is the same. Equal file
+        sizes are common with BMP images.
         """
         return _sha256([(path, time) for path, (_, time) in sorted(self.stamps.items())])
 

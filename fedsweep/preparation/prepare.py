@@ -233,7 +233,7 @@ def _check_space(plan: Plan, domains: Sequence[DomainPlan], folder: Path) -> Non
 
 
 def _assemble(plan: Plan, domain: DomainPlan, corrupt: Set[str], pixels: Path) -> Path:
-    """Write a domain's file under a temporary name, without the images in `corrupt`, and return its path."""
+    """Write a domain's file, without the images in `corrupt`, under a temporary name, and return the temporary path."""
     train, test = domain.parts(corrupt)
     gaps, path = len(train + test) < len(domain.items), pixels.with_name(f"{domain.name}.arrow.new")
     if gaps:
@@ -278,7 +278,7 @@ def _write_corrupt(plan: Plan, corrupt: Sequence[Corrupt], path: Path, skip: boo
 
 
 def _check_complete(plan: Plan, corrupt: Set[str]) -> None:
-    """Raise UserError if all images of a class or a split in a domain are corrupt."""
+    """Raise UserError if, in any domain, all images of a class, all training images or all test images are corrupt."""
     for domain in plan.domains if corrupt else ():
         train, test = domain.parts(corrupt)
         before = Counter(item.label for item in domain.items)
@@ -319,7 +319,7 @@ def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> Sto
 
 
 def _domain_card(domain: DomainPlan, scratch: Scratch, corrupt: Set[str]) -> DomainCard:
-    """Check that the paths and labels in a domain's file are those of the plan, and return the domain's card.
+    """Check that the paths and labels in a domain's file match the plan, and return the domain's card.
 
     The check is necessary because the digest does not cover the paths.
     """

@@ -83,7 +83,10 @@ def _table(first: str, *numbers: str, title: str | None = None) -> Table:
 
 
 def summary(card: StoreCard) -> Table:
-    """Return a table with one row per domain, which shows the numbers of training and test images and the file size."""
+    """Return a table of the number of training images, the number of test images and the file size of each domain.
+
+    If there are several domains, the last row contains the totals.
+    """
     table = _table("domain", "train", "test", "MB")
     for name, domain in card.domains.items():
         table.add_row(Text(name), str(domain.train), str(domain.test), megabytes(domain.bytes))

@@ -56,7 +56,8 @@ def record_batch(images: np.ndarray, labels: Sequence[int] | np.ndarray, paths: 
 def write_domain(path: Path, train: pa.RecordBatch, test: pa.RecordBatch, pages: mmap.mmap | None = None) -> None:
     """Write the training and test images of a domain to the file `path`, and flush the file to disk.
 
-    `pages` is the memory map that contains the images, if any. Its memory is released while the file is written.
+    `pages` is the memory map that contains the images, or None if they are not memory-mapped. The memory of `pages` is
+    released while the file is written.
     """
     # A domain of 14,267 images at 224 px has more than 2^31 pixel values.
     options = pa.ipc.IpcWriteOptions(allow_64bit=True)

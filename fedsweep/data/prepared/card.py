@@ -81,7 +81,7 @@ def stores() -> list[Path]:
 
 
 def unfinished() -> list[Path]:
-    """Return the folders of interrupted preparations."""
+    """Return the folders of unfinished preparations, which were interrupted or are still running."""
     return sorted(path.parent for path in data_folder().glob("*.part/done.jsonl"))
 
 

@@ -19,9 +19,9 @@ from fedsweep.types import Domain, FederatedData, ImageSet
 
 
 def read_domain(path: Path, name: str) -> Domain:
-    """Return the domain `name`, with images that are a read-only memory map of the file `path`.
+    """Return the domain `name`, whose images are stored in the Arrow file `path`.
 
-    Writing to the images would crash the process.
+    The image tensors are read-only memory maps of the file. Writing to these tensors would crash the process.
 
     Raises:
         UserError: The file is missing or damaged, or is not a file of prepared images.
@@ -103,7 +103,7 @@ class PreparedData(Data):
 
         Raises:
             UserError: The data set is not prepared or is damaged, a domain is missing, or the digest of the data set
-                does not begin with `digest`.
+                does not begin with the configured `digest`.
         """
         folder = store_folder(self.set, self.size)
         if self.size not in prepared_sizes(self.set):  # only names of prepared data sets are opened, never other paths

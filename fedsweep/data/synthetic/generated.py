@@ -41,7 +41,7 @@ class Synthetic(Config, ABC):
             seed: The seed of the run.
 
         Raises:
-            UserError: There are too few images.
+            UserError: The images from which the synthetic images are drawn are missing or too few.
         """
 
     def check(self, data: Data) -> None:
@@ -51,7 +51,9 @@ class Synthetic(Config, ABC):
         """
 
     def fingerprint(self, data: FederatedData) -> str:
-        """Return a digest of the images that the source reads from disk, or an empty string if it reads none.
+        """Return a digest of the images that the source reads from disk.
+
+        If the source reads no images, return an empty string.
 
         Raises:
             UserError: The images are missing.
@@ -70,7 +72,10 @@ class NoSynthetic(Synthetic):
 
 
 class Proportioned(Synthetic, ABC):
-    """The base class of sources that provide `share` synthetic images per training image (FedAG, Section 4.1)."""
+    """The base class of sources that set the number of synthetic images by `share` (FedAG, Section 4.1).
+
+    For each domain, the number of synthetic images is `share` times the number of training images.
+    """
 
     share: float = Field(
         0.1, gt=0, le=10, description="number of synthetic images of each domain, as a share of its training images"
@@ -85,14 +90,15 @@ class Proportioned(Synthetic, ABC):
         return torch.arange(max(1, round(self.share * len(domain.train)))) % classes
 
     def wanted(self, domain: Domain, class_names: Sequence[str]) -> list[int]:
-        """Return the number of synthetic images of each class in a domain."""
+        """Return, for each class in `class_names`, the number of synthetic images that `domain` needs."""
         return self.labels(domain, len(class_names)).bincount(minlength=len(class_names)).tolist()
 
 
 class Folder(Proportioned):
-    """A source of images from any generator, which are stored in a prepared data set.
+    """A source that draws its images from the prepared data set `set`.
 
-    `fedsweep data prepare` reads the images from files `<domain>/<class>/<image>`.
+    The images can come from any generator. Before the run, `fedsweep data prepare` must have prepared them from files
+    `<domain>/<class>/<image>`.
     """
 
     name: Literal["folder"] = "folder"
@@ -101,7 +107,7 @@ class Folder(Proportioned):
     )
 
     def check(self, data: Data) -> None:
-        """Raise ValueError if `set` is the clients' own data set, because that contains the test images."""
+        """Raise ValueError if `set` is the clients' own data set, which also contains the test images."""
         if isinstance(data, PreparedData) and data.set == self.set:
             raise ValueError(
                 f"`synthetic.set` must be a set of generated images, but {self.set} is also `data.set`, "
@@ -109,7 +115,10 @@ class Folder(Proportioned):
             )
 
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
-        """Draw images at random from the prepared data set `set`, about equally many for each class of a domain."""
+        """Return images drawn at random from the prepared data set `set`, keyed by domain.
+
+        Within a domain, the numbers of images of any two classes differ by at most one.
+        """
         return _draw(self.set, self, data, seed, f"`synthetic.set` {self.set}")
 
     def fingerprint(self, data: FederatedData) -> str:
@@ -152,8 +161,8 @@ def _draw(
 def _load(name: str, data: FederatedData, what: str) -> FederatedData:
     """Load the domains of `data` from the prepared data set `name`, at the image size of `data`.
 
-    Raise UserError if the prepared data set lacks a domain of `data` or has a class that `data` lacks. `what` names the
-    prepared data set in the error message about a class.
+    Raise UserError if the prepared data set lacks a domain of `data`, or if it has a class that `data` lacks. In the
+    second case, the error message begins with `what`.
     """
     domains = tuple(domain.name for domain in data.domains)
     try:
@@ -237,7 +246,10 @@ class Diffusers(Proportioned):
         return self
 
     def check(self, data: Data) -> None:
-        """Raise ValueError if a domain of the clients has no style, or if `styles` contains an unknown domain."""
+        """Raise ValueError if `styles` contains an unknown domain, or if a domain of the clients lacks a style.
+
+        A style is necessary only if the prompt template contains `{style}`.
+        """
         for domain in self.styles:
             if domain not in data.domains:
                 hint = near(domain, data.domains) or f"; `data.domains` are {', '.join(data.domains)}"
@@ -261,21 +273,25 @@ class Diffusers(Proportioned):
     def generator(self, domain: str, class_name: str, number: int) -> torch.Generator:
         """Return the random generator for the noise of image `number`.
 
-        Each image has its own seed, so it does not depend on the other images.
+        Each image has its own seed, so an image does not depend on which other images are generated.
         """
         return torch.Generator().manual_seed(derived_seed(self.seed, "diffusers", domain, class_name, number))
 
     def set_name(self, data: FederatedData) -> str:
-        """Return the name of the prepared data set of generated images.
+        """Return the name of the prepared data set that contains the generated images.
 
-        The name consists of the name of `data` and a digest of its class names and of all options except `share`.
+        The name contains the name of `data` and a digest. The digest covers the class names of `data` and all options
+        of this source except `share`.
         """
         recipe = [self.model_dump(mode="json", exclude={"share"}), data.name, data.class_names]
         digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
         return f"{data.name[:60]}-synthetic-{digest[:12]}"  # names are limited to 100 characters
 
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
-        """Draw images at random from the generated images, about equally many for each class of a domain."""
+        """Return images drawn at random from the generated images, keyed by domain.
+
+        Within a domain, the numbers of images of any two classes differ by at most one.
+        """
         self._generated(data)
         hint = "; run `fedsweep data generate EXPERIMENT` to generate the others"
         return _draw(self.set_name(data), self, data, seed, f"`synthetic` {self.name}", hint)
@@ -285,7 +301,10 @@ class Diffusers(Proportioned):
         return self._generated(data).digest
 
     def _generated(self, data: FederatedData) -> StoreCard:
-        """Return the card of the generated images, or raise UserError if the images of a domain do not exist."""
+        """Return the card of the prepared data set that contains the generated images.
+
+        Raise UserError if the data set is not prepared or lacks a domain of `data`.
+        """
         folder = store_folder(self.set_name(data), size_of(data))
         card = read_card(folder) if is_store(folder) else None
         missing = [domain.name for domain in data.domains if card is None or domain.name not in card.domains]

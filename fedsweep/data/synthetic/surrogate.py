@@ -1,4 +1,4 @@
-"""The source of surrogate images, which are drawn from the pixel statistics of the server's real images."""
+"""The source of surrogate images, which are drawn from Gaussian distributions fitted to the server's real images."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Literal
@@ -15,8 +15,8 @@ from fedsweep.types import FederatedData, ImageSet
 class Surrogate(Proportioned):
     """A source of surrogate images, which are samples from Gaussian distributions over pixels.
 
-    A Gaussian is fitted to the server's real images of each class and domain. Surrogate images replace the output of a
-    text-to-image model, so reports mention them next to the results.
+    For each class and domain, a Gaussian is fitted to the server's real images. Surrogate images replace the output of
+    a text-to-image model. Reports therefore state which runs were trained on surrogate images.
     """
 
     needs_proxy: ClassVar = True
@@ -71,11 +71,13 @@ def _deviations(own: Mapping[int, ImageSet], labels: Iterable[int]) -> list[Tens
 
 
 def _means(own: Mapping[str, Mapping[int, ImageSet]], class_names: Sequence[str]) -> dict[str, Tensor]:
-    """Return, for each domain, a tensor (classes, 3, h, w) with the mean images of all classes.
+    """Return the mean image of every class, as one tensor (classes, 3, h, w) per domain.
 
-    `own` maps each domain and class to the server's images. If a domain has no images of a class, the mean image of the
-    class is estimated as the domain's mean image plus the average difference between the class mean and the domain mean
-    in the other domains.
+    `own[domain][label]` contains the server's images of one class in one domain. The domain mean is the average of the
+    class means in a domain. If a domain has no images of a class, the class mean is estimated as follows. In each
+    domain with images of the class, subtract the domain mean from the class mean. Average these differences over the
+    domains, and add the result to the mean of the domain without images. Raise UserError if no domain has images of a
+    class.
     """
     found, styles, moves = {}, {}, [list[Tensor]() for _ in class_names]
     for name, classes in own.items():
@@ -97,10 +99,11 @@ def _means(own: Mapping[str, Mapping[int, ImageSet]], class_names: Sequence[str]
 
 
 def _draw(mean: Tensor, scatter: Sequence[Tensor], seeds: Sequence[int]) -> Tensor:
-    """Draw one image per seed from a Gaussian.
+    """Draw one image per seed from a Gaussian distribution.
 
-    The mean of the Gaussian is `mean`, and its covariance is pooled over `scatter`. Each tensor in `scatter` contains
-    the deviations of images (n, 3, h, w) from the mean of their class.
+    The mean of the distribution is `mean`. Each tensor (n, 3, h, w) in `scatter` contains the images of one class minus
+    the mean image of that class. The covariance of the distribution is estimated from all tensors in `scatter`
+    together. If `scatter` is empty, all images equal `mean`.
 
     Returns:
         The images, uint8 (seeds, 3, h, w).

@@ -1,6 +1,7 @@
 """The base class of layouts, and functions that layouts share, such as those that read list files.
 
-A layout is an arrangement of image files in which data sets are published. Its class lists the images and reads them.
+A layout is an arrangement of image files in which data sets are published. For each layout, a class lists and reads
+the images of a data set.
 """
 
 from abc import ABC, abstractmethod
@@ -38,8 +39,9 @@ class Listing:
 
     Labels count from 0 in the order of `class_names`. Every domain and every class has at least one image.
 
-    `Layout._find` returns a preliminary listing. Its `domains` are all domains of the published data set, and its
-    `class_names` contain "" for each class whose name is unknown because it has no images.
+    `Layout._find` returns a preliminary listing, in which domains and classes may have no images. In a preliminary
+    listing, `domains` contains all domains of the published data set. If the name of a class is unknown because the
+    class has no images, `class_names` contains "" for the class.
     """
 
     class_names: tuple[str, ...]
@@ -57,13 +59,13 @@ class Layout(ABC):
     num_classes: ClassVar[int | None] = None  # default of `list`: the number of classes to read; None for all
 
     def list(self, root: Path, num_classes: int | None = None) -> Listing:
-        """Return the images of the first `num_classes` classes, in an order that depends only on names.
+        """Return the images of the first `num_classes` classes, sorted by domain and then by path.
 
         If `num_classes` is None, the default of the layout applies. Most layouts list all classes by default.
 
         Raises:
-            UserError: The files in `root` have another layout, there are fewer than `num_classes` classes, or a class
-                or a domain has no images.
+            UserError: The files in `root` do not have this layout, there are fewer than `num_classes` classes, or a
+                class or a domain has no images.
         """
         found = self._find(root, self.num_classes if num_classes is None else num_classes)
         names = found.class_names
@@ -92,9 +94,9 @@ class Layout(ABC):
 
     @abstractmethod
     def _find(self, root: Path, num_classes: int | None) -> Listing:
-        """Return a preliminary listing of all images.
+        """Return a preliminary listing of all images (see `Listing`).
 
-        The images of classes beyond the first `num_classes` need not exist.
+        Image files that belong to the first `num_classes` classes must exist; other image files may be missing.
         """
 
     def _order(self, path: str) -> tuple[str, int]:
@@ -102,7 +104,10 @@ class Layout(ABC):
         return path, 0
 
     def _folder(self, root: Path, candidates: Iterable[str], fits: Callable[[Folder], bool], looked_for: str) -> str:
-        """Return the first of the `candidates` that is a folder in `root` and satisfies `fits`, or raise UserError."""
+        """Return the first of the `candidates` that is a folder in `root` and satisfies `fits`.
+
+        Raise UserError if there is no such folder. `looked_for` describes the folder in the error message.
+        """
         for name in candidates:
             if (root / name).is_dir() and fits(list_folder(root / name)):
                 return name
@@ -129,7 +134,7 @@ def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: t
     Args:
         root: The folder of the data set.
         places: The domain, the path (relative to the root) and the split of each folder that contains class folders.
-        domains: All domains of the published data set.
+        domains: All domains of the published data set, even if some are missing in `root`; empty if unknown.
 
     Raises:
         UserError: An image is not directly in a class folder, or a domain has no images.
@@ -206,14 +211,16 @@ def read_lines(root: Path, name: str) -> Iterator[tuple[str, str]]:
 
 
 def read_list(root: Path, name: str, domain: str, split: Split | None, labels: bool = True) -> list[Line]:
-    """Return the lines of a list file, each of which contains the path of an image and a label.
+    """Return the lines of a list file.
+
+    Each line contains the path of an image and, in most data sets, a label.
 
     Args:
         root: The folder of the data set.
         name: The path of the list file, relative to the root.
         domain: The domain of all images in the list.
         split: The split of all images in the list.
-        labels: Whether every line must contain a label.
+        labels: Whether a line without a label is an error.
 
     Raises:
         UserError: The list is empty, a line is malformed, or a path leads out of the root.

@@ -71,10 +71,10 @@ def list_folder(path: Path | str) -> Folder:
 
 
 def scan(path: Path | str) -> Folder:
-    """Return the listing of a folder like `list_folder`, but accept images that are broken links or not regular files.
+    """Return the names of the folders and files in a folder.
 
-    Raise UserError if the folder cannot be read. Files are not queried one by one, because a folder may contain
-    millions of files.
+    Unlike `list_folder`, accept images that are broken links or not regular files. Raise UserError if the folder cannot
+    be read. Files are not queried one by one, because a folder may contain millions of files.
     """
     folders, files, broken, stores = [], [], [], data_folder()
     try:
@@ -113,11 +113,12 @@ def join(*parts: str) -> str:
 
 
 def only_folder(root: Path, what: str, fits: Callable[[Folder], bool], levels: int = 2) -> str | None:
-    """Return the path, relative to the root, of the only folder for which `fits` is true, or None if there is none.
+    """Search for the only folder that satisfies `fits`, and return its path relative to the root.
 
-    The search proceeds level by level from the root, down to `levels` levels below it, and ends at the first level with
-    such a folder. Raise UserError if that level has several such folders. `what` describes their contents in the error
-    message.
+    The search starts with the root itself and continues level by level, at most `levels` levels below the root. It ends
+    at the first level on which a folder satisfies `fits`. Return None if no folder satisfies `fits`. Raise UserError if
+    several folders on the same level satisfy `fits`. In the error message, `what` names the contents of the folder,
+    e.g. "the lists".
     """
     level = [""]
     for _ in range(levels + 1):
@@ -144,7 +145,8 @@ def summarise_list(names: Iterable[str], most: int = 5) -> str:
 def unexpected(root: Path, layout: str, looked_for: str) -> UserError:
     """Return the error for a root folder that does not have the layout `layout`.
 
-    The message lists the files and folders that the root contains. `looked_for` describes the expected ones.
+    The message lists the files and folders in the root. `looked_for` describes the files and folders that the layout
+    expects.
     """
     folder = list_folder(root)
     kinds = (("folders", folder.folders), ("files", folder.files))

@@ -20,10 +20,14 @@ from fedsweep.preparation.layouts.disk_listing import fold, join, list_folder, u
 
 
 def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None = None) -> dict[str, str]:
-    """Return the common path of the training and test lists of each domain, keyed by domain.
+    """Find the training list and the test list of each domain.
 
-    The common path omits the endings `_train.txt` and `_test.txt`. The folders `places` are searched in order, and the
-    first folder with lists is used. If `only` is given, other domains are ignored.
+    The folders `places` are searched in order, and the first folder with lists is used. If `only` is given, lists of
+    other domains are ignored. Raise UserError if a domain has only one of the two lists.
+
+    Returns:
+        A dict from domain to a path relative to the root. The path has no ending and stands for both lists:
+        `splits/real` stands for `splits/real_train.txt` and `splits/real_test.txt`.
     """
     for place in places:
         files = list_folder(root / place).files if (root / place).is_dir() else ()
@@ -65,11 +69,17 @@ def _names_from_folders(lines: Sequence[Line], most: int) -> tuple[str, ...]:
 def _read_lists(
     root: Path, lists: Mapping[str, str], bases: Sequence[str], most: int, num_classes: int | None
 ) -> tuple[tuple[str, ...], tuple[Item, ...]]:
-    """Return the class names and the images of the lists.
+    """Return the class names and the images that are listed in training and test lists.
 
-    If some domains have a folder, the domains without one are skipped. Listed paths are relative to the first of the
-    folders `bases` that contains the first listed image. Labels must be below `most`. Images with a label of
-    `num_classes` or more need not exist.
+    If only some domains have an image folder, the domains without an image folder are skipped.
+
+    Args:
+        root: The folder of the data set.
+        lists: A dict from domain to the path of its lists, as returned by `_find_lists`.
+        bases: The folders that may contain the image folders. The first folder that contains the first listed image is
+            used.
+        most: The number of classes of the published data set. All labels must be below `most`.
+        num_classes: The number of classes whose images must exist, counted from label 0; None for all classes.
     """
     unpacked = {domain for domain in lists if any((root / base / domain).is_dir() for base in bases)}
     lines = [
@@ -123,7 +133,7 @@ _NICO_FOLDERS = (*_NICO_BASES, "public_dg_0416/train", "track_1/public_dg_0416/t
 class Nico(Layout):
     """The layout of NICO++: a training list and a test list per domain.
 
-    If there are no lists, a folder per domain and class is read.
+    If there are no lists, the images are read from folders `<domain>/<class>/`.
     """
 
     name = "nico"

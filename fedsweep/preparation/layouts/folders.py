@@ -38,10 +38,11 @@ def domain_of(root: Path) -> str:
 
 
 def below_splits(outer: Folder) -> Literal["classes", "domains"] | None:
-    """Return whether the split folders in `outer`, such as `train` and `test`, contain classes or domains.
+    """Return whether the split folders in `outer`, such as `train` and `test`, contain class or domain folders.
 
-    Return None if they contain neither. Also return None if any folder in `outer` is not named after a split, contains
-    images, or has no subfolders.
+    Class folders contain images, and domain folders contain folders. Return None if the split folders contain neither,
+    or if any folder in `outer` is not a split folder. A split folder is named after a split, contains subfolders and
+    contains no images.
     """
     if not outer.folders or any(name.lower() not in SPLITS for name in outer.folders):
         return None
@@ -75,7 +76,7 @@ class Domains(Layout):
 
 
 def _places(outer: Folder) -> Iterator[tuple[str, str, Split | None]]:
-    """Yield the domain, the path within the root, and the split, if any, of each folder that contains class folders."""
+    """Yield the domain, the path relative to the root, and the split (or None) of each folder with class folders."""
     within = below_splits(outer) == "domains"
     for inner in outer.inner():
         name = inner.path.name

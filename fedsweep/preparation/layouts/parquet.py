@@ -34,9 +34,9 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
 
 def _read_rows(path: Path, rows: Iterable[int]) -> Iterator[bytes]:
-    """Yield the encoded image in each row of `rows`.
+    """Yield the encoded images of a Parquet file, one for each row number in `rows`.
 
-    Ascending row numbers are fastest, because a step back to a lower number reads the row group again.
+    Reading is fastest if the row numbers are in ascending order. Otherwise, row groups may be read several times.
     """
     file = open_parquet(path)
     starts = [0, *accumulate(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))]
@@ -60,7 +60,10 @@ def _read_rows(path: Path, rows: Iterable[int]) -> Iterator[bytes]:
 
 
 def _encoded(images: pa.Array) -> pa.Array:
-    """Return a column of encoded images as bytes, extracted from the structs of Hugging Face's files if necessary."""
+    """Return a column of encoded images as an array of bytes.
+
+    In Hugging Face's files, the column contains structs with the encoded image in the field `bytes`.
+    """
     return pc.struct_field(images, "bytes") if pa.types.is_struct(images.type) else images
 
 
@@ -197,9 +200,11 @@ def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
 
 
 def _places(root: Path, stems: Sequence[str]) -> tuple[dict[str, tuple[str, Split | None]], bool]:
-    """Return the domain and the split of each file, keyed by the file's stem (its name without the suffix).
+    """Return the domain and the split of each Parquet file, and whether all files are named after splits.
 
-    Also return whether all files are named after splits, such as `train`.
+    `stems` are the file names without the suffix `.parquet`, and are the keys of the returned dict. If all files are
+    named after splits, such as `train`, the only domain is named after the root folder. Otherwise, each file is named
+    after its domain, and the splits are None. A domain or a split can be divided into numbered files.
     """
     bases = {stem: _SHARD.sub("", stem) for stem in stems}
     if all(base.lower() in SPLITS for base in bases.values()):
@@ -210,7 +215,10 @@ def _places(root: Path, stems: Sequence[str]) -> tuple[dict[str, tuple[str, Spli
 
 
 def _class_names(root: Path, tables: Sequence[_Table]) -> tuple[str, ...]:
-    """Return the class names in the order of labels, or raise UserError if files or rows disagree on a name."""
+    """Return the class names in the order of labels.
+
+    Raise UserError if two files or two rows have different names for the same label, or if there are no labels.
+    """
     listed: list[str] | None = None
     for table in tables:
         names = _names_in_metadata(table)

@@ -159,9 +159,11 @@ class Ucf101(Layout):
 
 
 def _middle_frame(folder: Folder, video: str, where: str) -> str:
-    """Return the path, within `folder`, of the middle frame of a video, or of its only frame.
+    """Return the path of the middle frame of a video, relative to `folder`.
 
-    Raise UserError if the video has no frames.
+    If `folder` contains an image that is named after the video, return the path of this image. Otherwise, the frames
+    are in a subfolder that is named after the video. Raise UserError if there are no frames. `where` is the location of
+    the line that lists the video.
     """
     stems = [os.path.splitext(image)[0] for image in folder.images]
     if video in stems:
