@@ -255,7 +255,7 @@ class _Rows:
         return torch.from_numpy(found)
 
     def write(self, rows: Tensor, values: Tensor) -> None:
-        """Write the outputs `values` for the images with the indices `rows`.
+        """Write the outputs `values` for the images at the indices `rows` of the image tensor.
 
         If the disk becomes full, the remaining outputs are not written.
 
@@ -315,8 +315,8 @@ def walk_key(identity: str, steps: tuple[object, ...], whole: bool, state: Adapt
     Args:
         identity: A string that identifies the model and its pre-trained weights.
         steps: The numbers of these first blocks, in order.
-        whole: Whether the forward pass has no further blocks. If so, the output of a CLIP model is computed by the
-            layers after its last block.
+        whole: Whether `steps` contains all blocks of the forward pass. If so, a CLIP model also runs the layers after
+            its last block.
         state: The trainable tensors on which the output depends, keyed by name.
         device: The device of the model, which affects rounding.
     """

@@ -110,7 +110,10 @@ class LayeredModel(nn.Module, ABC):
 
     @classmethod
     def positions(cls) -> dict[str, tuple[str, ...]]:
-        """Return, for each LoRA position (`l0`, `l1` or `both`), the names of the layers that LoRA adapts in a block."""
+        """Return, for each LoRA position, the names of the linear layers that LoRA adapts in a block.
+
+        The LoRA positions are `l0`, `l1` and `both`.
+        """
         return {**{name: (place,) for name, place in cls.sublayers.items()}, "both": tuple(cls.sublayers.values())}
 
     def exits(self, images: Images, walk: Walk, depths: Sequence[int], last: bool) -> list[Tensor]:
@@ -211,7 +214,7 @@ class LayeredModel(nn.Module, ABC):
         return cast(int, layer_of(name)), self.num_layers
 
     def plain_name(self, name: str) -> str:
-        """Convert fedsweep's name of a backbone tensor to the name in the network of timm or transformers.
+        """Convert fedsweep's name of a backbone tensor to the tensor's name in timm or transformers.
 
         LoRA factors keep the names that PEFT gives them.
         """

@@ -54,8 +54,8 @@ def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool 
     """Insert LoRA adapters into a model in place, and make only the adapters and the head trainable.
 
     The factor B is initialised with zeros, and A with Kaiming-uniform values that depend only on the seed and the
-    tensor's name. If two arms with the same seed and rank adapt the same layer, its adapter therefore has the same
-    initial values in both arms.
+    tensor's name. If two arms with the same seed and rank adapt the same layer, the layer's adapter therefore has the
+    same initial values in both arms.
 
     Args:
         model: The model.

@@ -25,7 +25,8 @@ _kept: dict[Role, tuple[Hashable, Any]] | None = None
 def keep() -> None:
     """Switch the cache on.
 
-    The cache keeps at most two networks in host memory: for each role, the network that was built most recently.
+    The cache keeps at most two networks in host memory: the most recently built backbone, and the most recently built
+    second network of a method.
     """
     global _kept
     _kept = _kept or {}

@@ -21,7 +21,8 @@ class BaseOptimizer(Config):
     def steer(self, gradients: Tensors, parameters: Tensors, start: Tensors, memory: list[Tensor | None]) -> Tensors:
         """Return the gradients of the objective that a client minimises.
 
-        The base class returns `gradients`. A subclass can add terms to the loss, and then adds their gradients here.
+        The base class returns `gradients`. A subclass that adds terms to the loss also adds the gradients of these
+        terms.
 
         Args:
             gradients: The gradient of the loss for each trained tensor.
@@ -95,9 +96,9 @@ class FedDyn(BaseOptimizer):
         """Update the remembered gradients, and correct the average.
 
         Let theta^t be the tensors before the round, theta_k the tensors that client k has trained, and p_k the client's
-        weight in `shares` (1 / m in the paper). The client's remembered gradient g_k decreases by alpha (theta_k - theta^t). The server's
-        remembered gradient h decreases by alpha times the sum of p_k (theta_k - theta^t) over the cohort. The server
-        then subtracts h / alpha from the average.
+        weight in `shares` (1 / m in the paper). The client's remembered gradient g_k decreases by
+        alpha (theta_k - theta^t). The server's remembered gradient h decreases by alpha times the sum of
+        p_k (theta_k - theta^t) over the cohort. The server then subtracts h / alpha from the average.
         """
         clients, server, adapter = dict(before.client_memory), dict(before.server_memory), dict(after.adapter)
         for update in sorted(updates, key=lambda one: one.client):

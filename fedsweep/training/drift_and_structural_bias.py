@@ -30,7 +30,7 @@ ERROR = "structural_bias/brick_error"
 
 
 def bias_metrics(stand_ins: bool) -> list[str]:
-    """Return the names of the metrics of structural bias, except those of the metrics that refer to one block.
+    """Return the names of the structural-bias metrics that do not belong to a single block.
 
     Structural bias is the effect of missing blocks on a client's gradients. `stand_ins` is true if clients have
     stand-ins, which are modules that replace missing blocks.
@@ -170,7 +170,7 @@ def gradient_distortion(
     """Measure how much missing blocks change the gradients of the adapters that a client holds.
 
     The change in block l is epsilon_l = g~_l - g*_l (FedBRICK, Eq. 9). g~_l is the gradient when the forward pass runs
-    the client's own blocks and stand-ins. g*_l is the gradient when the forward pass runs all blocks `layers`.
+    the client's own blocks and stand-ins. g*_l is the gradient when the forward pass runs all blocks in `layers`.
 
     Returns:
         A dict that maps the number of each held block l to ||epsilon_l||, and the relative change ||epsilon|| / ||g*||
@@ -201,13 +201,14 @@ def jacobian_discrepancy(
     """Yield, for each missing block, the distance between the block's Jacobian and the Jacobian of each replacement.
 
     The replacements are the identity, which skips the block, and the client's stand-in for the block, if there is one.
-    The distance is E ||J - J_l||_F^2 / d (FedBRICK, Remark 2), where J is the Jacobian of the replacement, J_l is the
-    Jacobian of block l, and d is the number of values in an activation. Both Jacobians are taken at the activations of
-    the full model. The norm is estimated by Hutchinson's method: if the entries of v are random signs, the mean of ||(J - J_l)^T v||^2 is the
-    squared Frobenius norm. One v is drawn for each image.
+    The distance is the mean of ||J - J_l||_F^2 / d over the images (FedBRICK, Remark 2), where J is the Jacobian of the
+    replacement, J_l is the Jacobian of block l, and d is the number of values in an activation. Both Jacobians are
+    taken at the activations of the full model. The norm is estimated by Hutchinson's method: if the entries of v are
+    random signs, the mean of ||(J - J_l)^T v||^2 is the squared Frobenius norm. One v is drawn for each image.
 
     If the client has a stand-in E for the block f, the dict also contains the relative error of E, which is
-    ||E(x) - f(x)||^2 / ||x - f(x)||^2 for the block's input x. An error of 1 means that E is no better than skipping the block.
+    ||E(x) - f(x)||^2 / ||x - f(x)||^2 for inputs x of the block. An error of 1 means that E is no better than skipping
+    the block.
     """
     with torch.no_grad():
         tokens = model.embed(model.normalize(images))

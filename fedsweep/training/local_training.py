@@ -185,7 +185,7 @@ class CohortTrainer:
 
 
 def batches(num_examples: int, batch_size: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield `steps` batches, each of which is an array with the indices of its images.
+    """Yield `steps` batches, each of which is an array of image indices.
 
     Every epoch goes through all `num_examples` images in a new random order. All batches have `batch_size` images,
     except that the last batch of an epoch can be smaller.

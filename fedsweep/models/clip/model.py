@@ -78,8 +78,8 @@ class FeatureAdapter(nn.Sequential):
 class LayeredClip(LayeredModel):
     """A CLIP model that runs block by block.
 
-    A logit is the cosine similarity between the features of an image and those of a prompt, multiplied by exp(s), where
-    s is CLIP's logit scale.
+    A logit is the cosine similarity between the features of an image and the features of a prompt, multiplied by
+    exp(s), where s is CLIP's logit scale.
 
     Prompts are padded only to the length of the longest prompt. The padding does not change the output, because the
     text encoder is causal. If no gradients are needed, the features of the prompts are computed once and reused until
@@ -130,7 +130,7 @@ class LayeredClip(LayeredModel):
         return layer - self.num_layers + depth, depth
 
     def plain_name(self, name: str) -> str:
-        """Convert fedsweep's name of a tensor to the name in transformers' CLIPModel.
+        """Convert fedsweep's name of a tensor to the tensor's name in transformers' CLIPModel.
 
         fedsweep numbers pairs of blocks, whereas CLIPModel numbers the blocks of each encoder separately.
         """

@@ -43,7 +43,7 @@ class Architecture:
     def image_size(self) -> int:
         """The side length of the square input images, in pixels.
 
-        If `img_size` is None, this is the size in timm's configuration.
+        The side length is `img_size` or, if `img_size` is None, the size in timm's configuration.
         """
         return self.img_size or int(timm_config(self.model).input_size[-1])
 
@@ -147,7 +147,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class TimmOutline(Outline):
-    """The outline of a timm model, with the class that runs the model block by block."""
+    """The sizes of a timm model, such as its number of blocks, and the class that runs the model block by block."""
 
     family: Family
     facts: Mapping[str, str | int | None]
@@ -159,7 +159,7 @@ class TimmOutline(Outline):
 
 @lru_cache(maxsize=64)
 def outline(architecture: Architecture) -> TimmOutline:
-    """Return the outline of a timm model, without allocating the model's tensors.
+    """Return the sizes of a timm model and the class that can run it, without allocating the model's tensors.
 
     Raises:
         ValueError: The model is unknown, cannot be built in this shape, or cannot run block by block.
