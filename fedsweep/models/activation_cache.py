@@ -40,9 +40,9 @@ processes write to the folder too."""
 
 @dataclass(frozen=True)
 class FrozenFunction:
-    """A frozen part of a model: a function from uint8 images (n, 3, h, w) to outputs (n, ...), one row per image.
+    """A frozen part of a model, which maps n uint8 images (n, 3, h, w) to n outputs (n, ...).
 
-    `key` identifies the function in the activation cache: functions with the same key return the same outputs.
+    `key` identifies the function in the activation cache. Functions with the same key return the same outputs.
     """
 
     key: str
@@ -145,16 +145,16 @@ class FrozenRows:
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def _kept(self, place: Path, count: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Look up the outputs for the images with the numbers `rows` in the file `place`.
+        """Read the cached outputs for some images of an image tensor from a cache file.
 
         Args:
-            place: The path of the file without its suffixes.
-            count: The number of images for which the file has room.
-            rows: The numbers of the images.
+            place: The path of the cache file without its suffixes.
+            count: The number of images in the image tensor.
+            rows: The indices of the requested images in the image tensor.
 
         Returns:
-            A boolean mask over `rows` that marks the cached outputs, and these outputs. If the file cannot be read, no
-            output is marked.
+            A boolean mask that is true for each requested image whose output is cached, and the cached outputs. If the
+            file does not exist or cannot be read, the mask is false for all images.
         """
         with contextlib.suppress(OSError):
             if place not in self._files and (paths := list(place.parent.glob(f"{place.name}.*{SUFFIX}"))):
@@ -166,15 +166,15 @@ class FrozenRows:
         return torch.zeros(len(rows), dtype=torch.bool), torch.empty(0)
 
     def _keep(self, place: Path, count: int, rows: Tensor, values: Tensor) -> None:
-        """Write the outputs `values` for the images with the numbers `rows` to the file `place`.
+        """Write the outputs for some images of an image tensor to a cache file.
 
         Nothing is written if the cache would exceed its size limit. Errors of the operating system are ignored, because
         the cache only saves time.
 
         Args:
-            place: The path of the file without its suffixes.
-            count: The number of images for which the file has room.
-            rows: The numbers of the images.
+            place: The path of the cache file without its suffixes.
+            count: The number of images in the image tensor.
+            rows: The indices of the images in the image tensor.
             values: The outputs for these images, in the same order.
         """
         with contextlib.suppress(OSError):
@@ -190,7 +190,8 @@ class FrozenRows:
     def _may_grow(self, folder: Path, size: int) -> bool:
         """Return whether the cache can grow by `size` bytes without exceeding its size limit.
 
-        If necessary, cache files that this process does not use are removed first, starting with the oldest.
+        If necessary, first remove cache files that this process does not use, starting with the least recently modified
+        file.
         """
         if size > self._room:
             left = self.limit - self._swept(folder, size)
@@ -254,9 +255,9 @@ class _Rows:
         return torch.from_numpy(found)
 
     def write(self, rows: Tensor, values: Tensor) -> None:
-        """Write the outputs `values` for the images with the numbers `rows`.
+        """Write the outputs `values` for the images at the indices `rows` of the image tensor.
 
-        If the disk becomes full, only the first outputs are written.
+        If the disk becomes full, the remaining outputs are not written.
 
         Raises:
             OSError: The file cannot be written.
@@ -309,13 +310,13 @@ def digest_of(identity: str, state: AdapterState, device: torch.device) -> str:
 
 
 def walk_key(identity: str, steps: tuple[object, ...], whole: bool, state: AdapterState, device: torch.device) -> str:
-    """Return the cache key of the output after `steps`, the first blocks of a forward pass.
+    """Return the cache key of the output of the first blocks of a forward pass.
 
     Args:
         identity: A string that identifies the model and its pre-trained weights.
-        steps: The numbers of the blocks, in order.
-        whole: Whether `steps` are all blocks of the forward pass. If so, a CLIP model also runs the layers after its
-            last block.
+        steps: The numbers of these first blocks, in order.
+        whole: Whether `steps` contains all blocks of the forward pass. If so, a CLIP model also runs the layers after
+            its last block.
         state: The trainable tensors on which the output depends, keyed by name.
         device: The device of the model, which affects rounding.
     """

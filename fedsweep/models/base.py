@@ -24,7 +24,7 @@ SHAPE = (
 
 
 class Recipe(Config):
-    """A call of a timm or transformers function that builds a backbone's network without fedsweep."""
+    """A function call that builds a backbone's network with timm or transformers alone, without fedsweep."""
 
     what_a_name_is = "an entry of a backbone's recipe"
 
@@ -49,11 +49,11 @@ class Recipe(Config):
 
 @dataclass(frozen=True)
 class Outline:
-    """The sizes of a backbone."""
+    """The number of blocks, the width, the image size and the largest LoRA ranks of a backbone."""
 
     layers: int
     width: int  # number of features of an image token
-    image_size: int  # height and width in pixels
+    image_size: int  # side length of the square images in pixels
     largest_rank: Mapping[str, int]
     """The largest LoRA rank for each value of `lora.position`: the smallest dimension of the adapted matrices."""
 
@@ -84,7 +84,7 @@ class Backbone(Config, ABC):
 
     @property
     def image_size(self) -> int:
-        """The height and width of the backbone's input images, in pixels."""
+        """The side length of the backbone's square input images, in pixels."""
         return self._outline.image_size
 
     def largest_rank(self, position: str) -> int:
@@ -143,7 +143,7 @@ def check_walk(
     Args:
         model: The model, which is switched to evaluation mode.
         forward: The library's own forward pass, a function from normalised pixels to logits.
-        size: The height and width of the random image in pixels.
+        size: The side length of the square random image, in pixels.
         name: The name of the model in error messages.
         theirs: The name of the library's forward pass in error messages.
         tolerance: The largest allowed relative and absolute difference between logits.
@@ -168,7 +168,7 @@ def check_walk(
 
 @dataclass(frozen=True)
 class Reader:
-    """The reader of a model's input images, which reuses cached outputs of the model's frozen blocks.
+    """A reader that turns images into a model's inputs: pixels, or cached outputs of the model's frozen blocks.
 
     Attributes:
         model: The model.

@@ -36,8 +36,8 @@ Walk: TypeAlias = Sequence[Step]
 class LayeredModel(nn.Module, ABC):
     """A frozen backbone with trainable adapters and a trainable head, which runs block by block.
 
-    A process holds one full model, into which the tensors of each client are copied in turn. Therefore, a block has the
-    same number on every client.
+    A process holds one full model, and copies the tensors of one client at a time into the model. A client that holds
+    only some blocks uses the block numbers of the full model.
     """
 
     backbone: Any
@@ -77,16 +77,18 @@ class LayeredModel(nn.Module, ABC):
         return cast(Tensor, self.backbone.blocks[layer](tokens))
 
     def classify(self, tokens: Tensor) -> Tensor:
-        """Return logits (batch, classes) for tokens (batch, tokens, width) after the last block.
+        """Run the layers after the last block, and return logits (batch, classes).
 
-        The tokens pass the final norm, timm's pooling and the head.
+        The layers are the final norm, timm's pooling and the head. `tokens` is the output (batch, tokens, width) of the
+        last block.
         """
         return cast(Tensor, self.backbone.forward_head(self.backbone.norm(tokens)))
 
     def features(self, tokens: Tensor) -> Tensor:
-        """Return the head's input (batch, width) for tokens (batch, tokens, width) after the last block.
+        """Run the layers between the last block and the head, and return the head's input (batch, width).
 
-        The tokens pass the final norm and timm's pooling.
+        The layers are the final norm and timm's pooling. `tokens` is the output (batch, tokens, width) of the last
+        block.
         """
         return cast(Tensor, self.backbone.forward_head(self.backbone.norm(tokens), pre_logits=True))
 
@@ -96,7 +98,10 @@ class LayeredModel(nn.Module, ABC):
         self.head_is_fresh = True
 
     def add_heads(self, depths: Iterable[int], seed: int) -> None:
-        """Add, for each d in `depths`, a trainable classifier `heads.<d>` after the first d blocks."""
+        """Add a trainable classifier at each depth in `depths`.
+
+        The classifier `heads.<d>` classifies the output of the first d blocks.
+        """
         shape = self.backbone.num_features, self.backbone.num_classes
         for depth in sorted(depths):
             head = nn.Linear(*shape, device="meta").to_empty(device="cpu")
@@ -105,17 +110,23 @@ class LayeredModel(nn.Module, ABC):
 
     @classmethod
     def positions(cls) -> dict[str, tuple[str, ...]]:
-        """Map each LoRA position (`l0`, `l1` or `both`) to the names of a block's adapted linear layers."""
+        """Return, for each LoRA position, the names of the linear layers that LoRA adapts in a block.
+
+        The LoRA positions are `l0`, `l1` and `both`.
+        """
         return {**{name: (place,) for name, place in cls.sublayers.items()}, "both": tuple(cls.sublayers.values())}
 
     def exits(self, images: Images, walk: Walk, depths: Sequence[int], last: bool) -> list[Tensor]:
-        """Return the logits (batch, classes) of classifiers at several depths, computed in a single forward pass.
+        """Return the logits (batch, classes) of classifiers at several depths, shallowest first.
+
+        A single forward pass computes the logits of all classifiers.
 
         Args:
             images: The images, or a batch with cached tokens.
             walk: The blocks to run, in order.
-            depths: The depths (numbers of blocks) at which an additional classifier returns logits.
-            last: Whether the backbone's own head also returns logits, after the last block.
+            depths: The depths of the additional classifiers to use. The classifier at depth d follows the first d
+                blocks in `walk`.
+            last: Whether to return the logits of the backbone's own head too.
         """
         (tokens, done), logits = self.begin(images), []
         for place, step in enumerate(walk, start=1):
@@ -141,11 +152,14 @@ class LayeredModel(nn.Module, ABC):
         return standardize_(pixels, self.mean, self.std)
 
     def forward(self, images: Images, walk: Walk | None = None) -> Tensor:
-        """Return the logits (batch, classes) of images after the blocks in `walk`; None runs all blocks."""
+        """Run the blocks in `walk` on the images, and return the logits (batch, classes).
+
+        If `walk` is None, all blocks are run.
+        """
         return self.classify(self.walk(images, range(self.num_layers) if walk is None else walk))
 
     def walk(self, images: Images, walk: Walk) -> Tensor:
-        """Return the tokens (batch, tokens, width) of images after the steps in `walk`.
+        """Run the steps in `walk` on the images, and return the resulting tokens (batch, tokens, width).
 
         A step is a block or a module that replaces a block.
         """
@@ -193,11 +207,17 @@ class LayeredModel(nn.Module, ABC):
         return {name: state[name] for name in names_within(state, cast("Sequence[int]", walk[:steps]), behind)}
 
     def height(self, name: str) -> tuple[int, int]:
-        """Return the index of a tensor's block, and the number of blocks in the model."""
+        """Return the index of a block, and the number of blocks in the model.
+
+        `name` is the name of a tensor in the block.
+        """
         return cast(int, layer_of(name)), self.num_layers
 
     def plain_name(self, name: str) -> str:
-        """Return a backbone tensor's name in timm's or transformers' network, with PEFT's names for LoRA factors."""
+        """Convert fedsweep's name of a backbone tensor to the tensor's name in timm or transformers.
+
+        LoRA factors keep the names that PEFT gives them.
+        """
         return name.removeprefix("backbone.")
 
     def cut(self, layers: Sequence[int]) -> dict[str, int]:
@@ -208,17 +228,17 @@ class LayeredModel(nn.Module, ABC):
         return {} if len(layers) == self.num_layers else {"blocks": len(layers)}
 
     def passed(self, images: Images, walk: Walk) -> Tensor:
-        """Return the tokens (batch, tokens, width) of images after the blocks in `walk`.
+        """Run the blocks in `walk` on the images, and return the resulting tokens (batch, tokens, width).
 
-        All these blocks are frozen, so the tokens can be cached.
+        The tokens can be cached, because all blocks in `walk` are frozen.
         """
         return self.walk(images, walk)
 
     @contextmanager
     def frozen(self, walk: Walk, steps: int) -> Iterator[None]:
-        """Keep the first `steps` blocks in `walk` in evaluation mode until the `with` statement ends.
+        """Keep the first `steps` blocks of `walk` in evaluation mode until the `with` statement ends.
 
-        The adapters in these blocks therefore have no dropout.
+        In evaluation mode, adapters do not apply dropout.
         """
         blocks = [self.backbone.blocks[step] for step in walk[:steps]]
         for block in blocks:
@@ -230,7 +250,10 @@ class LayeredModel(nn.Module, ABC):
                 block.train(self.training)
 
     def step(self, step: Step, tokens: Tensor) -> Tensor:
-        """Return the tokens (batch, tokens, width) after a step, which is a block or a module that replaces a block."""
+        """Run one step of a forward pass, and return the resulting tokens (batch, tokens, width).
+
+        A step is a block or a module that replaces a block.
+        """
         return self.block(step, tokens) if isinstance(step, int) else step(self, tokens)
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -317,5 +340,5 @@ def draw_linears(layers: nn.Sequential, seed: int, purpose: str, *key: str) -> N
 
 
 def standardize_(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Compute (pixels - mean) / std in place. Allocating memory would take longer than the arithmetic."""
+    """Compute (pixels - mean) / std in place, because allocating memory takes longer than the arithmetic."""
     return pixels.sub_(mean).div_(std)

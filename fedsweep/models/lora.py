@@ -46,7 +46,7 @@ class LoraConfig(Config):
 
     @property
     def effective_scaling(self) -> float:
-        """The scaling s of the adapters' output."""
+        """The scaling s of the adapters' output: `scaling` if it is set, otherwise `alpha / rank`."""
         return self.scaling if self.scaling is not None else (self.alpha or 0.0) / self.rank
 
 
@@ -54,7 +54,8 @@ def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool 
     """Insert LoRA adapters into a model in place, and make only the adapters and the head trainable.
 
     The factor B is initialised with zeros, and A with Kaiming-uniform values that depend only on the seed and the
-    tensor's name. Arms that adapt different layers therefore start from the same values in any layer that both adapt.
+    tensor's name. If two arms with the same seed and rank adapt the same layer, the layer's adapter therefore has the
+    same initial values in both arms.
 
     Args:
         model: The model.
@@ -135,7 +136,7 @@ def train_head_alone(model: LayeredModel) -> None:
 
 @torch.no_grad()
 def relative_norm(model: LayeredModel, layers: Iterable[int]) -> float:
-    """Return ||s B A|| / ||W||, the norm of LoRA's changes relative to that of the frozen weights.
+    """Return ||s B A|| / ||W||, the norm of LoRA's changes divided by the norm of the frozen weights.
 
     s is LoRA's scaling, A and B are the factors that the model currently holds, and W is the frozen weight. The
     Frobenius norms are taken over all adapted layers in the blocks `layers`, and over the patch embedding if it is

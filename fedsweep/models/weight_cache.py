@@ -25,14 +25,15 @@ _kept: dict[Role, tuple[Hashable, Any]] | None = None
 def keep() -> None:
     """Switch the cache on.
 
-    The cache keeps two networks in host memory: the last backbone, and the last second network of a method.
+    The cache keeps at most two networks in host memory: the most recently built backbone, and the most recently built
+    second network of a method.
     """
     global _kept
     _kept = _kept or {}
 
 
 def built(role: Role, source: Source[T_co], content: str, *arguments: Hashable) -> T_co:
-    """Return the network that `source` describes, either newly built or copied from the cache.
+    """Return the network that `source` describes: a copy from the cache if possible, otherwise a new network.
 
     The caller may change the returned network in place.
 

@@ -1,4 +1,4 @@
-"""Functions that find, hash, read and load files of backbone weights with timm's names."""
+"""Functions that find, hash, read and load files with the weights of backbones."""
 
 import hashlib
 import importlib
@@ -107,8 +107,8 @@ def read_card(path: Path) -> dict[str, Any]:
 def read(path: Path) -> dict[str, Tensor]:
     """Return the tensors in a file, keyed by name; floats are converted to float32.
 
-    If the file is a training checkpoint, only the tensors of the model are returned. If the checkpoint also contains
-    their moving averages (EMA), the averages are returned instead.
+    If the file is a training checkpoint, only the tensors of the model are returned. If the checkpoint also contains a
+    moving average (EMA) of the model's tensors, the moving average is returned instead.
 
     Raises:
         UserError: The file is broken, or contains objects other than tensors. Such objects are never unpickled.
@@ -130,8 +130,8 @@ def read(path: Path) -> dict[str, Tensor]:
 def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> bool:
     """Copy the weights from a file into a timm model.
 
-    timm's own functions fit the tensors to the model. They resample position and patch embeddings of another size and,
-    for a model with one input channel, sum the weights of the three colours.
+    timm's own functions fit the tensors to the model: position embeddings and patch embeddings are resampled if their
+    size differs. For a model with one input channel, the weights of the three colour channels are added.
 
     Args:
         backbone: The timm model, which has a new, untrained head.
@@ -207,10 +207,10 @@ def _check(state: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -
 
 
 def reason(error: Exception) -> str:
-    """Return the first sentence of a loading error.
+    """Return the reason why weights could not be loaded, as one sentence for an error message.
 
-    torch's advice on how to load the file anyway is left out, because it could make users execute malicious code in a
-    pickled file.
+    The sentence is usually the first sentence of the message of `error`. torch's advice on how to load the file anyway
+    is left out, because users who follow it could execute malicious code in a pickled file.
     """
     cause: BaseException | None = error
     while cause is not None:

@@ -67,7 +67,10 @@ class ImageAugmentation(Config):
         """Accept any image size."""
 
     def __call__(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        """Return augmented copies of pixels (n, 3, h, w) in [0, 1], with the same shape, range and device."""
+        """Return augmented copies of n images, on the same device.
+
+        Both `pixels` and the result have the shape (n, 3, h, w) and values in [0, 1].
+        """
         draw = Draws(len(pixels), generator, pixels.device)
         return self._erase(self._jitter(self._crop(pixels, draw), draw), draw)
 
@@ -95,7 +98,7 @@ class ImageAugmentation(Config):
         return (grey + (pixels - grey) * saturation).clamp(0, 1)
 
     def _erase(self, pixels: Tensor, draw: Draws) -> Tensor:
-        """Cover a rectangle in some images with a random colour."""
+        """Choose some of the images at random, and fill a rectangle in each of them with a random colour."""
         area = draw.uniform(*ERASED_AREA, 1, 1, 1)
         ratio = draw.uniform(math.log(ERASED_RATIO[0]), math.log(ERASED_RATIO[1]), 1, 1, 1).exp()
         width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
@@ -107,10 +110,11 @@ class ImageAugmentation(Config):
 
 
 class GlyphAugmentation(Config):
-    """An augmentation that rotates, scales and shifts glyphs, and gives some images thick strokes, stripes or noise.
+    """An augmentation that randomly rotates, scales, shifts and colours glyphs.
 
-    Some images are also inverted. The augmented images are meant to be as varied as the training images of a general
-    backbone, without reproducing any domain of the digits data set.
+    Some images also get thicker strokes, a striped background, noise or inverted colours. The augmented images are
+    meant to be varied, like the images on which general-purpose backbones are trained, but not to reproduce any domain
+    of the digits data set.
     """
 
     name: Literal["glyphs"] = "glyphs"
@@ -150,7 +154,10 @@ class GlyphAugmentation(Config):
             raise ValueError(f"`augmentation.name` glyphs needs images of {SIZE} pixels, but `data.size` is {size}")
 
     def __call__(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        """Return augmented copies of pixels (n, 3, h, w) in [0, 1], with the same shape, range and device."""
+        """Return augmented copies of n images, on the same device.
+
+        Both `pixels` and the result have the shape (n, 3, h, w) and values in [0, 1].
+        """
         draw = Draws(len(pixels), generator, pixels.device)
         angle, scale = draw.uniform(-self.turn, self.turn), draw.uniform(*self.scale)
         glyphs = rotate(pixels.mean(1, keepdim=True), angle, scale, draw.uniform(-self.shift, self.shift, 2))

@@ -1,4 +1,4 @@
-"""The configuration of a pre-training run, and the function that loads its images."""
+"""The configuration of a pre-training run, and a function that loads the images for the run."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
@@ -40,9 +40,9 @@ class ScheduleConfig(Config):
 
 
 class MixConfig(Config):
-    """MixUp and CutMix, which mix each image and its label with another image of the batch and its label.
+    """The options of MixUp and CutMix, which mix each image with another image of the batch.
 
-    The mixing ratio is drawn once per batch.
+    The labels of the two images are mixed in the same ratio. The ratio is drawn once per batch.
     """
 
     mixup: float = Field(0.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha) distribution; 0 for no MixUp")

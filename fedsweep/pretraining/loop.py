@@ -111,9 +111,10 @@ def exclusively(out: Path) -> AbstractContextManager[None]:
 
 
 def _check_out(out: Path, checkpoint: Path, resume: bool) -> None:
-    """Raise UserError if `out` cannot be written or if, unless `resume` is true, it already exists.
+    """Raise UserError if a pre-training run cannot write its weights to `out`.
 
-    Also raise UserError if `resume` is true and there is no checkpoint, or if `resume` is false and there is one.
+    `out` must end in `.safetensors`, and its folder must be writable. A resumed run needs the file `checkpoint`. A new
+    run must not replace an existing checkpoint, weights file or card.
     """
     if out.suffix != ".safetensors":
         raise UserError(f"`--out` must end in .safetensors, but it is {out}.")
@@ -196,10 +197,10 @@ def _train_epoch(session: Session, state: TrainingState, epoch: int, on_step: On
 
 
 def _step(session: Session, state: TrainingState, pixels: Tensor, targets: Tensor, number: int) -> Tensor:
-    """Take one training step, and return the loss without its graph.
+    """Take one training step, and return the loss, detached from the autograd graph.
 
-    `pixels` are images in [0, 1], and `targets` are labels (n,) or class shares (n, classes). `number` counts steps
-    from 0.
+    `pixels` are images with values in [0, 1]. `targets` are labels (n,) or class probabilities (n, classes). `number`
+    is the number of the step, counted from 0.
     """
     config, network = session.config, state.network
     loss = F.cross_entropy(session.logits(network, pixels), targets, label_smoothing=config.label_smoothing)
@@ -320,7 +321,10 @@ class EpochTable:
             self.progress.stop()
 
     def on_step(self, images: int, loss: Tensor) -> None:
-        """Count the images of a step, and update the bar at most once every `REFRESH` seconds."""
+        """Record that a step with `images` images and the loss `loss` has finished.
+
+        The progress bar is updated at most once every `REFRESH` seconds.
+        """
         self.trained, self.seen = self.trained + images, self.seen + images
         now = time.monotonic()
         if self.progress.console.is_terminal and now - self.looked > REFRESH:

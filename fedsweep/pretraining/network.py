@@ -133,7 +133,7 @@ def mixer(config: MixConfig, num_classes: int) -> Mix | None:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """The results of an epoch, where `epoch` counts from 1.
+    """The results of one epoch; epochs are numbered from 1.
 
     If a run is repeated on the same CPU, all values except `seconds` are identical.
     """
@@ -215,7 +215,10 @@ class TrainingState:
 
     @property
     def result(self) -> Network:
-        """The network that is validated and written to the weights file: the moving average, if there is one."""
+        """The network that is validated and written to the weights file.
+
+        If `average` is not None, this is the network with the averaged weights.
+        """
         return self.network if self.average is None else self.average.module
 
     def tensors(self) -> dict[str, Tensor]:

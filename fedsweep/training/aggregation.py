@@ -77,10 +77,10 @@ def layerwise_mean(
 def lora_residual(previous: AdapterState, updates: Sequence[ClientUpdate], config: AggregationConfig) -> float:
     """Return the relative error of the aggregated LoRA factors, ||mean(B A) - B' A'|| / ||mean(B A)||.
 
-    B A is the product of a client's factors, and B' A' is the product of the aggregated factors, before a method or a
-    base optimizer changes them. The Frobenius norms are taken over all adapted layers that at least one client trained.
-    The error is 0 if A is frozen. With `lora: factors`, the difference is the weighted covariance of B and A over the
-    clients.
+    B A is the product of a client's factors, and B' A' is the product of the aggregated factors. Changes that a method
+    or a base optimizer makes after the aggregation are not included. The Frobenius norms are taken over all adapted
+    layers that at least one client trained. The error is 0 if A is frozen. With `lora: factors`, mean(B A) - B' A' is
+    the weighted covariance of B and A over the clients.
     """
     missed = total = 0.0
     for a, b in _pairs(previous):
@@ -133,11 +133,11 @@ def _stacked(a: Sequence[tuple[float, Tensor]], b: Sequence[tuple[float, Tensor]
 def _refactored(left: Tensor, right: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return new factors (A', B') whose product B' A' best approximates `left @ right` at the rank of `a`.
 
-    For the truncated singular value decomposition U S V^T of `left @ right`, A' is c R V^T and B' is U S R^T / c. Every
-    rotation R and scale c give the same product, but different steps of SGD afterwards. R and c are therefore chosen so
-    that A' is as close as possible in direction and norm to `a`, the mean of the clients' factors A. With other
-    choices, the effective learning rate would differ from that of arms without the decomposition. `b` is the mean of
-    the factors B, and may be zero.
+    For the truncated singular value decomposition U S V^T of `left @ right`, A' is c R V^T and B' is U S R^T / c. The
+    product is the same for every rotation R and scale c, but the SGD steps of the next round depend on R and c.
+    Therefore, R and c are chosen so that A' has the norm and, as far as possible, the direction of `a`, the mean of the
+    clients' factors A. Otherwise, the decomposition would change the effective learning rate. `b` is the mean of the
+    clients' factors B, and may be zero.
     """
     q_left, r_left = torch.linalg.qr(left)
     q_right, r_right = torch.linalg.qr(right.T)

@@ -19,13 +19,16 @@ class BaseOptimizer(Config):
     """The base class of base optimizers, which can change the clients' gradients and correct the server's average."""
 
     def steer(self, gradients: Tensors, parameters: Tensors, start: Tensors, memory: list[Tensor | None]) -> Tensors:
-        """Return the gradients of a client's objective, which can contain terms in addition to the loss.
+        """Return the gradients of the objective that a client minimises.
+
+        The base class returns `gradients`. A subclass that adds terms to the loss also adds the gradients of these
+        terms.
 
         Args:
             gradients: The gradient of the loss for each trained tensor.
             parameters: The current values of the trained tensors.
             start: The values of the trained tensors at the beginning of the local session.
-            memory: The client's remembered gradient for each trained tensor; None for a tensor without one.
+            memory: For each trained tensor, the gradient that the client remembers, or None if it remembers none.
         """
         return gradients
 
@@ -50,9 +53,10 @@ class FedAvg(BaseOptimizer):
 
 
 class FedProx(BaseOptimizer):
-    """A proximal term mu / 2 ||theta - theta^t||^2 in the clients' objective (Li et al., 2020, Eq. 2).
+    """The base optimizer FedProx, which adds a proximal term to the clients' objective (Li et al., 2020, Eq. 2).
 
-    theta are the client's tensors, and theta^t are the tensors that the server sent.
+    The term is mu / 2 ||theta - theta^t||^2, where theta are the client's tensors and theta^t are the tensors that the
+    server sent.
     """
 
     name: Literal["fedprox"] = "fedprox"
@@ -91,10 +95,10 @@ class FedDyn(BaseOptimizer):
     ) -> ServerState:
         """Update the remembered gradients, and correct the average.
 
-        Let theta^t be the tensors before the round, theta_k the trained tensors of client k, and p_k its share (1 / m
-        in the paper). The client's remembered gradient g_k decreases by alpha (theta_k - theta^t). The server's
-        remembered gradient h decreases by alpha times the sum of p_k (theta_k - theta^t) over the cohort. The server
-        then subtracts h / alpha from the average.
+        Let theta^t be the tensors before the round, theta_k the tensors that client k has trained, and p_k the client's
+        weight in `shares` (1 / m in the paper). The client's remembered gradient g_k decreases by
+        alpha (theta_k - theta^t). The server's remembered gradient h decreases by alpha times the sum of
+        p_k (theta_k - theta^t) over the cohort. The server then subtracts h / alpha from the average.
         """
         clients, server, adapter = dict(before.client_memory), dict(before.server_memory), dict(after.adapter)
         for update in sorted(updates, key=lambda one: one.client):

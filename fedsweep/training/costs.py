@@ -39,7 +39,7 @@ def held_parameters(sizes: Mapping[str, int], layers: Iterable[int], excluded_pr
     Args:
         sizes: The number of values of each parameter of the full model, keyed by name.
         layers: The numbers of the blocks.
-        excluded_prefixes: Name prefixes of tensors outside the blocks that the sub-model lacks.
+        excluded_prefixes: Prefixes of names. A tensor outside the blocks is not counted if its name has such a prefix.
     """
     return sum(sizes[name] for name in names_within(sizes, layers, excluded_prefixes))
 
@@ -51,16 +51,20 @@ def round_costs(
     received: Mapping[ClientId, Iterable[str]],
     updates: Collection[ClientUpdate],
 ) -> dict[str, float]:
-    """Return the bytes that the cohort receives and sends in a round, and the mean parameter counts of its clients.
+    """Return the bytes that the cohort receives and sends in a round, and the size of the clients' models.
+
+    `parameters/held` and `parameters/trained` are the numbers of parameters that a client holds and trains, averaged
+    over the cohort.
 
     `bytes/down` counts the tensors that clients receive, such as adapters, heads and BRICKs (FedBRICK's small
     replacements for missing blocks). `bytes/up` counts the tensors that clients send. Frozen blocks are not counted,
-    because every client already has the public backbone. Nor are synthetic images, which are sent only once in a run.
+    because every client already has the public backbone. Synthetic images are not counted either, because they are sent
+    only once in a run.
 
     Args:
         model: The full model.
         sent: The server's tensors, keyed by name.
-        allocations: The blocks of each client of the cohort.
+        allocations: The blocks that each client of the cohort holds and trains.
         received: The names of the tensors in `sent` that each client receives.
         updates: The updates of the cohort.
     """

@@ -30,7 +30,7 @@ ERROR = "structural_bias/brick_error"
 
 
 def bias_metrics(stand_ins: bool) -> list[str]:
-    """Return the names of the metrics of structural bias, except the metrics for single blocks.
+    """Return the names of the structural-bias metrics that do not belong to a single block.
 
     Structural bias is the effect of missing blocks on a client's gradients. `stand_ins` is true if clients have
     stand-ins, which are modules that replace missing blocks.
@@ -111,7 +111,9 @@ def mean_pairwise_distance(features: Tensor) -> float:
 
 
 def head_distance(before: AdapterState, after: AdapterState, update: AdapterState) -> float:
-    """Return the cosine distance (1 - cos) between a client's update of its heads and the server's update of them.
+    """Return the cosine distance (1 - cos) between a client's change of the heads and the server's change of the heads.
+
+    Both changes are differences from the heads before the round.
 
     Args:
         before: The tensors before the round.
@@ -165,10 +167,10 @@ def structural_bias(
 def gradient_distortion(
     model: LayeredModel, objective: Objective, layers: Sequence[int], placed: Placed, images: Tensor, labels: Tensor
 ) -> tuple[dict[int, float], float]:
-    """Return the change that missing blocks cause in the gradients of the adapters that a client holds.
+    """Measure how much missing blocks change the gradients of the adapters that a client holds.
 
-    The change in block l is epsilon_l = g~_l - g*_l (FedBRICK, Eq. 9), where g~_l is the gradient through the client's
-    own model and g*_l is the gradient through all blocks `layers`.
+    The change in block l is epsilon_l = g~_l - g*_l (FedBRICK, Eq. 9). g~_l is the gradient when the forward pass runs
+    the client's own blocks and stand-ins. g*_l is the gradient when the forward pass runs all blocks in `layers`.
 
     Returns:
         A dict that maps the number of each held block l to ||epsilon_l||, and the relative change ||epsilon|| / ||g*||
@@ -196,16 +198,17 @@ def gradient_distortion(
 def jacobian_discrepancy(
     model: LayeredModel, layers: Sequence[int], placed: Placed, images: Tensor, generator: torch.Generator
 ) -> Iterator[dict[str, float]]:
-    """Yield, for each missing block, the distances of its replacements' Jacobians from the block's own Jacobian.
+    """Yield, for each missing block, the distance between the block's Jacobian and the Jacobian of each replacement.
 
     The replacements are the identity, which skips the block, and the client's stand-in for the block, if there is one.
-    The distance is E ||J - J_l||_F^2 / d (FedBRICK, Remark 2), where J is the Jacobian of the replacement, J_l is that
-    of block l at the activations of the full model, and d is the number of values in an activation. The norm is
-    estimated by Hutchinson's method: if the entries of v are random signs, the mean of ||(J - J_l)^T v||^2 is the
-    squared Frobenius norm. One v is drawn for each image.
+    The distance is the mean of ||J - J_l||_F^2 / d over the images (FedBRICK, Remark 2), where J is the Jacobian of the
+    replacement, J_l is the Jacobian of block l, and d is the number of values in an activation. Both Jacobians are
+    taken at the activations of the full model. The norm is estimated by Hutchinson's method: if the entries of v are
+    random signs, the mean of ||(J - J_l)^T v||^2 is the squared Frobenius norm. One v is drawn for each image.
 
-    For a stand-in E of block f, the dict also contains the relative error ||E(x) - f(x)||^2 / ||x - f(x)||^2 of its
-    outputs. An error of 1 means that E is no better than skipping the block.
+    If the client has a stand-in E for the block f, the dict also contains the relative error of E, which is
+    ||E(x) - f(x)||^2 / ||x - f(x)||^2 for inputs x of the block. An error of 1 means that E is no better than skipping
+    the block.
     """
     with torch.no_grad():
         tokens = model.embed(model.normalize(images))

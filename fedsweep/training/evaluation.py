@@ -80,7 +80,7 @@ def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Dom
 
 
 def features(model: LayeredModel, walk: Walk, images: ImageSet, batch_size: int) -> Tensor:
-    """Return the head's inputs (n, width) for n images, after the steps in `walk`.
+    """Run the steps in `walk` on n images, and return the inputs of the head (n, width).
 
     A step is a block or a module that replaces a block.
     """

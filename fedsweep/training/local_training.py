@@ -60,11 +60,11 @@ class LocalTask:
         start: The tensors at the beginning of the session, keyed by name.
         allocation: The blocks that the client holds and trains.
         objective: The function that computes the loss.
-        walk_at: A function that maps the finished share of the session, in [0, 1), to the steps of the forward pass. A
-            step is a block or a module that replaces a block. By default, the steps are the blocks that the client
-            holds.
+        walk_at: A function that returns the steps of the forward pass, given the session's progress in [0, 1). A step
+            is a block or a module that replaces a block. By default, the steps are the blocks that the client holds.
         names: The names of the tensors to train. By default, these are the tensors that the allocation trains.
-        session: The number of the session, counted per client and round. Batches and dropout masks depend on it.
+        session: The number of the session among the client's sessions in the round, counted from 0. Batches and
+            dropout masks depend on this number.
         side_inputs: Additional inputs of the method, each a tensor (n, ...) with one row for every training image,
             keyed by name.
     """
@@ -79,15 +79,18 @@ class LocalTask:
     side_inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     def walk(self, over: float) -> Walk:
-        """Return the steps of the forward pass when the share `over` of the session, in [0, 1), is finished.
+        """Return the steps of the forward pass at a given point of the session.
 
-        A step is a block or a module that replaces a block.
+        A step is a block or a module that replaces a block. `over` is the session's progress in [0, 1).
         """
         return self.allocation.held if self.walk_at is None else self.walk_at(over)
 
 
 def cross_entropy(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
-    """Return the mean cross-entropy of a batch after the blocks in `walk`. FedAvg and FedRA use this loss."""
+    """Run the blocks in `walk` on a batch of images, and return the mean cross-entropy of the logits.
+
+    FedAvg and FedRA use this loss.
+    """
     return F.cross_entropy(model(images, walk), labels)
 
 
@@ -182,7 +185,11 @@ class CohortTrainer:
 
 
 def batches(num_examples: int, batch_size: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield `steps` arrays of at most `batch_size` indices, which are not repeated within an epoch."""
+    """Yield `steps` batches, each of which is an array of image indices.
+
+    Every epoch goes through all `num_examples` images in a new random order. All batches have `batch_size` images,
+    except that the last batch of an epoch can be smaller.
+    """
     order = np.empty(0, dtype=np.int64)
     for _ in range(steps):
         if len(order) == 0:

@@ -58,7 +58,7 @@ class SGD:
     def step(self, gradients: Sequence[Tensor]) -> None:
         """Update each tensor theta with its gradient g, after gradient clipping.
 
-        The velocity v becomes momentum v + g + weight_decay theta, and theta becomes theta - lr v.
+        First, the velocity v becomes momentum * v + g + weight_decay * theta. Then theta becomes theta - lr * v.
         """
         config, grads = self.config, clipped(gradients, self.config.clip_norm)
         if config.weight_decay:

@@ -65,10 +65,10 @@ def draw(
 def embed(
     model: LayeredModel, walk: Walk, sample: Mapping[str, ImageSet], classes: Sequence[str], batch_size: int, seed: int
 ) -> Embedding | None:
-    """Return the t-SNE of the images' features, that is, of the inputs of the head.
+    """Return the t-SNE embedding of the images' features, which are the inputs of the head.
 
     Args:
-        model: The model, with the adapter to be shown.
+        model: The model, with the adapter whose features are embedded.
         walk: The blocks to run, in order.
         sample: The images, keyed by domain.
         classes: The names of the classes.

@@ -78,12 +78,12 @@ class FeatureAdapter(nn.Sequential):
 class LayeredClip(LayeredModel):
     """A CLIP model that runs block by block.
 
-    A logit is the cosine similarity between the features of an image and those of a prompt, multiplied by exp(s), where
-    s is CLIP's logit scale.
+    A logit is the cosine similarity between the features of an image and the features of a prompt, multiplied by
+    exp(s), where s is CLIP's logit scale.
 
     Prompts are padded only to the length of the longest prompt. The padding does not change the output, because the
-    text encoder is causal. In evaluation, the features of the prompts are computed once and reused until other tensors
-    are loaded.
+    text encoder is causal. If no gradients are needed, the features of the prompts are computed once and reused until
+    `load_adapter` or `train` is called.
     """
 
     backbone: Towers
@@ -111,20 +111,29 @@ class LayeredClip(LayeredModel):
 
     @classmethod
     def positions(cls) -> dict[str, tuple[str, ...]]:
-        """Map each LoRA position, such as `l0`, to the names of a block's adapted linear layers in both encoders."""
+        """Return, for each LoRA position, the names of the linear layers that LoRA adapts in a pair of blocks.
+
+        A pair consists of a block of the image encoder and a block of the text encoder.
+        """
         attention, mlp = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "out")], ["mlp.fc1", "mlp.fc2"]
         l0, l1 = attention[-1:], mlp[-1:]
         inner = {"l0": l0, "l1": l1, "attention": attention, "mlp": mlp, "both": l0 + l1, "all": attention + mlp}
         return {name: tuple(f"{one}.{place}" for one in (IMAGES, TEXT) for place in to) for name, to in inner.items()}
 
     def height(self, name: str) -> tuple[int, int]:
-        """Return the index of a tensor's block within its encoder, and the number of blocks in that encoder."""
+        """Return the index of a block within its encoder, and the number of blocks in the encoder.
+
+        `name` is the name of a tensor in the block.
+        """
         layer, tower = cast(int, layer_of(name)), name.split(".")[3]
         depth = sum(tower in self._pair(one) for one in range(self.num_layers))
         return layer - self.num_layers + depth, depth
 
     def plain_name(self, name: str) -> str:
-        """Return a tensor's name in transformers' CLIPModel, in which each encoder numbers its own blocks."""
+        """Convert fedsweep's name of a tensor to the tensor's name in transformers' CLIPModel.
+
+        fedsweep numbers pairs of blocks, whereas CLIPModel numbers the blocks of each encoder separately.
+        """
         return in_clip_model(name, None if layer_of(name) is None else self.height(name)[0])
 
     def cut(self, layers: Sequence[int]) -> dict[str, int]:
@@ -158,16 +167,26 @@ class LayeredClip(LayeredModel):
         return self.placed(self.projected(tokens))
 
     def projected(self, tokens: Tensor) -> Tensor:
-        """Return the image encoder's output (batch, projection) for the last block's tokens (batch, tokens, width)."""
+        """Run the image encoder's layers after the last block, and return their output (batch, projection).
+
+        `tokens` is the output (batch, tokens, width) of the last block.
+        """
         top = self.backbone.top
         return cast(Tensor, top["vision_projection"](top["vision_norm"](tokens[:, 0])))
 
     def placed(self, projected: Tensor) -> Tensor:
-        """Return the image encoder's output, after any image adapter, as unit vectors (batch, projection)."""
+        """Return the images' features as unit vectors (batch, projection).
+
+        `projected` is the image encoder's output (batch, projection). If the model has an image adapter, the adapter is
+        applied before the normalisation.
+        """
         return F.normalize(projected if self.image_adapter is None else self.image_adapter(projected), dim=-1)
 
     def forward(self, images: Images, walk: Walk | None = None) -> Tensor:
-        """Return the images' logits (batch, classes); both encoders run the blocks in `walk`, by default all blocks."""
+        """Run the blocks in `walk` in both encoders, and return the images' logits (batch, classes).
+
+        If `walk` is None, all blocks are run.
+        """
         walk = range(self.num_layers) if walk is None else walk
         return self._logits(self.placed(self.passed(images, walk)), walk)
 
@@ -179,9 +198,9 @@ class LayeredClip(LayeredModel):
         return cast(Tensor, features @ self.text_features(walk).T * self.backbone.logit_scale.exp())
 
     def passed(self, images: Images, walk: Walk) -> Tensor:
-        """Return the image encoder's output (batch, projection) after the blocks in `walk`.
+        """Run the blocks in `walk` on the images, and return the image encoder's output (batch, projection).
 
-        If `images` is a batch that contains the output, the output is not computed again.
+        If `images` is a `Batch` that already contains the image encoder's output, the cached output is returned.
         """
         tokens = self.walk(images, walk)
         return tokens if tokens.ndim == 2 else self.projected(tokens)
@@ -204,7 +223,10 @@ class LayeredClip(LayeredModel):
         return found
 
     def _words(self) -> Tensor:
-        """Return the embedded prompts (classes, tokens, width); any learned context vectors follow the start token."""
+        """Return the embeddings (classes, tokens, width) of the prompts.
+
+        If the model has learned context vectors, they are inserted after the start token.
+        """
         if "context" not in self.prompt:
             return cast(Tensor, self.backbone.words(input_ids=self.prompts))
         words, context = self.backbone.words.token_embedding(self.prompts), self.prompt["context"]
@@ -276,9 +298,10 @@ class LayeredClip(LayeredModel):
 
     @contextmanager
     def frozen(self, walk: Walk, steps: int) -> Iterator[None]:
-        """Keep the first `steps` blocks in `walk` in evaluation mode until the `with` statement ends.
+        """Keep the first `steps` blocks of `walk` in evaluation mode until the `with` statement ends.
 
-        If the prompts and word embeddings are frozen too, the text tokens after these blocks are computed only once.
+        Unless context vectors or word embeddings are trained, the text encoder runs these blocks only once, and their
+        output is reused until the `with` statement ends.
         """
         with super().frozen(walk, steps):
             frozen = not any(one.requires_grad for one in self.backbone.words.parameters())

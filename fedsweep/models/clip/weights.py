@@ -44,7 +44,7 @@ KNOWN = {
 def config_of(model: str) -> Any:
     """Return transformers' CLIPConfig for the checkpoint `model`.
 
-    The checkpoint is downloaded if necessary, except for OpenAI's models, whose sizes are known.
+    The checkpoint is downloaded if necessary. OpenAI's models are not downloaded, because `KNOWN` contains their sizes.
 
     Raises:
         UserError: The checkpoint is missing, or transformers cannot read it as a CLIP model.

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The name of a timm model, and optional changes to its shape. A size of None keeps the model's own value."""
+    """The name of a timm model, and optional changes to the model's shape.
+
+    If a size is None, the model keeps its own value.
+    """
 
     model: str
     """timm's name of the model, with or without the tag of its weights."""
@@ -38,7 +41,10 @@ class Architecture:
 
     @property
     def image_size(self) -> int:
-        """The height and width of the input images in pixels: `img_size`, or else the size in timm's configuration."""
+        """The side length of the square input images, in pixels.
+
+        The side length is `img_size` or, if `img_size` is None, the size in timm's configuration.
+        """
         return self.img_size or int(timm_config(self.model).input_size[-1])
 
     def build(self) -> nn.Module:
@@ -84,8 +90,8 @@ class Architecture:
     def check_recipe(self, card: Mapping[str, Any], path: Path) -> None:
         """Check that the weights in a file belong to this architecture, according to the file's JSON card.
 
-        The tensors alone do not suffice, because those of other architectures can have the same names and shapes. A
-        card without the recipe of a timm model passes the check.
+        The tensors alone are not sufficient for this check, because another architecture can have tensors with the
+        same names and shapes. A card without the recipe of a timm model passes the check.
 
         Args:
             card: The contents of the card.
@@ -132,13 +138,16 @@ class Architecture:
 
     @property
     def _is_reshaped(self) -> bool:
-        """True for a Mixer in another shape, which only timm's class MlpMixer can build."""
+        """True if the model is a Mixer and its patch size, width or number of blocks is changed.
+
+        Only timm's class MlpMixer can build such a model.
+        """
         return self._is_mixer and any((self.patch_size, self.embed_dim, self.num_blocks))
 
 
 @dataclass(frozen=True)
 class TimmOutline(Outline):
-    """The sizes of a timm model, and the class that runs the model block by block."""
+    """The sizes of a timm model, such as its number of blocks, and the class that runs the model block by block."""
 
     family: Family
     facts: Mapping[str, str | int | None]
@@ -150,7 +159,7 @@ class TimmOutline(Outline):
 
 @lru_cache(maxsize=64)
 def outline(architecture: Architecture) -> TimmOutline:
-    """Return the sizes of a timm model and the class that runs it, without allocating the model's tensors.
+    """Return the sizes of a timm model and the class that can run it, without allocating the model's tensors.
 
     Raises:
         ValueError: The model is unknown, cannot be built in this shape, or cannot run block by block.
@@ -223,7 +232,7 @@ def check_name(model: str) -> None:
 
 @lru_cache(maxsize=64)
 def check_pinned(model: str) -> None:
-    """Raise ValueError unless `model` contains the tag of its weights.
+    """Raise ValueError unless timm has weights with exactly the name `model`, including the tag.
 
     The tag is required because timm can change the default tag of a model.
     """

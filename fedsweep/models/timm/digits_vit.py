@@ -17,7 +17,10 @@ DIGITS_SHAPE = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 12, "
 
 
 class DigitsViT(Backbone):
-    """A small ViT, shipped with fedsweep: 12 blocks of width 64 for images of 16 px, pre-trained on MNIST."""
+    """A small ViT that is shipped with fedsweep and was pre-trained on MNIST.
+
+    The model has 12 blocks of width 64 and takes images of 16 x 16 pixels.
+    """
 
     name: Literal["digits_vit"] = "digits_vit"
 
@@ -56,7 +59,7 @@ class DigitsViT(Backbone):
             return LayeredViT(backbone, mean=[0.5] * 3, std=[0.5] * 3)
 
     def recipe(self, num_classes: int) -> Recipe:
-        """Return the call of a timm function that builds this network as a ViT-Tiny with other sizes."""
+        """Return the call of a timm function that builds this network by changing the sizes of timm's ViT-Tiny."""
         arguments: dict[str, Json] = {**DIGITS_SHAPE, "num_classes": num_classes}
         return Recipe(call="timm.create_model", model="vit_tiny_patch16_224", arguments=arguments, fetched=False)
 

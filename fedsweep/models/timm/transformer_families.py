@@ -104,18 +104,21 @@ class LayeredMixer(LayeredModel):
     patch_projection = "backbone.stem.proj"
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return the patches as tokens (batch, tokens, width), without position embeddings or a class token."""
+        """Return the embedded patches as tokens (batch, tokens, width).
+
+        A Mixer has neither a class token nor position embeddings.
+        """
         return cast(Tensor, self.backbone.stem(pixels))
 
 
 def mixer_shape(model: str, patch_size: int | None, embed_dim: int | None, num_blocks: int | None) -> dict[str, Any]:
-    """Return the arguments with which timm's class MlpMixer builds the Mixer `model` in another shape.
+    """Return the arguments for timm's class MlpMixer that build the Mixer `model` with changed sizes.
 
-    The widths of the two MLPs keep their ratio to the width of a token.
+    For each of the two MLPs, the ratio of its hidden width to the width of a token stays the same.
 
     Args:
         model: timm's name of the model.
-        patch_size: The height and width of a patch in pixels; None keeps the model's own value.
+        patch_size: The side length of a patch in pixels; None keeps the model's own value.
         embed_dim: The width of a token; None keeps the model's own value.
         num_blocks: The number of blocks; None keeps the model's own value.
 
@@ -173,8 +176,8 @@ def family_of(backbone: nn.Module, model: str) -> Family:
 def _fits(backbone: Any, family: Family) -> bool:
     """Return whether the class `family` can run `backbone` block by block.
 
-    The network and its blocks must be of known classes, patches must be embedded by a convolution, and the layers that
-    LoRA adapts must be linear.
+    The classes of the network and of its blocks must be listed in `FAMILIES[family]`, the patch embedding must be
+    timm's `PatchEmbed`, and the layers that LoRA adapts must be linear.
     """
     known = [f"timm.models.{name}" for name in FAMILIES[family]]
     stem, _, _ = family.patch_projection.removeprefix("backbone.").rpartition(".")
