@@ -170,7 +170,10 @@ def _image_card(config: RunConfig, model: LayeredModel) -> ImageCard:
 
 
 def _logits(federation: Federation, checkpoint: Checkpoint, images: ImageSet, client: str | None) -> Tensor:
-    """Return the logits (n, classes) that the global model or, if `client` is given, the client's own model computes."""
+    """Return the logits (n, classes) of `images`.
+
+    The logits are those of the global model or, if `client` is given, of the client's own model.
+    """
     method, state = federation.method, checkpoint.state
     federation.model.load_adapter(adapter_of(method, state, client))
     owner = next((one for one in federation.clients if one.id == client), None)
@@ -208,7 +211,10 @@ def check_target(target: Path) -> None:
 
 
 def check_exportable(config: RunConfig, client: str | None = None) -> None:
-    """Raise UserError if the method's model cannot be exported, or if `client` is unknown or has no model of its own."""
+    """Raise UserError if the model cannot be exported.
+
+    A UserError is also raised if `client` is given, but is unknown or has no model of its own.
+    """
     method, clients = config.method, list(config.client_domains())
     if client is not None and client not in clients:
         hint = near(client, clients) or f"; the clients are {summarise_list(clients)}."

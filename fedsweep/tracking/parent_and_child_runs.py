@@ -85,7 +85,10 @@ class Runs:
         save_view(self.client, self.experiment.id, self._manifest, run_id, self._summary.extent)
 
     def close_sweep(self, status: str, metrics: Mapping[str, float], artifacts: Path | None = None) -> None:
-        """Write `metrics`, a description and the report in `artifacts` to the parent run, and end the run with `status`."""
+        """Write `metrics`, a description and the report to the parent run, and end the run with `status`.
+
+        `artifacts` is the folder of the report, or None if there is no report.
+        """
         run_id = self._open_parent()
         if artifacts is not None:
             self.client.log_artifacts(run_id, str(artifacts), "report")

@@ -125,7 +125,7 @@ def _ends_and_between(kept: Sequence[Point], baseline: Sequence[Point]) -> list[
 
 
 def _name(axes: "Axes", named: Sequence[Point]) -> None:
-    """Number the points in `named`, and list the numbers and the labels of the arms to the right of the axes."""
+    """Write a number next to each point in `named`, and list the labels of all numbers to the right of the axes."""
     for number, one in enumerate(named, 1):
         axes.annotate(
             str(number), (one.x[1], one.y[1]), (-5, 4), textcoords="offset points", ha="right", color=INK, fontsize=9
