@@ -244,7 +244,7 @@ def _dotted(location: tuple[int | str, ...], data: Any) -> str:
 def _fields(record: type[Config], data: Any, prefix: str = "") -> Iterator[str]:
     """Yield the dotted names of all fields of `record` and of its nested configurations.
 
-    If a field allows several classes of nested configurations, its value in `data` selects the class.
+    If a field allows several classes of nested configurations, the field's value in `data` selects the class.
     """
     given = data if isinstance(data, dict) else {}
     for field, info in record.model_fields.items():

@@ -89,9 +89,9 @@ def environment() -> dict[str, str]:
 
 
 def inside(folder: Path, *names: str) -> Path:
-    """Return the path `folder/*names`, or raise UserError if this path may be outside `folder`.
+    """Return the path `folder/*names`, or raise UserError if this path is not safe.
 
-    The path is rejected if it contains `..`, if a link or a leading `/` leads out of `folder`, or if a name is empty.
+    A path is not safe if it contains `..`, if a link or a leading `/` leads out of `folder`, or if a name is empty.
     """
     path, named = folder.joinpath(*names), "/".join(names)
     within = "\0" not in named and path != folder and path.resolve().is_relative_to(folder.resolve())
@@ -111,7 +111,7 @@ def resolve(name: str) -> Path:
 
 
 def available(kind: Kind) -> dict[str, Path]:
-    """Return a dict from name to path for all YAML files of kind `kind`. An example of a name is `ablations/lora_rank`.
+    """Return a dict from the name of each YAML file of kind `kind`, such as `ablations/lora_rank`, to the file's path.
 
     A pre-training configuration is not an experiment, although its file is in a subfolder of the experiments folder.
     """

@@ -100,9 +100,9 @@ def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
 
 
 def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json], unfinished: bool) -> Named:
-    """Return the trial with the best final objective among the trials that have the values in `part`.
+    """Return the trial with the best final objective among the trials that match `part`.
 
-    `part` is a dict of hyperparameter values, and can also contain the seed. Trials that have not finished are accepted
+    `part` is a dict of hyperparameter values that can also contain `seed`. Trials that have not finished are accepted
     only if `unfinished` is true.
     """
     manifest = sweep.manifest()
@@ -137,7 +137,7 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json
 
 
 def _of_its_arm(chosen: TrialRecord, trials: Sequence[TrialRecord], metric: str) -> str:
-    """Return a note with the mean of `metric` over all finished seeds of the arm of the trial `chosen`.
+    """Return a note with the mean of `metric` over all finished seeds of the arm to which `chosen` belongs.
 
     The note is needed because the value of the best seed alone would be optimistic. The note is empty if fewer than two
     seeds of the arm have finished.

@@ -213,7 +213,7 @@ def check_target(target: Path) -> None:
 def check_exportable(config: RunConfig, client: str | None = None) -> None:
     """Raise UserError if the model cannot be exported.
 
-    A UserError is also raised if `client` is given, but is unknown or has no model of its own.
+    If `client` is given, also raise UserError if the client is unknown or has no model of its own.
     """
     method, clients = config.method, list(config.client_domains())
     if client is not None and client not in clients:

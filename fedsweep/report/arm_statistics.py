@@ -54,7 +54,7 @@ class ArmTrials:
 
 @dataclass(frozen=True)
 class ArmStatistics:
-    """The statistics of one arm over its finished trials. A statistic is None if too few trials have finished."""
+    """The statistics of one arm over its finished trials. A statistic is None if it requires more finished trials."""
 
     arm: ArmTrials
     values: Mapping[int, float]
@@ -273,9 +273,8 @@ def mean(values: Iterable[float | None]) -> float | None:
 def notes(arm: ArmTrials, metric: str, show: Callable[[float], str] | None = None) -> list[str]:
     """Return notes on the trials that are not part of the arm's mean, such as `seeds 0, 2 pruned at round 3`.
 
-    Seeds that ended in the same way at the same round share a note. If the function `show` is given, each note ends
-    with the mean of the last values of `metric` over its seeds, formatted by `show`: `seeds 0, 2 pruned at round 3
-    (48.12)`.
+    Seeds that ended in the same way at the same round share a note. If the function `show` is given, each note also
+    states the mean of the last values of `metric`, formatted by `show`, as in `seeds 0, 2 pruned at round 3 (48.12)`.
     """
     finished, fates = arm.finished(metric), dict[str, dict[int, TrialRecord]]()
     for trial in arm.trials:

@@ -27,7 +27,7 @@ class Share:
 
 
 def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Share] | str:
-    """Return the fANOVA share of each hyperparameter, largest first, or the reason why it cannot be computed.
+    """Return the fANOVA share of each hyperparameter, largest first, or the reason why shares cannot be computed.
 
     The shares apply to the range of values that each hyperparameter has in the finished trials. If the search samples
     a hyperparameter on a logarithmic scale, the logarithms of its values are used. A hyperparameter is left out if a

@@ -62,7 +62,10 @@ class TextColumn:
 
     @property
     def width(self) -> int:
-        """The smallest width, in terminal cells, at which no word is broken. If `enough` is set, it is the maximum."""
+        """The smallest width, in terminal cells, at which no word is broken.
+
+        If `enough` is set, the width is at most `enough`.
+        """
         lines = [*self.heading.splitlines(), *self.cells]
         if self.enough is not None:
             return min(self.enough, max(map(cell_len, lines)))
@@ -228,8 +231,8 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
 def cells(found: Comparison, units: Units) -> dict[str, str]:
     """Return the cells of a comparison, as a dict from column to text.
 
-    The exact p-value is left out if there are so few pairs of seeds that it cannot be 0.05 or less after Holm's
-    correction.
+    The exact p-value is left out if there are so few pairs of seeds that this p-value cannot be 0.05 or less after
+    Holm's correction.
     """
     needed = NOTHING if found.seeds_needed is None else str(found.seeds_needed)
     if found.seeds_needed is None and found.effect is not None and found.verdict == "no detectable difference":

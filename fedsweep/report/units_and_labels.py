@@ -34,7 +34,7 @@ class Units:
 
     @classmethod
     def fit(cls, percent: bool, values: Iterable[float | None]) -> "Units":
-        """Return the format of a metric that has the given values.
+        """Return a format that suits the given values of a metric.
 
         If `percent` is true, the format is percent with two decimals. Otherwise, the number of decimals is chosen so
         that the median of `values` has four significant digits. The median is robust to diverged runs.

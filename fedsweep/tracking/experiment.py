@@ -126,8 +126,9 @@ class Experiment:
 def check_server(destination: Destination, experiment: str | None = None) -> None:
     """Raise UserError unless the server answers and grants access. A local database is not checked.
 
-    If `experiment` is given, this function also checks write access by tagging the experiment of this name, which it
-    creates if necessary. It then also raises UserError if the server cannot receive artifacts from other machines.
+    If `experiment` is given, this function also checks write access: it creates the experiment of this name if
+    necessary, and adds a tag to it. It also raises UserError if the server cannot receive artifacts from other
+    machines.
     """
     if not destination.server:
         return

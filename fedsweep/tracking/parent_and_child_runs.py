@@ -104,7 +104,10 @@ class Runs:
         save_view(self.client, self.experiment.id, self._manifest, run_id, self._summary.extent)
 
     def sync(self, trial: TrialRecord) -> None:
-        """Write the parameters, the rounds and the outcome that are not yet in a trial's MLflow run."""
+        """Update the MLflow run of a trial.
+
+        The parameters, the rounds and the outcome that the MLflow run does not contain yet are written.
+        """
         self._summary.add(trial)
         key, outcome = trial.plan.key, trial_description.outcome_tags(trial)
         written = self._written.pop(key, None) or self._open(trial.plan)

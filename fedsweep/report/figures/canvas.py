@@ -146,8 +146,7 @@ def dressed(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[tupl
 def folded(words: str, lines: int, letters: int, after: str = "") -> str:
     """Wrap `words`, followed by the suffix `after`, to at most `lines` lines of `letters` characters.
 
-    If the text is too long, the middle of `words` is replaced by an ellipsis, so that the beginning and the end of a
-    label remain readable.
+    If the text is too long, the middle of `words` is replaced by an ellipsis. The beginning and the end remain readable.
 
     >>> folded("one  two three", 2, 8)
     'one two\\nthree'

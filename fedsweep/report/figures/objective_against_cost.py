@@ -67,10 +67,10 @@ def draw_bytes(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawin
 
 
 def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> list[Point]:
-    """Return a point for each arm. The cost of an arm is the metric of `against`.
+    """Return a point for each arm. The cost of an arm is its value of the metric `against.metric`.
 
-    An arm is left out if no cost is recorded for one of its finished seeds. Otherwise, its mean cost and its mean
-    objective would cover different seeds.
+    If the cost of a finished seed is missing, the arm is left out, because its mean cost and its mean objective would
+    cover different seeds.
     """
     up, across = canvas.scale_of(manifest.metric), canvas.scale_of(against.metric)
     found = []
@@ -125,7 +125,7 @@ def _ends_and_between(kept: Sequence[Point], baseline: Sequence[Point]) -> list[
 
 
 def _name(axes: "Axes", named: Sequence[Point]) -> None:
-    """Write a number next to each point in `named`, and list the labels of all numbers to the right of the axes."""
+    """Write a number next to each point in `named`, and explain the numbers in a list to the right of the axes."""
     for number, one in enumerate(named, 1):
         axes.annotate(
             str(number), (one.x[1], one.y[1]), (-5, 4), textcoords="offset points", ha="right", color=INK, fontsize=9

@@ -27,7 +27,7 @@ PIXELS_PER_POINT = 4 / 3
 def inline(path: Path, prefix: str) -> str:
     """Return the contents of an SVG file as an HTML `<svg>` element, with escaped text.
 
-    `prefix` is added to all ids and to all references to them. Matplotlib uses the same ids in every file, so without
+    `prefix` is added to all ids and to all references to ids. Matplotlib uses the same ids in every file, so without
     the prefix, a drawing would use shapes of other drawings on the page. The id of the drawing's title is
     `<prefix>-title`.
     """
