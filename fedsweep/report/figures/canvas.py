@@ -146,7 +146,7 @@ def dressed(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[tupl
 def folded(words: str, lines: int, letters: int, after: str = "") -> str:
     """Wrap `words`, followed by the suffix `after`, to at most `lines` lines of `letters` characters.
 
-    If the text is too long, the middle of `words` is replaced by an ellipsis. The beginning and the end remain readable.
+    If the text is too long, an ellipsis replaces the middle of `words`. The beginning and the end remain readable.
 
     >>> folded("one  two three", 2, 8)
     'one two\\nthree'
