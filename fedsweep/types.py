@@ -34,11 +34,11 @@ class PixelStack:
         return grouped.index_select(dim, torch.cat([here for _, here, _ in places]).argsort())
 
     def places(self, rows: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Find the images at `rows` (k,) in the parts of the stack.
+        """Find the parts of the stack that contain the images at `rows` (k,).
 
         Returns:
-            A tuple for each part: the part, the positions in `rows` that refer to its images, and the row numbers of
-            these images in the part.
+            A tuple for each part: the part, the positions in `rows` that refer to images in this part, and the row
+            numbers of these images in the part.
         """
         starts = [0, *accumulate(map(len, self.parts))]
         within = [((start <= rows) & (rows < end)).nonzero().flatten() for start, end in pairwise(starts)]
@@ -73,11 +73,11 @@ class ImageSet:
         return self.images.index_select(0, rows), self.labels[index]
 
     def places(self, index: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Find the images of the examples at `index` (k,) in the tensors of this set.
+        """Find the tensors of this set that contain the images of the examples at `index` (k,).
 
         Returns:
-            A tuple for each tensor: the tensor, the positions in `index` that refer to its images, and the row numbers
-            of these images in the tensor.
+            A tuple for each tensor: the tensor, the positions in `index` that refer to images in this tensor, and the
+            row numbers of these images in the tensor.
         """
         import torch  # already imported if there are tensors
 
@@ -152,11 +152,11 @@ class FederatedData:
 
 @dataclass(frozen=True)
 class Client:
-    """A client with its images and its `capacity`, which is the number of blocks that fit on it (L_i in FedRA).
+    """A client with its images and its `capacity`, the number of blocks that the client can hold (L_i in FedRA).
 
-    Some methods use `validation` images to control training. `test` images are used only for evaluation. Both are None
-    if the partition reserves no such images. `synthetic` images are images of the client's domain that the server
-    generated and sent to the client.
+    Some methods use `validation` images to control training. `test` images are used only for evaluation. Each of the
+    two is None if the partition reserves no such images. `synthetic` images are images of the client's domain that the
+    server generated and sent to the client.
     """
 
     id: ClientId
@@ -173,7 +173,7 @@ class LayerAllocation:
     """The blocks that a client holds and the blocks that it trains, in ascending order (a row of FedRA's matrix M).
 
     The client also holds and trains the tensors outside of blocks, except for tensors whose names begin with one of
-    `excluded_prefixes`. Examples of such tensors are heads after deeper blocks, and FedBRICK's block replacements
+    `excluded_prefixes`. Examples of excluded tensors are heads after deeper blocks, and FedBRICK's block replacements
     (BRICKs) of other domains.
     """
 
@@ -228,7 +228,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The state and metrics after `round` rounds. Round 0 is the untuned model. Only `seconds` is not reproducible."""
+    """The state and metrics after `round` rounds (0: the untuned model). Only `seconds` is not reproducible."""
 
     round: int
     state: ServerState

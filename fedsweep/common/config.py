@@ -1,4 +1,7 @@
-"""The base class of all configurations, `Config`, whose values have dotted names such as `lora.rank`."""
+"""The base class `Config` of all configurations.
+
+Every value of a configuration has a dotted name, such as `lora.rank`.
+"""
 
 import json
 import re
@@ -45,8 +48,8 @@ class Config(BaseModel):
     def of(cls, data: Mapping[str, Json], where: str) -> Self:
         """Validate values from a YAML file or the command line, and return the configuration.
 
-        A string in place of a nested configuration is taken as its `name`: ``{"method": "all_small"}`` selects the
-        method `all_small`.
+        A nested configuration can be given by its `name` alone: ``{"method": "all_small"}`` selects the method
+        `all_small` with its default values.
 
         Args:
             data: Values by name, nested as in a YAML file.
@@ -110,7 +113,7 @@ class Config(BaseModel):
         """Return the values with `changes` applied, and a dict of the changes that cannot be applied.
 
         A change cannot be applied if its parent is not a mapping, e.g. `seed.first` if `seed` is a number. The dict
-        maps the dotted name of each such change to the values before it.
+        maps the dotted name of each such change to the values that the configuration had before the change.
         """
         data: dict[str, Any] = self.model_dump(mode="json")
         homeless = {}
@@ -130,7 +133,7 @@ class Config(BaseModel):
 def flat(config: "Config | Mapping[str, Json]", prefix: str = "") -> dict[str, Json]:
     """Return the values of a configuration or mapping, keyed by dotted name such as `lora.rank`.
 
-    Lists are not flattened. Every name begins with `prefix`.
+    Lists are not flattened. `prefix` is added in front of every name.
     """
     found: dict[str, Json] = {}
     for key, value in (config.model_dump(mode="json") if isinstance(config, Config) else config).items():
@@ -142,10 +145,9 @@ def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
     """Return `data` with every nested configuration written out as a dict.
 
     A string is replaced by a dict whose `name` is the string, and a missing nested configuration is replaced by its
-    default. If `defaults` is true, other missing values also get their defaults.
-
-    Pydantic's "before" validators could do the same, but pydantic would not validate their results as JSON.
+    default. If `defaults` is true, every other missing value is also replaced by its default.
     """
+    # Pydantic's "before" validators could do the same, but pydantic would not validate their results as JSON.
     if not isinstance(data, dict):
         return data
     spelt = {**_defaults(record), **data} if defaults else dict(data)
@@ -183,8 +185,8 @@ def _unknown(name: str, known: Iterable[str], root: type[Config], where: str) ->
 def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Config], where: str) -> str:
     """Return a one-sentence error message for pydantic's errors.
 
-    The message describes the first error. However, an unknown name is reported before a missing one, because a misspelt
-    name causes both errors.
+    The message describes the first error. However, an unknown name is reported before a missing name, because a
+    misspelt name causes both errors.
     """
     found = error.errors(include_url=False)
     unknown = [one for one in found if one["type"] == "extra_forbidden"]
@@ -221,9 +223,9 @@ def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Confi
 
 
 def _dotted(location: tuple[int | str, ...], data: Any) -> str:
-    """Return the dotted name of the value at pydantic's `location`.
+    """Return the dotted name of the value to which the `location` of a pydantic error refers.
 
-    Names that pydantic adds to distinguish the types of a union are left out, e.g. `fedra` in `method.fedra.mu`.
+    Pydantic adds the names of union types to a location. These names are left out, e.g. `fedra` in `method.fedra.mu`.
     """
     parts: list[str] = []
     node = data
@@ -240,7 +242,10 @@ def _dotted(location: tuple[int | str, ...], data: Any) -> str:
 
 
 def _fields(record: type[Config], data: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of all fields of `record`, and of the nested configurations that `data` selects."""
+    """Yield the dotted names of all fields of `record` and of its nested configurations.
+
+    If a field allows several classes of nested configurations, the field's value in `data` selects the class.
+    """
     given = data if isinstance(data, dict) else {}
     for field, info in record.model_fields.items():
         yield f"{prefix}{field}"

@@ -77,9 +77,10 @@ def activation_bytes() -> int:
 
 
 def environment() -> dict[str, str]:
-    """Return environment variables that give another process the folders, cache size and logical GPUs of this one.
+    """Return environment variables that configure another process in the same way as this process.
 
-    Logical GPUs are simulated on the CPU.
+    The variables set the folders, the size of the activation cache, and the number and the memory of the logical GPUs
+    (GPUs that are simulated on the CPU).
     """
     folders = {"FEDSWEEP_HOME": home(), "FEDSWEEP_DATA": data_folder(), "FEDSWEEP_CACHE": activation_folder()}
     others = ("FEDSWEEP_CACHE_GB", "FEDSWEEP_LOGICAL_GPUS", "FEDSWEEP_LOGICAL_GPU_GB")
@@ -88,7 +89,10 @@ def environment() -> dict[str, str]:
 
 
 def inside(folder: Path, *names: str) -> Path:
-    """Return the path `folder/*names`, or raise UserError if `..`, a link or a leading `/` leads out of the folder."""
+    """Return the path `folder/*names`, or raise UserError if this path is not safe.
+
+    A path is not safe if it contains `..`, if a link or a leading `/` leads out of `folder`, or if a name is empty.
+    """
     path, named = folder.joinpath(*names), "/".join(names)
     within = "\0" not in named and path != folder and path.resolve().is_relative_to(folder.resolve())
     if not within or not all(Path(name).parts for name in names) or ".." in path.relative_to(folder).parts:
@@ -107,9 +111,9 @@ def resolve(name: str) -> Path:
 
 
 def available(kind: Kind) -> dict[str, Path]:
-    """Map the name of each YAML file of one kind, such as `ablations/lora_rank`, to its path.
+    """Return a dict from the name of each YAML file of kind `kind`, such as `ablations/lora_rank`, to the file's path.
 
-    Pre-training configurations are a separate kind, although their files are in a subfolder of the experiments folder.
+    A pre-training configuration is not an experiment, although its file is in a subfolder of the experiments folder.
     """
     package = Path(__file__).parent.parent
     found: dict[str, Path] = {}
@@ -140,7 +144,7 @@ def find_either(
 
     Args:
         name: The name, such as `ablations/lora_rank`.
-        kinds: The possible kinds of the file. The first kind with such a file is returned.
+        kinds: The possible kinds of the file. If several kinds have a file with this name, the first kind is used.
         where: The file that refers to the name, if any. The error message begins with it.
     """
     known = {kind: available(kind) for kind in kinds}

@@ -47,7 +47,7 @@ def resident_peak() -> int:
 
 @dataclass(frozen=True)
 class LogicalGPUs:
-    """The number of logical GPUs, which are simulated on the CPU, and the memory of each in bytes."""
+    """The number of logical GPUs (simulated on the CPU), and the memory of each logical GPU in bytes."""
 
     count: int
     bytes: int
@@ -74,8 +74,8 @@ class SystemMeter:
     """A meter for the CPU, memory and GPU use of this process and this machine.
 
     CPU use is averaged over the time since the last reading. Metrics whose names begin with `system/process_` describe
-    this process, and all others describe the whole machine. If `pynvml` is installed, GPUs are included, with the
-    numbers that the driver assigns.
+    this process, and all others describe the whole machine. GPUs are included if `pynvml` is installed. They have the
+    same numbers as in NVIDIA's driver.
     """
 
     def __init__(self) -> None:

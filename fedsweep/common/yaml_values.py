@@ -136,7 +136,7 @@ def _mapping(data: Any, path: Path) -> dict[str, Json]:
 
 
 def parse_overrides(words: list[str]) -> dict[str, Json]:
-    """Parse overrides such as ``["federation.rounds=5"]`` into a dict of values, keyed by name.
+    """Parse overrides such as ``["federation.rounds=5"]`` into a dict of values, keyed by dotted name.
 
     Values are written in YAML, e.g. `[12, 6]`, `1e-3` and `null`.
 

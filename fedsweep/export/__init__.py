@@ -8,5 +8,6 @@ The module `predict` classifies images with an exported model. An export contain
     backbone/                                          the CLIP checkpoint, unless Hugging Face's hub provides it
     model.safetensors                                  all weights, if the method does not use LoRA
 
-The folder is created only after the exported model has been loaded and its logits have matched those of the run.
+The folder is created only after the exported model has been loaded again and has computed the same logits as the
+model of the run.
 """

@@ -29,7 +29,7 @@ class ImageCard(_Entry):
 
     size: int = Field(gt=0, description="height and width, pixels")
     mean: tuple[float, ...] = Field(
-        description="mean of each channel for pixels in 0..1; a single number if the network receives grey images"
+        description="mean of each channel for pixels in 0..1; a single number if the network receives greyscale images"
     )
     std: tuple[float, ...]
     crop_pct: float = Field(1.0, gt=0, description="share of the short side that the centre crop keeps")

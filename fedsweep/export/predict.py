@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None]  # called with the number of finished imag
 
 @dataclass(frozen=True)
 class Loaded:
-    """An export that is loaded for prediction, with the contents of its `export.json` and its network."""
+    """An exported model that has been loaded for prediction, with the contents of its `export.json`."""
 
     card: ExportCard
     network: Any
@@ -160,7 +160,7 @@ def pictures(folder: Path) -> list[str]:
 def _below(root: Path, name: str, above: frozenset[Path]) -> Iterator[str]:
     """Yield the paths, relative to `root`, of all images in `root / name` and its subfolders.
 
-    Links are followed, except links to a folder in `above`, which would lead in a circle.
+    Links are followed, except links back to a folder in `above`, because these links would cause an endless recursion.
     """
     folder = (root / name).resolve()
     if folder in above:

@@ -33,10 +33,10 @@ class Named:
 
 
 def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
-    """Return the trial that `text` names, or the best one if several trials match.
+    """Return the trial that `text` names, or the trial with the best objective if several trials match.
 
-    `text` is a trial's key, an arm as `SPACE[@SWEEP][:ARM]`, or an experiment. For an experiment, the newest single run
-    is returned. Trials that have not finished are accepted only if `unfinished` is true.
+    `text` is a trial's key, an arm as `SPACE[@SWEEP][:ARM]`, or an experiment. If `text` is an experiment, return the
+    experiment's newest single run. Trials that have not finished are accepted only if `unfinished` is true.
 
     Raises:
         UserError: No trial matches, or `text` is ambiguous.
@@ -79,8 +79,8 @@ def _run(store: Store, name: str, stamp: str, stamps: Sequence[str], unfinished:
 def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
     """Return the trial whose key begins with `prefix`, and its sweep; return None if no key begins with `prefix`.
 
-    If several sweeps contain the trial, the newest sweep in which it finished is used. If it finished in none of them,
-    the newest sweep is used.
+    If several sweeps contain the trial, return the newest sweep in which the trial finished. If the trial finished in
+    none of these sweeps, return the newest of them.
 
     Raises:
         UserError: Several keys begin with `prefix`.
@@ -100,7 +100,11 @@ def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
 
 
 def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json], unfinished: bool) -> Named:
-    """Return the trial with the best objective among the trials whose arm and seed match the values in `part`."""
+    """Return the trial with the best final objective among the trials that match `part`.
+
+    `part` is a dict of hyperparameter values that can also contain `seed`. Trials that have not finished are accepted
+    only if `unfinished` is true.
+    """
     manifest = sweep.manifest()
     where = f"{manifest.name}@{manifest.id}"
     meant = [one for one in trials if agrees(part, {**one.plan.arm, "seed": one.plan.seed})]
@@ -133,9 +137,10 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json
 
 
 def _of_its_arm(chosen: TrialRecord, trials: Sequence[TrialRecord], metric: str) -> str:
-    """Return a note with the mean over all finished seeds of the chosen trial's arm.
+    """Return a note with the mean of `metric` over all finished seeds of the arm to which `chosen` belongs.
 
-    The value of the best seed alone would be optimistic. The note is empty if fewer than two seeds have finished.
+    The note is needed because the value of the best seed alone would be optimistic. The note is empty if fewer than two
+    seeds of the arm have finished.
     """
     ends = [last(one.history, metric) for one in trials if one.plan.arm == chosen.plan.arm and _finished(one)]
     known = [value for value in ends if value is not None and math.isfinite(value)]

@@ -1,4 +1,4 @@
-"""Export of a trial's model in the formats of timm, transformers and PEFT. The written files are loaded as a check."""
+"""Export of a trial's model in the formats of timm, transformers and PEFT. The export is loaded again as a check."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def write(
         folder: The folder to write to.
         named: The trial.
         config: The configuration of the trial.
-        model: The model, into which the adapter to be exported has already been loaded.
+        model: The model. The adapter to be exported must already be loaded into it.
         layers: The blocks that the model uses for predictions.
         last: The record of the round after which the model was saved.
         client: The client whose own model is exported, or None for the global model.
@@ -128,10 +128,10 @@ def write(
 
 
 def _write_tensors(folder: Path, config: RunConfig, model: LayeredModel, layers: Sequence[int]) -> Recipe:
-    """Write the tensors, and return the recipe that builds the network from the folder.
+    """Write the tensors, and return the recipe for building the network from the files in `folder`.
 
-    With LoRA, the files contain the adapter and the head. They also contain the backbone, unless its library provides
-    the same weights. Without LoRA, one file contains all weights. Tensors are named as in a network without LoRA.
+    If the method uses LoRA, write the adapter and the head. Also write the backbone, unless timm or Hugging Face's hub
+    provides the same weights. If the method does not use LoRA, write all weights to one file.
     """
     state = {name: one for name, one in model.state_dict().items() if name.startswith("backbone.")}
     recipe, whole = config.backbone.recipe(len(model.class_names)), not config.method.needs.lora
@@ -170,7 +170,10 @@ def _image_card(config: RunConfig, model: LayeredModel) -> ImageCard:
 
 
 def _logits(federation: Federation, checkpoint: Checkpoint, images: ImageSet, client: str | None) -> Tensor:
-    """Return the logits (n, classes) of the global model or, if `client` is given, of that client's own model."""
+    """Return the logits (n, classes) of `images`.
+
+    The logits are those of the global model or, if `client` is given, of the client's own model.
+    """
     method, state = federation.method, checkpoint.state
     federation.model.load_adapter(adapter_of(method, state, client))
     owner = next((one for one in federation.clients if one.id == client), None)
@@ -208,7 +211,10 @@ def check_target(target: Path) -> None:
 
 
 def check_exportable(config: RunConfig, client: str | None = None) -> None:
-    """Raise UserError if `client` is unknown or has no model of its own, or if the model cannot be exported."""
+    """Raise UserError if the model cannot be exported.
+
+    If `client` is given, also raise UserError if the client is unknown or has no model of its own.
+    """
     method, clients = config.method, list(config.client_domains())
     if client is not None and client not in clients:
         hint = near(client, clients) or f"; the clients are {summarise_list(clients)}."

@@ -32,10 +32,11 @@ class Report:
 
 
 def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder: Path) -> Report:
-    """Write the table in four formats, report.html and the figures to `folder`, which is created if it is missing.
+    """Write the ablation table in four formats, the page report.html and the figures to `folder`.
 
-    The page report.html quotes the research question from `search_space.yaml` in the parent folder. If the sweep uses
-    population-based training, the file population.csv lists the hyperparameters by round.
+    The folder is created if it is missing. The page report.html quotes the research question from `search_space.yaml`
+    in the parent folder. If the sweep uses population-based training, the file population.csv lists the hyperparameters
+    by round.
 
     Raises:
         UserError: No trial has recorded a round.

@@ -21,7 +21,10 @@ MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN = "accuracy/mean", "accuracy/out_of_domain_mea
 
 @dataclass(frozen=True)
 class ArmTrials:
-    """An arm (one setting of the varied hyperparameters) and its trials, one per seed, in the order of the plan."""
+    """An arm (one setting of the varied hyperparameters) and its trials.
+
+    The trials are in the order of the plan. There is usually one trial per seed.
+    """
 
     values: Mapping[str, Json]
     trials: tuple[TrialRecord, ...]
@@ -51,7 +54,7 @@ class ArmTrials:
 
 @dataclass(frozen=True)
 class ArmStatistics:
-    """The statistics of one arm over its finished trials. Numbers that need more trials are None."""
+    """The statistics of one arm over its finished trials. A statistic is None if it requires more finished trials."""
 
     arm: ArmTrials
     values: Mapping[int, float]
@@ -109,9 +112,11 @@ class ArmStatistics:
 def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[ArmStatistics]:
     """Return the statistics of every arm, in the order of the report's table.
 
-    Arms with a finished trial come first: in the order of `group_by_arm` if the sweep has a baseline, and otherwise by
-    mean, best first. Arms without a finished trial follow. They are sorted by last round, latest first; among arms with
-    the same last round, those with the better objective at that round come first.
+    Arms with a finished trial come first. If the sweep has a baseline, these arms are in the order of `group_by_arm`.
+    Otherwise, they are sorted by their means, best first.
+
+    Arms without a finished trial follow. They are sorted by their last recorded round, latest first. Arms with the same
+    last round are sorted by their mean objective at this round, best first.
     """
     arms = {one.key: one for one in (_describe(arm, manifest) for arm in group_by_arm(trials))}
     values = [one.arm.values for one in arms.values()]
@@ -164,16 +169,17 @@ def domain_metric(domain: str, held_out: bool = False) -> str:
 
 
 def same_images(metric: str, arms: Iterable[ArmStatistics]) -> bool:
-    """Return whether `metric` is comparable between arms, that is, computed on images of the same domains.
+    """Return whether the values of `metric` were computed on images of the same domains in all `arms`.
 
-    The result is always True for the accuracy on a single domain. Arms without a recorded round are ignored.
+    If not, arms cannot be compared by `metric`. The result is always True for the accuracy on a single domain. Arms
+    without a recorded round are ignored.
     """
     one_domain = metric.startswith(("accuracy/domain/", "accuracy/out_of_domain/"))
     return one_domain or len({one.held_out for one in arms if one.arm.reached(metric)[0] >= 0}) < 2
 
 
 def printed(manifest: SweepManifest, one: ArmStatistics, metric: str) -> float | None:
-    """Return the value of a metric that the reference paper reports for an arm, or None if it reports none.
+    """Return the value of `metric` that the reference paper reports for an arm, or None if the paper reports no value.
 
     Accuracies range from 0 to 1.
     """
@@ -181,9 +187,9 @@ def printed(manifest: SweepManifest, one: ArmStatistics, metric: str) -> float |
 
 
 def efficient_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[ArmStatistics]:
-    """Return the arms that are Pareto-efficient in the means of both objectives, sorted by the second objective.
+    """Return the Pareto-efficient arms, sorted by the second objective in ascending order.
 
-    The list is empty if the sweep has only one objective.
+    Arms are compared by their means of both objectives. The list is empty if the sweep has only one objective.
     """
     if manifest.against is None:
         return []
@@ -194,12 +200,11 @@ def efficient_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> li
 
 
 def asked_columns(manifest: SweepManifest) -> list[Column]:
-    """Return the table columns that the search space requests, or an empty list if it requests none."""
+    """Return the table columns that the search space requests, or an empty list if it requests no columns."""
     return [column(name, manifest.metric, manifest.mode) for name in manifest.columns]
 
 
 def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float]:
-    """Return a sort key: arms with a mean come first, best mean first, then the others by last round and objective."""
     sign = -1 if manifest.mode == "max" else 1
     if one.mean is not None:
         return False, 0, sign * one.mean
@@ -208,9 +213,9 @@ def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float
 
 
 def best_places(arms: Sequence[ArmStatistics], mode: str, most: int) -> list[int]:
-    """Return the indices of at most `most` arms, in ascending order: the baselines, and the arms with the best means.
+    """Return the indices of the baselines and of the best other arms, at most `most` in total, in ascending order.
 
-    The best mean is the highest if `mode` is `max`, and the lowest if it is `min`.
+    The best arms have the highest means if `mode` is `max`, and the lowest means if `mode` is `min`.
     """
     sign = -1 if mode == "max" else 1
     ranked = sorted(range(len(arms)), key=lambda place: (not arms[place].is_baseline, sign * (arms[place].mean or 0.0)))
@@ -218,10 +223,10 @@ def best_places(arms: Sequence[ArmStatistics], mode: str, most: int) -> list[int
 
 
 def group_by_arm(trials: Iterable[TrialRecord]) -> list[ArmTrials]:
-    """Group trials by arm, and sort the arms, since the plan may be shuffled.
+    """Group trials by arm, and sort the arms by the values of their hyperparameters.
 
-    Numeric hyperparameters are sorted in ascending order. The values of other hyperparameters keep the order of the
-    plan.
+    The values of a numeric hyperparameter are sorted in ascending order. The values of any other hyperparameter keep
+    the order in which they first occur in the plan.
     """
     grouped: dict[str, list[TrialRecord]] = {}
     for trial in sorted(trials, key=lambda one: one.plan.number):
@@ -254,7 +259,7 @@ def recorded(history: Sequence[RoundRecord], metric: str) -> dict[int, float]:
 
 
 def final(trial: TrialRecord, metric: str) -> float | None:
-    """Return the value of a metric at a trial's last recorded round, or None if it is missing or not finite."""
+    """Return the value of a metric at a trial's last recorded round, or None if the value is missing or not finite."""
     return recorded(trial.history[-1:], metric).get(trial.last_round)
 
 
@@ -266,10 +271,10 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def notes(arm: ArmTrials, metric: str, show: Callable[[float], str] | None = None) -> list[str]:
-    """Return notes on the trials that are not part of the arm's mean; seeds that ended in the same way share a note.
+    """Return notes on the trials that are not part of the arm's mean, such as `seeds 0, 2 pruned at round 3`.
 
-    An example of a note is `seeds 0, 2 pruned at round 3`. If a function `show` is given that formats a value of
-    `metric`, each note ends with the mean value that its seeds had reached: `seeds 0, 2 pruned at round 3 (48.12)`.
+    Seeds that ended in the same way at the same round share a note. If the function `show` is given, each note also
+    states the mean of the last values of `metric`, formatted by `show`, as in `seeds 0, 2 pruned at round 3 (48.12)`.
     """
     finished, fates = arm.finished(metric), dict[str, dict[int, TrialRecord]]()
     for trial in arm.trials:

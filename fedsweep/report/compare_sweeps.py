@@ -1,4 +1,7 @@
-"""Comparison of two arms, or of two sweeps arm by arm, paired by the seeds that both sides have finished."""
+"""Comparison of two arms, or of all arms that two sweeps have in common.
+
+Arms are compared seed by seed, over the seeds that have finished in both arms.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ LEFT_OUT_FIRST = (
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison: a sweep, or a single arm of a sweep."""
+    """Side A or side B of a comparison: a sweep, or a single arm of a sweep."""
 
     name: str
     """The name that the user gave."""
@@ -34,10 +37,10 @@ class Side:
 
     @classmethod
     def of(cls, name: str, manifest: SweepManifest, trials: Sequence[TrialRecord], arm: Arm) -> Side:
-        """Summarise the arm that has the values in `arm` or, if `arm` is empty, all arms of a sweep.
+        """Summarise the only arm of a sweep that has the values in `arm`, or all arms of the sweep if `arm` is empty.
 
         Raises:
-            UserError: No arm has the values in `arm`, or several arms have them.
+            UserError: No arm has the values in `arm`, or several arms have these values.
         """
         arms = summarise(manifest, trials)
         if not arm:
@@ -64,10 +67,12 @@ class Pairing:
 
     @classmethod
     def of(cls, first: Side, second: Side, by_arm: bool) -> Pairing:
-        """Pair the arms that both sides contain or, if `by_arm` is false, the single arm of each side.
+        """Pair each arm of `first` with the same arm of `second`, and compare each pair.
+
+        If `by_arm` is false, pair the only arm of `first` with the only arm of `second`.
 
         Raises:
-            UserError: The sides have different objectives or no arm in common, or they are the same.
+            UserError: The sides have different objectives or no arm in common, or the sides are identical.
         """
         one, other = first.manifest, second.manifest
         if (one.metric, one.mode) != (other.metric, other.mode):
@@ -117,7 +122,7 @@ class Pairing:
     def csv(self) -> str:
         """Return the comparisons as CSV in full precision, one row per pair of arms.
 
-        Columns that table.csv also contains have the same names.
+        A column that is also in table.csv has the same name in both files.
         """
         rows = []
         for pair, found in zip(self.pairs, self.comparisons, strict=True):
@@ -130,7 +135,10 @@ class Pairing:
         return data_frame.of_records(rows).to_csv(index=False)
 
     def findings(self) -> list[str]:
-        """Return sentences on the result for each pair of arms, and on how the hyperparameters of A and B differ."""
+        """Return sentences on the result for each pair of arms, and on the hyperparameters in which A and B differ.
+
+        If A and B were tested on different images, the first sentence is a warning.
+        """
         seeds = tuple(dict.fromkeys(seed for side in self.sides for seed in side.manifest.seeds))
         manifest = self.sides[1].manifest.model_copy(update={"seeds": seeds})
         said = [
@@ -146,9 +154,9 @@ class Pairing:
         return here if here == there else f"{here} / {there}"
 
     def _apart(self) -> str:
-        """Return a sentence that lists the hyperparameters in which sides A and B differ.
+        """Return a sentence that lists the hyperparameters in which A and B differ.
 
-        The hyperparameters are those of two trials from the first pair of arms, with the same seed if possible.
+        The function compares one trial of each arm in the first pair. The two trials have the same seed if possible.
         """
         first, second = (one.arm.trials for one in self.pairs[0])
         by_seed = {trial.plan.seed: trial for trial in second}

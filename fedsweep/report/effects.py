@@ -102,7 +102,7 @@ class _Grid:
 def decompose(
     names: Sequence[str], arms: Sequence[ArmStatistics], baseline: Mapping[str, Json] | None
 ) -> Factorial | str:
-    """Split the variation of the objective in a full grid among the factors; return the reason if this is impossible.
+    """Split the variation of the objective in a full grid among the factors. If this is impossible, return the reason.
 
     All arms share the seeds (repeated measures), so each effect is tested against its own interaction with the seeds.
     The degrees of freedom are corrected by the method of Greenhouse and Geisser (1959), since the differences between
@@ -111,7 +111,8 @@ def decompose(
     Args:
         names: The dotted names of the varied hyperparameters.
         arms: The arms of the grid, which must cover all combinations of at least two factors.
-        baseline: The values of the baseline, or None. Marginal means are compared with those of the baseline's levels.
+        baseline: The hyperparameter values of the baseline, or None. For each factor, the marginal mean of each level
+            is compared with the marginal mean of the baseline's level.
     """
     grid = _grid(names, arms)
     if isinstance(grid, str):

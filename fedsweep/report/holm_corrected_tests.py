@@ -69,8 +69,8 @@ class Comparison:
     def detectable(self) -> float | None:
         """The smallest true difference, in the unit of the objective, that would be detected with a power of 0.8.
 
-        The test is a paired t-test at `level` with the seeds of this comparison. The standard deviation of the
-        differences is assumed to be the observed one.
+        The test is a paired t-test at `level` with the seeds of this comparison. The true standard deviation of the
+        differences is assumed to be equal to the observed standard deviation.
         """
         return None if self.spread is None else self.spread * detectable_effect(len(self.seeds), self.level)
 
@@ -94,7 +94,8 @@ class Comparison:
 def paired_tests(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]) -> list[Comparison]:
     """Compare each arm with its baseline, and apply Holm's correction to the p-values.
 
-    Each pair consists of two dicts from seed to objective: first the arm's, then its baseline's.
+    Each pair consists of two dicts from seed to objective. The first dict belongs to the arm, and the second dict
+    belongs to the arm's baseline.
     """
     found = [_paired(arm, baseline) for arm, baseline in pairs]
     p = [one.p for one in found if one.p is not None]
@@ -109,7 +110,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values corrected by Holm's method, in the order of `p_values`.
 
     The method multiplies the smallest of m p-values by m, the next by m - 1, and so on. A corrected p-value is at most
-    1, and never below the corrected value of a smaller p-value.
+    1, and at least as large as the corrected value of every smaller p-value.
 
     Source: S. Holm (1979), A simple sequentially rejective multiple test procedure.
 

@@ -27,10 +27,11 @@ class Share:
 
 
 def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Share] | str:
-    """Return the fANOVA share of each hyperparameter, largest first, or the reason why it cannot be computed.
+    """Return the fANOVA share of each hyperparameter, largest first, or the reason why shares cannot be computed.
 
-    The shares refer to the ranges that the finished trials cover. A range is logarithmic if the search samples the
-    hyperparameter on a logarithmic scale. Hyperparameters that are missing in some trials are left out.
+    The shares apply to the range of values that each hyperparameter has in the finished trials. If the search samples
+    a hyperparameter on a logarithmic scale, the logarithms of its values are used. A hyperparameter is left out if a
+    finished trial has no value for it.
 
     Source: F. Hutter, H. Hoos and K. Leyton-Brown (2014), An efficient approach for assessing hyperparameter
     importance.

@@ -15,7 +15,7 @@ POPULATION = "pbt"  # the scheduler whose trials continue other trials
 
 @dataclass(frozen=True)
 class Lineage:
-    """A trial of a population and its ancestors, oldest first. Each trial continues the one before it."""
+    """A trial of a population and its ancestors, oldest first. Each trial continues the training of its predecessor."""
 
     trials: tuple[TrialRecord, ...]
 

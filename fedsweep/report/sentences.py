@@ -27,7 +27,11 @@ LABELLED = 8  # a sentence names at most this many efficient arms; the table mar
 
 
 def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
-    """Return the findings: one per comparison with the baseline, or the best arm if there is no baseline."""
+    """Return the findings of the report.
+
+    If the sweep has a baseline, the findings state the result of each comparison with the baseline. Otherwise, they
+    name the best arm. If the sweep has two objectives, the findings list the efficient arms, and no arm is named best.
+    """
     dotted, units = names(manifest, arms), Units.of(manifest.metric, arms)
     if manifest.baseline is None or not any(one.is_baseline for one in arms):
         return _about_best(manifest, arms, dotted, units)
@@ -91,7 +95,8 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
 def _baseline(baseline: Arm | None, arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> str | None:
     """Return a phrase that describes the baseline, or None if no arm is a baseline.
 
-    If there are several baseline arms, the phrase also names the hyperparameters that an arm and its baseline share.
+    If there are several baseline arms, the phrase also lists the hyperparameters that have the same value in an arm and
+    in its baseline.
     """
     baselines = [one for one in arms if one.is_baseline]
     if baseline is None or not baselines:
@@ -141,8 +146,8 @@ def _about_best(
 def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, dotted: Sequence[str]) -> str:
     """Return the label of a comparison of `arm` with `other`, such as `rank 4 against 8`.
 
-    Hyperparameters that `baseline` does not set have the same value in both arms. They come first, as in
-    `lr 0.1, rank 4 against 8`.
+    Hyperparameters that `baseline` does not set have the same value in both arms. The label begins with these
+    hyperparameters, as in `lr 0.1, rank 4 against 8`.
     """
     differing = [name for name in dotted if (name in arm, arm.get(name)) != (name in other, other.get(name))]
     shared = [name for name in dotted if name in arm and name in other and name not in baseline]
@@ -153,7 +158,10 @@ def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, 
 
 
 def about_comparison(manifest: SweepManifest, found: Comparison, units: Units) -> str:
-    """Return sentences that state the result of a comparison and follow a label such as `rank 4 against 8:`."""
+    """Return sentences that state the result of a comparison.
+
+    In the report, the sentences follow a label such as `rank 4 against 8:`.
+    """
     doubts = []  # raised by the tests that do not assume normality
     if found.bootstrap is not None and found.bootstrap[0] <= 0 <= found.bootstrap[1]:
         doubts.append(f"the bootstrap interval {units.interval(found.bootstrap)} contains zero")

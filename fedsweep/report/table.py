@@ -37,7 +37,7 @@ PROSE = {"arm", "worst domain", "efficient", "note"}
 
 @dataclass(frozen=True)
 class AblationTable:
-    """A table with one row per arm of a sweep. `arms` is not empty and has the order of the rows."""
+    """A table with one row per arm of a sweep. `arms` is not empty and is in the order of the rows."""
 
     manifest: SweepManifest
     arms: Sequence[ArmStatistics]
@@ -54,7 +54,7 @@ class AblationTable:
 
     @property
     def means(self) -> dict[str, str]:
-        """A dict from heading to metric for the columns `in domain` and `out of domain`.
+        """The metrics of the columns `in domain` and `out of domain`, as a dict from heading to metric.
 
         A metric that is the objective is left out, because the column `mean` already shows it. The dict is empty if no
         arm holds out a domain.
@@ -64,7 +64,10 @@ class AblationTable:
         return {name: metric for name, metric in columns.items() if held_out and metric != self.manifest.metric}
 
     def cells(self) -> list[dict[str, str]]:
-        """Return a dict from column to text for each row, without optional columns that are empty in every row."""
+        """Return the cells of each row, as a dict from column to text.
+
+        Optional columns that are empty in every row are left out.
+        """
         rows = [settings(one, self.names) | self._numbers(one) for one in self.arms]
         optional = {"paper", "sd", *self.means, "worst client", "worst domain", "MB sent", "note"}
         optional -= {column.heading for column in asked_columns(self.manifest)}
@@ -103,9 +106,9 @@ class AblationTable:
         return row | {"MB sent": self._cell(one, COLUMNS["megabytes"])}
 
     def _cell(self, one: ArmStatistics, column: Column) -> str:
-        """Return the text of a cell: the mean over seeds or, in a target column, a number of seeds.
+        """Return the text of a cell, which is usually the mean over the finished seeds.
 
-        If some seeds missed the target of a column such as `rounds_to=0.7`, there is no mean, so the cell shows the
+        A target column, such as `rounds_to=0.7`, has no mean if some seeds missed the target. The cell then shows the
         number of seeds that reached the target.
         """
         value = one.columns[column.name]
@@ -120,7 +123,7 @@ class AblationTable:
 
     @property
     def second_column(self) -> tuple[str, ...]:
-        """The metric of the second objective, as a tuple of at most one name.
+        """A tuple that contains the metric of the second objective.
 
         The tuple is empty if there is no second objective, or if the default column `MB sent` shows the metric.
         """

@@ -36,7 +36,10 @@ TEMPLATES.globals.update(
 
 
 def texts(macro: str, **facts: object) -> list[str]:
-    """Render a macro of `texts.jinja` with `facts`, and return the items of the rendered list, each on one line."""
+    """Render the macro `macro` of `texts.jinja` with the variables `facts`, and return the items of the rendered list.
+
+    Each item is on one line.
+    """
     made = getattr(TEMPLATES.get_template("texts.jinja").module, macro)(**facts)
     items = f"\n{made}".split("\n- ")[1:]
     return [" ".join(line for line in item.split("\n") if line) for item in items]
@@ -59,7 +62,10 @@ class TextColumn:
 
     @property
     def width(self) -> int:
-        """The smallest width, in terminal cells, at which no word is broken, but at most `enough`."""
+        """The smallest width, in terminal cells, at which no word is broken.
+
+        If `enough` is set, the width is at most `enough`.
+        """
         lines = [*self.heading.splitlines(), *self.cells]
         if self.enough is not None:
             return min(self.enough, max(map(cell_len, lines)))
@@ -90,7 +96,10 @@ def fitting(columns: Sequence[TextColumn], width: int, order: Sequence[str]) -> 
 
 
 def terminal_table(columns: Sequence[TextColumn], title: str | None = None, bold: Iterable[bool] = ()) -> Table:
-    """Return a `rich` table that never cuts off numbers. `bold` has one flag per row, or is empty."""
+    """Return a `rich` table that never cuts off numbers.
+
+    `bold` contains one flag per row. If `bold` is empty, no row is bold.
+    """
     grid = Table(
         box=SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )
@@ -123,7 +132,7 @@ def _escaped(cell: str) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """A text table with a title and an explanation; all rows are as long as the head."""
+    """A text table with a title and an explanation. Every row has as many cells as `head`, the list of headings."""
 
     title: str
     head: Sequence[str]
@@ -136,11 +145,11 @@ class Section:
 
     @classmethod
     def of(cls, title: str, rows: Sequence[Mapping[str, str]], words: int, explained: Sequence[str]) -> Section:
-        """Return a section for one or more rows with the same columns.
+        """Return a section with a table of the given rows.
 
         Args:
             title: The title of the table.
-            rows: A dict from column to text for each row.
+            rows: A dict from column to text for each row. There is at least one row. All rows have the same columns.
             words: The number of text columns, from the left; all other columns contain numbers.
             explained: The sentences that explain the table.
         """
@@ -156,7 +165,7 @@ class Section:
     def terminal(self, width: int, order: Sequence[str]) -> tuple[Table, list[str]]:
         """Return the table for a terminal of `width` cells, and the names of the columns that did not fit.
 
-        Columns are dropped in the order in which `order` lists their names.
+        The columns in `order` are dropped one after another until the table fits.
         """
         columns = []
         for place, name in enumerate(self.head):
@@ -222,7 +231,8 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
 def cells(found: Comparison, units: Units) -> dict[str, str]:
     """Return the cells of a comparison, as a dict from column to text.
 
-    The exact p-value is left out if there are too few pairs for it to be at most 0.05 after Holm's correction.
+    The exact p-value is left out if there are so few pairs of seeds that this p-value cannot be 0.05 or less after
+    Holm's correction.
     """
     needed = NOTHING if found.seeds_needed is None else str(found.seeds_needed)
     if found.seeds_needed is None and found.effect is not None and found.verdict == "no detectable difference":

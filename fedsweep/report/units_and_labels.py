@@ -34,9 +34,10 @@ class Units:
 
     @classmethod
     def fit(cls, percent: bool, values: Iterable[float | None]) -> "Units":
-        """Return percent if `percent` is true, or else units with four significant digits for the median of `values`.
+        """Return a format that suits the given values of a metric.
 
-        The median is used because it is robust to diverged runs.
+        If `percent` is true, the format is percent with two decimals. Otherwise, the number of decimals is chosen so
+        that the median of `values` has four significant digits. The median is robust to diverged runs.
 
             >>> [
             ...     Units.fit(False, values).decimals
@@ -49,7 +50,7 @@ class Units:
 
     @classmethod
     def of(cls, metric: str, arms: Sequence[ArmStatistics]) -> "Units":
-        """Return the units of the objective `metric`, chosen to suit its values in `arms`."""
+        """Return the format of the objective `metric`, with decimals that suit the metric's values in `arms`."""
         ends = (one.mean if one.mean is not None else one.arm.reached(metric)[1] for one in arms)
         return cls.fit(is_accuracy(metric), ends)
 
@@ -70,7 +71,7 @@ PERCENT = Units(percent=True, decimals=2)
 
 
 def shown_p(p: float | None) -> str:
-    """Format a p-value with three decimals, or as `<0.001`."""
+    """Format a p-value with three decimals, or as `<0.001` if the p-value is below 0.001."""
     if p is None:
         return NOTHING
     return "<0.001" if p < 0.001 else f"{p:.3f}"
@@ -89,7 +90,7 @@ def title(metric: str) -> str:
 
 
 def names(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
-    """Return the dotted names of all hyperparameters in `arms`, in the manifest's order."""
+    """Return the dotted names of all hyperparameters in `arms`, in the order of the manifest."""
     present = dict.fromkeys([*manifest.varied, *(name for one in arms for name in one.arm.values)])
     return [name for name in present if any(name in one.arm.values for one in arms)]
 
@@ -101,7 +102,7 @@ def arm_words(arm: Mapping[str, Json], dotted: Sequence[str]) -> str:
 
 
 def settings(one: ArmStatistics, dotted: Sequence[str]) -> dict[str, str]:
-    """Return the cells that identify an arm, as a dict from column to text.
+    """Return the cells that identify an arm in a table, as a dict from column to text.
 
     Each hyperparameter has its own column. If the search space names arms or removes components, the column `arm`
     contains the arm's name or the removed components.

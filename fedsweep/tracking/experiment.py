@@ -40,12 +40,12 @@ def trial_tags(key: str, parent: str | None) -> dict[str, str]:
 
 
 def tag_filter(tags: Mapping[str, str]) -> str:
-    """Return MLflow's search filter for runs with these tags."""
+    """Return MLflow's search filter for runs that have all of the given tags."""
     return " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
 
 
 def find_run(client: MlflowClient, experiment_id: str, tags: Mapping[str, str]) -> str | None:
-    """Return the id of a run with these tags, or None if there is none."""
+    """Return the id of a run that has all of the given tags, or None if there is no such run."""
     found = client.search_runs([experiment_id], tag_filter(tags), max_results=1)
     return str(found[0].info.run_id) if found else None
 
@@ -90,7 +90,7 @@ class Experiment:
             raise
 
     def search(self, tags: Mapping[str, str]) -> list[Run]:
-        """Return all runs with these tags, oldest first."""
+        """Return all runs that have all of the given tags, oldest first."""
         found: list[Run] = []
         token: str | None = ""
         while token is not None:
@@ -105,8 +105,8 @@ class Experiment:
     def keep_one(self, same: Iterable[Run], keep: str | None = None) -> Run | None:
         """Return one of several runs of the same trial or sweep, and delete the others.
 
-        There are several runs if MLflow created a run but the response was lost. The run with the id `keep` is kept or,
-        if it does not exist, preferably a run whose parameters have been recorded.
+        There are several runs if MLflow created a run but the response was lost, so that the run was created again. If
+        a run has the id `keep`, that run is kept. Otherwise, a run whose parameters have been recorded is preferred.
         """
         runs = sorted(same, key=lambda run: (run.info.run_id != keep, DESCRIBED not in run.data.tags))
         for late in runs[1:]:
@@ -114,7 +114,10 @@ class Experiment:
         return runs[0] if runs else None
 
     def delete_late(self, key: str, tags: Mapping[str, str], keep: str) -> None:
-        """Delete duplicates of the run `keep` that a slow server created after the request had timed out."""
+        """Delete all duplicates of the run whose id is `keep`.
+
+        A slow server may have created the duplicates after a request to create the run had timed out.
+        """
         if key in self._unanswered:
             self.keep_one(self.search(tags), keep)
             self._unanswered.discard(key)
@@ -123,8 +126,9 @@ class Experiment:
 def check_server(destination: Destination, experiment: str | None = None) -> None:
     """Raise UserError unless the server answers and grants access. A local database is not checked.
 
-    If `experiment` is given, this function also tags the experiment with this name, which requires write access, and
-    creates the experiment if necessary. The server must then also accept artifacts from other machines.
+    If `experiment` is given, this function also checks write access: it creates the experiment of this name if
+    necessary, and adds a tag to it. It also raises UserError if the server cannot receive artifacts from other
+    machines.
     """
     if not destination.server:
         return
@@ -176,7 +180,7 @@ def _short(text: str) -> str:
 
 
 class Registration:
-    """A model in MLflow's registry, to which versions from the run of a trial can be added."""
+    """A model in MLflow's registry. The method `add` adds a version of the model."""
 
     def __init__(self, destination: Destination, model: str, experiment: str, key: str, sweep: str | None) -> None:
         """Find the MLflow run of the trial `key`. If `sweep` is None, the trial does not belong to a sweep.
@@ -201,7 +205,10 @@ class Registration:
         self.run_id = run_id
 
     def add(self, folder: Path, path: str, tags: Mapping[str, str]) -> str:
-        """Log `folder` as artifacts under `path`, register them as a new version, and return the version's number."""
+        """Add the files in `folder` as a new version of the model, and return the number of the version.
+
+        The files are logged as artifacts of the trial's run, in the artifact folder `path`.
+        """
         try:
             self.client.log_artifacts(self.run_id, str(folder), path)
             with contextlib.suppress(Exception):  # it already exists, or the next call fails too

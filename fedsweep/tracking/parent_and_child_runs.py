@@ -85,7 +85,10 @@ class Runs:
         save_view(self.client, self.experiment.id, self._manifest, run_id, self._summary.extent)
 
     def close_sweep(self, status: str, metrics: Mapping[str, float], artifacts: Path | None = None) -> None:
-        """Write `metrics`, a description and the report in `artifacts` to the parent run, and end it with `status`."""
+        """Write `metrics`, a description and the report to the parent run, and end the run with `status`.
+
+        `artifacts` is the folder of the report, or None if there is no report.
+        """
         run_id = self._open_parent()
         if artifacts is not None:
             self.client.log_artifacts(run_id, str(artifacts), "report")
@@ -101,7 +104,10 @@ class Runs:
         save_view(self.client, self.experiment.id, self._manifest, run_id, self._summary.extent)
 
     def sync(self, trial: TrialRecord) -> None:
-        """Add to a trial's MLflow run any parameters, rounds and outcome that it still lacks."""
+        """Update the MLflow run of a trial.
+
+        The parameters, the rounds and the outcome that the MLflow run does not contain yet are written.
+        """
         self._summary.add(trial)
         key, outcome = trial.plan.key, trial_description.outcome_tags(trial)
         written = self._written.pop(key, None) or self._open(trial.plan)
@@ -141,7 +147,10 @@ class Runs:
         return self.sweep
 
     def _open_parent(self) -> str:
-        """Return the id of the parent run. The first call finds or creates this run and finds its child runs."""
+        """Return the id of the parent run.
+
+        The first call finds or creates the parent run, and finds the runs of the sweep's trials.
+        """
         if self.parent is not None:
             return self.parent
         sweep, tags = self._manifest, sweep_tags(self._manifest.id)
@@ -161,7 +170,7 @@ class Runs:
         return trial_tags(key, None if self.sweep is None else self._open_parent())
 
     def _open(self, plan: TrialPlan) -> _Written:
-        """Find or create the run of a trial, and return the part that is already written."""
+        """Find or create the run of a trial, and return the part of the run that is already in MLflow."""
         tags = self._tags(plan.key)
         if self._children is not None and plan.key not in self._opened:
             found = self._children.pop(plan.key, None)

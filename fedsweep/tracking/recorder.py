@@ -79,7 +79,7 @@ class Recorder:
     def close_sweep(
         self, status: str, metrics: Mapping[str, float], artifacts: Path | None = None, tell: Tell = lambda left: None
     ) -> None:
-        """End the parent run, and wait like `deliver` until all runs are written.
+        """End the parent run, and call `deliver` to wait until all runs are written.
 
         Args:
             status: MLflow's status of the parent run, such as `FINISHED`.
@@ -100,7 +100,7 @@ class Recorder:
 
     @property
     def unsynced(self) -> dict[str, str]:
-        """For each run that is not written yet, the reason or a traceback.
+        """A dict that maps each run that is not fully written to the reason, which may be a traceback.
 
         The keys of the dict are trial keys, `the parent run` and `the parent run's end`.
         """
@@ -165,10 +165,10 @@ class Recorder:
                     self._news.notify_all()
 
     def _failed(self, what: str, job: Job, error: Exception) -> None:
-        """Record the error of a failed write, and find out whether MLflow is unavailable or rejected the write.
+        """Record the error of a failed write, and check whether MLflow is available.
 
-        A rejected write is repeated after the other writes. After `TRIES` attempts, it is postponed until the next
-        update of the run or the next call of `deliver`.
+        If MLflow is available, it has rejected the write. The write is then repeated after the other writes. After
+        `TRIES` attempts, it is postponed until the next update of the run or the next call of `deliver`.
         """
         outage = None
         try:
@@ -195,7 +195,7 @@ def deliver_all(
     """Write all sweeps and single runs of a results folder to MLflow, except sweeps that are still running.
 
     Yields:
-        The name of a sweep or run, and a dict of MLflow runs that could not be written (see `Recorder.unsynced`).
+        The name of a sweep or single run, and a dict that maps each MLflow run that could not be written to the reason.
     """
     for sweep in store.sweeps():
         sweep.fetch()

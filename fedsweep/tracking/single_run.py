@@ -27,6 +27,9 @@ def record_run(
     """Run an experiment, pass each round's record to `show`, and record the results.
 
     If the run fails, its traceback is recorded.
+
+    Returns:
+        The run in the results folder, and the recorder that wrote the run to MLflow.
     """
     stamp = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     trial = store.run(name, stamp)

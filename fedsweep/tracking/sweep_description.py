@@ -74,8 +74,9 @@ REST = "\n\n(The table is too long to be shown in full. The whole table is in th
 def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) -> str:
     """Return the description of a sweep's parent run in Markdown.
 
-    It contains the question `asked`, the results table in the folder `report`, and commands. If there is no table, it
-    states the experiment and the numbers of seeds and rounds instead.
+    The description contains the research question `asked`, the results table from the folder `report`, and commands
+    for the sweep. If there is no table, the description states the experiment, the number of seeds and the number of
+    rounds instead of the table.
     """
     if report is not None and (table := report / "table.md").exists():
         body = table.read_text(encoding="utf-8").partition("\n")[2].strip()  # without its title, the run's name

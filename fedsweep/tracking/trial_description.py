@@ -24,9 +24,9 @@ ARM = "arm"  # the tag by which MLflow's page groups runs: the run's name withou
 
 
 def state(tags: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return the outcome and the last round from the tags of a trial's run.
+    """Return the outcome and the last round of a trial, as stated in the tags of the trial's MLflow run.
 
-    The round is None until the trial has ended.
+    The last round is None until the trial has ended.
     """
     outcome = tags.get(OUTCOME, "")
     return outcome, tags.get(ROUND) if outcome in STATUS else None
@@ -35,7 +35,7 @@ def state(tags: Mapping[str, str]) -> tuple[str, str | None]:
 def start_tags(plan: TrialPlan, varied: Iterable[str]) -> dict[str, str]:
     """Return the tags that a trial's MLflow run gets when it starts.
 
-    MLflow's page can group runs by tags. The tags therefore include each hyperparameter of the arm and the arm's label.
+    The tags include the arm's label and each hyperparameter of the arm, because MLflow's page can group runs by tags.
     The names of the hyperparameters are shortened, but remain unique among `varied`, the names of all hyperparameters
     that the sweep varies.
     """
@@ -61,9 +61,9 @@ def provenance_tags(plan: TrialPlan) -> dict[str, str]:
 
 
 def outcome_tags(trial: TrialRecord) -> dict[str, str]:
-    """Return tags for a trial's outcome and, if known, its error, the reason why it was stopped and its last round.
+    """Return tags for a trial's outcome, its error, the reason why it was stopped, and its last round.
 
-    The outcome is the last tag.
+    Unknown values are left out. The outcome is the last tag.
     """
     if trial.outcome is None:
         return {OUTCOME: "running"}
@@ -74,12 +74,12 @@ def outcome_tags(trial: TrialRecord) -> dict[str, str]:
 
 
 def metrics(trial: TrialRecord, start: int, after: int, ended: bool) -> list[list[Metric]]:
-    """Return the metrics that a trial's run still lacks, as one list for each round after round `after`.
+    """Return the metrics that are not yet in a trial's MLflow run, as one list for each round later than `after`.
 
-    If the trial has `ended`, one more list contains the metrics of the whole trial, such as the megabytes sent.
+    If `ended` is true, one more list contains the metrics of the whole trial, such as the megabytes sent.
 
-    Timestamps are computed from `start`, the run's start in milliseconds, and the durations of the rounds. A metric
-    that is written twice therefore has the same timestamp both times, and MLflow stores it only once.
+    Timestamps are computed from `start`, the run's start in milliseconds, and the durations of the rounds. If a metric
+    is written twice, it therefore has the same timestamp both times, and MLflow stores it only once.
     """
     from mlflow.entities import Metric
 

@@ -68,9 +68,9 @@ def encoded(view: Json) -> str:
 def sweep_view(manifest: SweepManifest, parent: str, extent: Extent) -> dict[str, Any]:
     """Return a view with charts of the trials whose parent run is `parent`.
 
-    The trials are grouped by arm, and curves show the mean and the range over seeds. `extent` is the smallest and the
-    largest value of each metric, which determine the vertical axis of its curve. The axis of a metric that is not in
-    `extent` begins at zero.
+    The trials are grouped by arm, and curves show the mean and the range over seeds. `extent` maps a metric to its
+    smallest and its largest value. These values determine the limits of the vertical axis in the metric's curve. If a
+    metric is not in `extent`, the axis begins at zero.
     """
     parameters = [name for name in manifest.varied if name not in IN_WORDS]
     return {
@@ -238,11 +238,11 @@ def _bracketed(name: str) -> str:
 def page_links(
     store: Store, url: str, destination: Destination | None = None, sweep: SweepStore | None = None
 ) -> dict[str, str]:
-    """Return the URLs of MLflow's pages for `sweep`, or for the newest sweep if `sweep` is None, keyed by label.
+    """Return the URLs of MLflow's pages for a sweep, keyed by label. If `sweep` is None, the newest sweep is used.
 
     The URLs lead to the saved view, the parent run, the table of all runs, the curves, and a comparison of the trials.
-    A missing view is saved first, for example if an older version of fedsweep ran the sweep. If that fails, the URLs of
-    the view and of the parent run are left out.
+    If the view does not exist, for example because an older version of fedsweep ran the sweep, it is saved first. If
+    saving fails, the URLs of the view and of the parent run are left out.
     """
     sweeps = [sweep] if sweep is not None else store.sweeps()[-1:]
     if not sweeps:

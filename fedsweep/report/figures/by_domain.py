@@ -41,7 +41,11 @@ def _by_seed(one: ArmStatistics, manifest: SweepManifest) -> dict[str, dict[int,
 
 
 def draw_dots(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
-    """Draw each arm's accuracy on each domain as a dot; return None if no finished trial has such an accuracy."""
+    """Draw each arm's accuracy on each domain as a dot.
+
+    Returns:
+        The drawing, or None if no finished trial has an accuracy on a domain.
+    """
     finished = [one for one in canvas.dressed(manifest, arms) if _by_seed(one[0], manifest)]
     if not finished:
         return None
@@ -91,7 +95,11 @@ def _draw_dots(axes: "Axes", one: ArmStatistics, manifest: SweepManifest, colour
 
 
 def draw_grid(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
-    """Draw a heat map of the accuracies by arm and domain; return None if no finished trial has such an accuracy."""
+    """Draw a heat map of the accuracies, with one row per arm and one column per domain.
+
+    Returns:
+        The drawing, or None if no finished trial has an accuracy on a domain.
+    """
     by_key = {one.key: one for one in arms}
     labels = dict(zip(by_key, canvas.labels(manifest, arms, letters=46), strict=True))
     known = [one for one in arms if _by_seed(one, manifest)]

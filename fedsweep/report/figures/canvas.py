@@ -102,8 +102,8 @@ def spans_decades(values: Sequence[float], decades: int = 2) -> bool:
 def logarithmic_if_wide(axis: "XAxis | YAxis", values: Sequence[float]) -> None:
     """Make an axis logarithmic if the values are positive and span more than one power of ten.
 
-    The ticks are at 1, 2 and 5 times each power of ten. If the values span three or more powers, the ticks are only at
-    powers of ten.
+    The ticks are at 1, 2 and 5 times each power of ten. If the values span three or more powers of ten, the ticks are
+    only at the powers of ten.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -146,7 +146,7 @@ def dressed(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[tupl
 def folded(words: str, lines: int, letters: int, after: str = "") -> str:
     """Wrap `words`, followed by the suffix `after`, to at most `lines` lines of `letters` characters.
 
-    If the text is too long, an ellipsis replaces the middle of `words`, since labels of arms differ at their ends.
+    If the text is too long, an ellipsis replaces the middle of `words`. The beginning and the end remain readable.
 
     >>> folded("one  two three", 2, 8)
     'one two\\nthree'
@@ -192,9 +192,9 @@ def over_seeds(arm: ArmTrials, objective: str, metric: str) -> dict[int, Spread]
 
 
 def draw_over_seeds(axes: "Axes", one: ArmStatistics, points: Mapping[int, Spread], colour: str) -> None:
-    """Draw an arm's mean over seeds as a line and, if there are several seeds, their range as a band.
+    """Draw the mean over an arm's seeds as a line, and the range from the lowest to the highest seed as a band.
 
-    If `colour` is grey, only a thin line is drawn.
+    There is no band if the arm has only one seed or if `colour` is grey. A grey line is thinner than other lines.
 
     Args:
         axes: The axes to draw on.

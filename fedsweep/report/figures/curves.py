@@ -30,8 +30,8 @@ LINE = 0.058  # height of one line of a label, as a share of the axes
 def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
     """Draw the objective by round; return None if no value of the objective is recorded.
 
-    For each arm, a line shows the mean of its finished trials and a band shows their range. Each trial that did not
-    finish has its own line.
+    For each arm, a line shows the mean of the finished trials, and a band shows their lowest and highest values. Each
+    trial that did not finish has its own line.
     """
     metric, bounded = manifest.metric, is_accuracy(manifest.metric)
     figure, axes = canvas.plain(6.4, 4.0)
@@ -74,9 +74,9 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | No
 def _draw_others(
     axes: "Axes", one: ArmStatistics, metric: str, colour: str, kinds: set[str]
 ) -> list[list[tuple[int, float]]]:
-    """Draw an arm's trials that did not finish, and return the points (round, value) of each line.
+    """Draw a line for each of the arm's trials that did not finish, and return the points (round, value) of each line.
 
-    The outcomes of the trials, such as `pruned`, are added to `kinds`, the set of line styles in the legend.
+    The outcome of each of these trials, such as `pruned`, is added to `kinds`, the set of line styles in the legend.
     """
     drawn = []
     for trial in one.arm.trials:
@@ -124,7 +124,9 @@ def _legend(axes: "Axes", kinds: set[str]) -> None:
 
 
 def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> float | None:
-    """Label the end of each line to the right of the axes, so that labels do not overlap.
+    """Write the label of each line to the right of the axes, so that the labels do not overlap.
+
+    Each label is connected to the end of its line.
 
     Returns:
         The height of the lowest label as a share of the axes' height, or None if there are no labels.
@@ -149,8 +151,8 @@ def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> 
 def _label_lost(axes: "Axes", lost: Sequence[tuple[str, str, str]], lowest: float | None) -> None:
     """Label arms without a finished trial to the right of the axes, each next to a short sample of its line style.
 
-    Unlike the labels of `_label_ends`, these labels are not connected to their lines: if a line ends early, the
-    connection would look like further rounds.
+    Unlike the labels of `_label_ends`, these labels are not connected to the ends of the lines in the figure. If a line
+    ended early, the connection would look like further rounds.
     """
     gap = _gap([label for label, *_ in lost])
     first = 1.0 if lowest is None else lowest - gap - LINE
@@ -174,7 +176,7 @@ def apart(heights: Sequence[float], gap: float) -> list[float]:
 def limits(whole: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
     """Return the limits of an axis that shows values of finished trials (`whole`) and of other trials (`others`).
 
-    The axis shows all values in `whole`. Values in `others` extend the axis in each direction, but by no more than the
+    The axis shows all values in `whole`. The values in `others` can extend the axis at each end, but at most by the
     difference between the largest and the smallest value in `whole`.
 
     >>> limits([0.0, 2.0], [3.0, 1e6])

@@ -1,4 +1,4 @@
-"""The bar chart of the share of the variation that each factor or hyperparameter explains."""
+"""A bar chart that shows which share of the variation each factor or hyperparameter explains."""
 
 from fedsweep.report.effects import Effects
 from fedsweep.report.figures.canvas import COLOURS, Drawing, folded
@@ -23,7 +23,7 @@ SEARCHED = (
 
 
 def draw(effects: Effects) -> Drawing | None:
-    """Draw a bar per share, the largest on top; return None if there are no shares."""
+    """Draw one bar for each share, with the largest share on top; return None if there are no shares."""
     shown = sorted(effects.shares, key=lambda one: -one.share)[:MOST]
     if not shown:
         return None

@@ -67,10 +67,10 @@ def draw_bytes(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawin
 
 
 def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> list[Point]:
-    """Return a point for each arm, with the metric of `against` as its cost.
+    """Return a point for each arm. The cost of an arm is its value of the metric `against.metric`.
 
-    An arm is left out if a finished seed has no cost, because its means of cost and objective would then cover
-    different seeds.
+    If the cost of a finished seed is missing, the arm is left out, because its mean cost and its mean objective would
+    cover different seeds.
     """
     up, across = canvas.scale_of(manifest.metric), canvas.scale_of(against.metric)
     found = []
@@ -116,7 +116,8 @@ def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Again
 def _ends_and_between(kept: Sequence[Point], baseline: Sequence[Point]) -> list[Point]:
     """Select the points to label if there are too many points to label all of them.
 
-    These are the baselines and some of the efficient arms `kept`: both ends, and evenly spaced arms between them.
+    The selected points are the baselines, the first and the last of the efficient arms `kept`, and efficient arms at
+    even steps between the first and the last.
     """
     steps = min(LABELLED, len(kept)) - 1
     places = {round(step * (len(kept) - 1) / max(1, steps)) for step in range(steps + 1)}
@@ -124,7 +125,7 @@ def _ends_and_between(kept: Sequence[Point], baseline: Sequence[Point]) -> list[
 
 
 def _name(axes: "Axes", named: Sequence[Point]) -> None:
-    """Label the points in `named` by number, and list the numbers with their arms to the right of the axes."""
+    """Write a number next to each point in `named`, and explain the numbers in a list to the right of the axes."""
     for number, one in enumerate(named, 1):
         axes.annotate(
             str(number), (one.x[1], one.y[1]), (-5, 4), textcoords="offset points", ha="right", color=INK, fontsize=9

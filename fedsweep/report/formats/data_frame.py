@@ -33,7 +33,10 @@ def data_frame(table: AblationTable) -> pd.DataFrame:
 
 
 def of_records(records: Sequence[Mapping[str, object]]) -> pd.DataFrame:
-    """Return a data frame with one row per record. Columns of counts stay integers even if some counts are missing."""
+    """Return a data frame with one row per record.
+
+    Columns of counts have an integer type even if some counts are missing.
+    """
     found = pd.DataFrame(records)
     return found.astype({name: "Int64" for name in COUNTS if name in found})
 

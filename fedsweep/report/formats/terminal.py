@@ -73,9 +73,10 @@ class TerminalTable:
         return (*(name for name in order if name not in kept), *reversed(asked))
 
     def _apart(self, columns: Sequence[TextColumn], names: Sequence[str], width: int) -> Iterable[Text | Table]:
-        """Yield additional tables with the columns `names`, which did not fit into the main table.
+        """Yield additional tables for the columns `names`, which did not fit into the main table.
 
-        Each table identifies the arms and has as many of the columns as fit into `width` terminal cells.
+        Each additional table contains the columns that identify the arms, and as many of the columns `names` as fit
+        into `width` terminal cells.
         """
         arms = [one for one in columns if one.name == "arm" or one.name in self.table.names]
         left = [one for name in names for one in columns if one.name == name]

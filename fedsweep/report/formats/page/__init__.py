@@ -27,8 +27,9 @@ PIXELS_PER_POINT = 4 / 3
 def inline(path: Path, prefix: str) -> str:
     """Return the contents of an SVG file as an HTML `<svg>` element, with escaped text.
 
-    All ids and references get the prefix, because Matplotlib uses the same ids in every file, and a drawing would
-    otherwise use shapes of another drawing on the page. The id of the drawing's title is `<prefix>-title`.
+    `prefix` is added to all ids and to all references to ids. Matplotlib uses the same ids in every file, so without
+    the prefix, a drawing would use shapes of other drawings on the page. The id of the drawing's title is
+    `<prefix>-title`.
     """
     root = ElementTree.fromstring(path.read_bytes())  # noqa: S314 - written by this program
     for parent in list(root.iter()):
@@ -110,7 +111,7 @@ def html(
 
 
 def _without_empty(rows: Sequence[Row], among: Set[str]) -> list[Row]:
-    """Return the rows without the columns in `among` that are empty in every row."""
+    """Remove each column in `among` that is empty in every row, and return the resulting rows."""
     empty = {name for name in among if all(row.cells.get(name, NOTHING) == NOTHING for row in rows)}
     return [Row(arm, {name: cell for name, cell in cells.items() if name not in empty}) for arm, cells in rows]
 
