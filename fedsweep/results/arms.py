@@ -54,11 +54,11 @@ class Reference(Config):
         return list(dict.fromkeys(metric for one in self.arms for metric in one.values))
 
     def of_arm(self, arm: Mapping[str, Json]) -> dict[str, float]:
-        """Return the paper's values for an arm, keyed by metric, or an empty dict if the paper reports none."""
+        """Return the paper's values for an arm, keyed by metric. The dict is empty if the paper reports no values."""
         return next((one.values for one in self.arms if identity(one.arm) == identity(arm)), {})
 
     def value(self, arm: Mapping[str, Json], metric: str) -> float | None:
-        """Return the paper's value of a metric for an arm, or None if the paper reports none.
+        """Return the paper's value of a metric for an arm, or None if the paper reports no value.
 
         An accuracy is returned as a fraction from 0 to 1.
 

@@ -43,9 +43,9 @@ def write_record(path: Path, record: Config) -> None:
 class TrialStore:
     """The folder of one trial, with the trial's plan, checkpoint, outcome and attempts.
 
-    If the results are in a remote store, the driver (the process that runs the sweep) also sends the files that it
-    writes to the store. Methods raise UnreachableError if files cannot be downloaded, or if files that workers need
-    cannot be sent.
+    If the results are in a remote store, the driver (the process that runs the sweep) writes each file to this folder
+    and then sends the file to the store. Methods raise UnreachableError if files cannot be downloaded, or if files that
+    workers need cannot be sent.
     """
 
     def __init__(self, folder: Path, remote: Remote = NOTHING) -> None:
@@ -69,7 +69,7 @@ class TrialStore:
     def history(self) -> Sequence[RoundRecord]:
         """Return the records of the trial's rounds.
 
-        If the trial has an outcome, records of rounds after the last round in the outcome are left out.
+        If the trial has ended, its last round is `outcome().round`. Records of later rounds are left out.
         """
         outcome = self.outcome()
         return [one for one in self.recorded() if outcome is None or one.round <= outcome.round]

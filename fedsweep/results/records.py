@@ -53,14 +53,14 @@ class SweepManifest(Config):
 
 
 class Start(Config):
-    """The starting point of a trial that continues another trial: the key of the other trial, and a round."""
+    """The starting point of a trial that continues another trial: the other trial's key, and the round to start from."""
 
     key: str = Field(description="key of the other trial, whose state and history are copied")
     round: int = Field(ge=0, description="round of the other trial after which this trial continues")
 
 
 class TrialPlan(Config):
-    """The plan of a trial, which is one federated run of a sweep."""
+    """The plan of a trial. A trial is one federated run of a sweep."""
 
     key: str = Field(description="digest of the resolved configuration, code and data")
     number: int = Field(ge=0, description="position in the plan, from 0")

@@ -44,7 +44,7 @@ class Mark(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The versions that a local file and its remote object had when both were last equal.
+    """The versions that a local file and its remote object had when their contents were last equal.
 
     `remote` is None if the file was sent and the object has not been listed since then. `whole` is False if only part
     of the object was downloaded.

@@ -26,8 +26,8 @@ class Node:
     def slots(self, resources: Resources) -> int:
         """Return the number of trials that the node can run at once.
 
-        If `gpus_per_trial` is `auto`, the number is 0 for a node without a GPU. For other nodes, it depends only on the
-        number of cores.
+        If `gpus_per_trial` is `auto`, the number is 0 for a node without a GPU. For other nodes, the number depends
+        only on the cores.
         """
         slots, share = int(self.cpus / resources.cpus_per_trial), resources.gpus_per_trial
         if share == "auto":
@@ -86,9 +86,9 @@ def _nodes(resources: Resources, cluster: Cluster) -> tuple[Node, ...]:
 def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
     """Return the number of trials that run in parallel.
 
-    Without a request by the user, this is the number of trials that fit on the machines. If the user requested a number
-    (`cluster.at_once`), a Ray cluster runs that many trials, because it may add nodes. This machine runs at most the
-    requested number and at most as many trials as fit.
+    If the user requested a number (`cluster.at_once`), a Ray cluster runs that many trials, because it may add nodes.
+    Without a cluster, the requested number is only an upper limit. If the user requested no number, as many trials run
+    as fit on the machines.
     """
     if cluster.at_once and not cluster.is_local:
         return cluster.at_once
@@ -99,7 +99,7 @@ def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
 def most_on_a_gpu(resources: Resources, cluster: Cluster = HERE) -> int:
     """Return the number of trials per GPU that is sufficient to keep all CPU cores busy.
 
-    More trials per GPU would have less memory each, and some of them would have to wait for a core.
+    With more trials per GPU, each trial would have less memory, and some trials would have to wait for a core.
     """
     at_once = concurrency(resources, cluster)
     nodes = [node for node in _nodes(resources, cluster) if node.gpus >= 1]

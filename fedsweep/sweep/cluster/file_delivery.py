@@ -48,8 +48,8 @@ class Item:
     def is_there(self) -> bool:
         """Return whether the item's path exists on this machine.
 
-        The contents are not checked here. Later, the node compares the digests of its data and weights with the
-        driver's digests.
+        The contents are not checked here. Later, the node checks that its data and weights have the same digests as the
+        driver's data and weights.
         """
         return is_store(data_folder() / self.place) if self.is_set else resolve(self.place).exists()
 

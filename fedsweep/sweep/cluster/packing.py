@@ -73,11 +73,11 @@ def larger(gpus: float) -> float | None:
 
 
 def needed(attempts: Sequence[Attempt], most: int, otherwise: float | None = None) -> float | None:
-    """Return the share of a GPU that a trial needs, or None if it must be measured first.
+    """Return the share of a GPU that a trial needs, or None if the memory of the trial must be measured first.
 
     Args:
-        attempts: Earlier attempts with their measured memory. If an attempt ran out of memory, the returned share is
-            at least twice the share of that attempt, up to a whole GPU.
+        attempts: Earlier attempts with their measured memory. If an attempt ran out of memory, the returned share is at
+            least twice the share of that attempt, up to a whole GPU.
         most: Largest number of trials per GPU.
         otherwise: The share that the user requested, or None to compute it from the measured memory.
     """
@@ -93,7 +93,8 @@ def needed(attempts: Sequence[Attempt], most: int, otherwise: float | None = Non
 def _most_of(attempts: Sequence[Attempt]) -> tuple[int, int]:
     """Return the GPU memory that a trial needs, and the total memory of the smallest GPU, both in bytes.
 
-    Both numbers are the worst case over all measured attempts. They are 0 if no attempt was measured.
+    The needed memory is the sum of two maxima over all measured attempts: the peak memory of the trial, and other
+    memory in use on the GPU. Both results are 0 if no attempt was measured.
     """
     measured = [one for one in attempts if one.peak is not None and one.total]
     if not measured:
@@ -122,8 +123,8 @@ class Packing:
         sweep: Sweep in which the attempts to run each trial are recorded.
         plans: Trials of earlier sessions of the sweep. Their recorded attempts are read.
         apart: Whether each arm has its own share. If false, as in a sampled search, all trials have the same share.
-        writing: Function that returns a context manager. Attempts are written within its context, e.g. to handle a full
-            disk.
+        writing: Function that returns a context manager. Attempts are written within this context, which can handle
+            errors such as a full disk.
         tell: Function that prints a measurement.
     """
 

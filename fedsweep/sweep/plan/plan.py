@@ -139,8 +139,8 @@ def _wrong_runs(resolved: ResolvedSpace) -> Iterator[str]:
 def _wrong_metrics(resolved: ResolvedSpace) -> Iterator[str]:
     """Yield an error message for each metric in the search space that an arm does not report.
 
-    If the user changed the experiment or its data, the run may have other domains than the reference paper. The paper's
-    accuracies in single domains are then not checked.
+    If the user changed the experiment or its data, the domains may differ from the domains in the reference paper. In
+    this case, the paper's accuracies for single domains are not checked.
     """
     space, request, paper = resolved.space, resolved.request, resolved.space.reference
     other_data = "experiment" in request.options or any(name.split(".")[0] == "data" for name in request.overrides)

@@ -51,9 +51,10 @@ class WarmStart(Config):
 def collect(plan: Plan, store: Store) -> WarmStart | None:
     """Return the finished trials of the sweep that `search.warm_start` names, or None if this setting is empty.
 
+    Finished trials whose arms are outside the new search space are left out.
+
     Raises:
-        UserError: The named sweep has a different objective, or the new search space contains the arm of none of its
-            finished trials.
+        UserError: The named sweep has a different objective, or no trial is left.
     """
     search, objective, axes = plan.space.search, plan.space.objective, plan.space.space
     if search.name != "tpe" or search.warm_start is None:

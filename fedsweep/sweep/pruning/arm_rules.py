@@ -106,14 +106,13 @@ def places(arms: int, reduction_factor: float, rung: int) -> int:
 def judge(values: Mapping[Arm, Mapping[int, float]], places: int, round: int) -> dict[Arm, Pruned]:
     """Return the arms that are pruned at a rung, each with the reason.
 
-    Two groups of arms are promoted:
+    The `places` arms with the best means over the seeds are promoted. The worst of these arms is called the last arm.
+    Another arm is tied with the last arm if, for at least a quarter of the seeds (rounded up), it is at least as good
+    as the last arm. Of the tied arms, the `places` arms with the best means are promoted, too. All other arms are
+    pruned.
 
-    - the `places` arms with the best means over the seeds, - of the arms that are tied with the last arm of the first
-    group, the `places` arms with the best means.
-
-    An arm is tied if, for at least a quarter of the seeds (rounded up), it is at least as good as that last arm. All
-    other arms are pruned. Arms with equal means have the same outcome. With one seed, no arm is tied, so the rule is
-    ordinary successive halving.
+    Arms with equal means have the same outcome. With one seed, no arm is tied, so the rule is ordinary successive
+    halving.
 
     Args:
         values: The value for each seed of each arm that reached the rung.

@@ -34,9 +34,10 @@ class RecordedTrials:
         self._errors: dict[str, Outcome] = {}
 
     def unplanned(self) -> list[TrialPlan]:
-        """Return the new trials that start from another trial's checkpoint but have no folder yet.
+        """Return the trials that start from another trial's checkpoint and whose plans have not been written yet.
 
-        A new trial must copy the checkpoint before the other trial continues and overwrites it.
+        The checkpoint is copied when the plan is written. This must happen before the other trial continues and
+        overwrites the checkpoint.
         """
         return [one for key, one in self.plans.items() if one.start and not self.sweep.trial(key).planned]
 
@@ -94,7 +95,7 @@ class ArmState(RecordedTrials):
     def record_error(self, key: str, error: Outcome) -> None:
         """Record that a trial diverged or failed.
 
-        The error counts only if the promotions of the trial's arm let the trial reach the round of the error.
+        The error counts only if the trial's arm is promoted at all rungs before the round of the error.
         """
         self._errors[key] = error
         self.refresh(key)

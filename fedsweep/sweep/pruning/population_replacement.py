@@ -170,7 +170,7 @@ class Generations(RecordedTrials):
     def visible(self, key: str) -> int:
         """Return the last round of a trial that is shown to the user.
 
-        All rounds of all trials are shown, so this is the last round of a complete trial.
+        No round is hidden, so the result is the number of rounds of a complete trial.
         """
         return self.rounds
 

@@ -62,9 +62,9 @@ class Decisions:
 class Rungs:
     """Asynchronous successive halving, which stops a trial unless it is among the best so far.
 
-    Trials are compared at rungs, which are certain rounds. At a rung, a trial continues if its value is in the best
-    1/eta of the values recorded there so far, where eta is the reduction factor. Only trials of the same group
-    (`stratum`) are compared.
+    Trials are compared at rungs, which are certain rounds. A trial continues if its value is in the best 1/eta of the
+    values that earlier trials have reached at the same rung, where eta is the reduction factor. Only trials of the same
+    group (`stratum`) are compared.
 
     The rule is the same as in Ray's AsyncHyperBandScheduler with one bracket. The original algorithm by Li et al.
     (2020) promotes good trials instead and stops no trial.

@@ -117,8 +117,8 @@ class SampledSearch(PlannedSearch):
 class JointSearch(FolderSearcher):
     """The searcher for successive halving of arms and for population-based training.
 
-    It lets each trial run to the next rung or to the end of the generation. Once the trial may continue, it suggests
-    the trial again.
+    The searcher lets each trial run to the next rung or to the end of the generation. Once the trial may continue, the
+    searcher suggests it again.
     """
 
     def __init__(self, state: ArmState | Generations, announce: Announce, packing: Packing) -> None:

@@ -56,13 +56,13 @@ class Resources(Config):
 
 
 class Rounds(Config):
-    """Training of all arms, with the metrics of every round recorded (the default)."""
+    """The default value of `measure`: all arms are trained, and the metrics of every round are recorded."""
 
     name: Literal["rounds"] = "rounds"
 
 
 class Parameters(Config):
-    """Counting of parameters and bytes, without training. The counts are printed but not recorded."""
+    """The value of `measure` that counts parameters and bytes without training. The counts are only printed."""
 
     name: Literal["parameters"] = "parameters"
     classes: int = Field(100, gt=1, description="number of classes of the model's head")
