@@ -53,7 +53,7 @@ class SweepManifest(Config):
 
 
 class Start(Config):
-    """The starting point of a trial that continues another trial: the other trial's key, and the round to start from."""
+    """The starting point of a trial that continues another trial: the key and a round of the other trial."""
 
     key: str = Field(description="key of the other trial, whose state and history are copied")
     round: int = Field(ge=0, description="round of the other trial after which this trial continues")

@@ -122,7 +122,10 @@ def _wrong_components(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def _wrong_runs(resolved: ResolvedSpace) -> Iterator[str]:
-    """Yield an error message if two arms are equal, or if `synthetic` varies but an arm uses no synthetic images."""
+    """Yield an error message for each arm of a grid that has the same configuration as an earlier arm.
+
+    If `synthetic` varies, also yield an error message for each arm that does not train on synthetic images.
+    """
     if resolved.space.search.name != "grid":
         resolved.resolve_all(resolved.space.search.first)
     varies_synthetic = any(name.split(".")[0] == "synthetic" for name in resolved.space.names)

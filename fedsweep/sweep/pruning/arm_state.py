@@ -135,7 +135,7 @@ class ArmState(RecordedTrials):
         return self._arms[key] in self.verdicts.pruned
 
     def visible(self, key: str) -> int:
-        """Return the last visible round of a trial.
+        """Return the last round of a trial that is shown to the user.
 
         Rounds after a rung whose decision is still pending are hidden.
         """

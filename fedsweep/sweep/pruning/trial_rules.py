@@ -132,7 +132,7 @@ class StoppingScheduler(FIFOScheduler):
         self.rule, self.objective, self.per = rule, objective, per
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Apply the rule to a reported round, and return whether Ray continues or stops the trial."""
+        """Apply the rule to a reported round, and return `CONTINUE` or `STOP` for the trial."""
         if self.objective.metric not in result or "error" in result:  # the untuned model has no training loss
             return FIFOScheduler.CONTINUE
         sign = 1 if self.objective.mode == "max" else -1

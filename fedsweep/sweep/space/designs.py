@@ -31,7 +31,7 @@ class Factorial:
     """A function that returns whether a factor is active, given the levels of the factors before it in `order`."""
 
     def every(self) -> Iterator[Picked]:
-        """Yield all arms of the full factorial design, each as the levels of its active factors."""
+        """Yield all arms of the full factorial design. Each arm is given as the chosen level of each active factor."""
 
         def below(place: int, picked: Picked, arm: Arm) -> Iterator[Picked]:
             if place == len(self.order):

@@ -267,7 +267,7 @@ def _valued(key: str, value: Json) -> Arm:
 
 @dataclass(frozen=True)
 class RequestedSpace:
-    """A search space with the user's changes, before its experiment is read."""
+    """A search space with the user's changes. The YAML file of its experiment has not been read yet."""
 
     name: str
     space: SearchSpace
