@@ -1,12 +1,12 @@
 """The results folder, which contains the records of all sweeps and runs as plain files. MLflow shows a copy of them.
 
-The files of a trial are written atomically. The key of a trial is a digest of its configuration, code and data.
+The files of a trial are written atomically. The key of a trial is a digest of the trial's configuration, code and data.
 
 <root>/sweeps/<search space>/<sweep id>/
     sweep.json                      description of the sweep (SweepManifest)
     experiment.yaml search_space.yaml   copies of the YAML files
     decisions.jsonl                 decisions of the scheduler, if it makes any
-    warm_start.json                 trials of earlier sweeps from which the search learns, if any
+    warm_start.json                 for a warm start, trials of an earlier sweep that the search learns from
     trials/<key>/trial.json         configuration of the trial (TrialPlan)
     trials/<key>/checkpoint.safetensors   state and history after the last complete round
     trials/<key>/tsne.csv tsne.png  t-SNE of the features after the last round, if the experiment requests it

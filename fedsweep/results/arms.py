@@ -54,13 +54,13 @@ class Reference(Config):
         return list(dict.fromkeys(metric for one in self.arms for metric in one.values))
 
     def of_arm(self, arm: Mapping[str, Json]) -> dict[str, float]:
-        """Return the paper's values for an arm, keyed by metric, or an empty dict if the paper reports none."""
+        """Return the paper's values for an arm, keyed by metric. The dict is empty if the paper reports no values."""
         return next((one.values for one in self.arms if identity(one.arm) == identity(arm)), {})
 
     def value(self, arm: Mapping[str, Json], metric: str) -> float | None:
-        """Return the paper's value of a metric for an arm, or None if the paper reports none.
+        """Return the paper's value of a metric for an arm, or None if the paper reports no value.
 
-        Accuracies are returned as shares from 0 to 1.
+        An accuracy is returned as a fraction from 0 to 1.
 
         >>> paper = Reference(source="Table 1", arms=(ReferenceArm(arm={"rank": 4}, values={"accuracy/mean": 54.73}),))
         >>> paper.value({"rank": 4}, "accuracy/mean"), paper.value({"rank": 8}, "accuracy/mean")
@@ -73,9 +73,10 @@ class Reference(Config):
 
 
 def is_accuracy(metric: str) -> bool:
-    """Return whether a metric is an accuracy, that is, a share from 0 to 1 that is shown in percent.
+    """Return whether a metric is an accuracy.
 
-    Differences between accuracies are shown in percentage points.
+    Accuracies are stored as fractions from 0 to 1 and shown in percent. Differences between accuracies are shown in
+    percentage points.
     """
     return metric.startswith("accuracy/")
 
@@ -83,8 +84,7 @@ def is_accuracy(metric: str) -> bool:
 def identity(values: Json | Mapping[str, Json]) -> str:
     """Return the values as JSON text that can be used as a dict key.
 
-    The values themselves cannot be used as keys, because Python treats the keys `1`, `1.0` and `True` as equal and does
-    not accept lists.
+    The values themselves cannot be dict keys: lists are not hashable, and `1`, `1.0` and `True` would be the same key.
     """
     return json.dumps(values, sort_keys=True)
 
@@ -138,8 +138,8 @@ def at_commas(text: str) -> list[str]:
 def counterparts(arms: Collection[Mapping[str, Json]], baseline: Mapping[str, Json]) -> dict[str, Arm]:
     """Map the `identity` of each arm to its counterpart, the arm with which it is compared.
 
-    The counterpart has the values in `baseline`, and otherwise the same values as the arm. An arm can be its own
-    counterpart. Arms whose counterpart is not in `arms` are left out.
+    The counterpart has the values in `baseline`. For all other hyperparameters, it has the same values as the arm. An
+    arm with the values in `baseline` is its own counterpart. An arm is left out if its counterpart is not in `arms`.
 
     >>> rank_8 = {"lora.rank": 8, "optimizer.lr": 0.1}
     >>> counterparts([{"lora.rank": 4, "optimizer.lr": 0.1}, rank_8], {"lora.rank": 8}) == {

@@ -42,7 +42,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 def load(path: Path, like: ServerState, device: str = "cpu") -> Checkpoint:
     """Read a checkpoint and move its tensors to a device.
 
-    `like` is a server state of the same method. The restored state is an object of the same class.
+    `like` is any server state of the same method. Only its class is used: the loaded state is an object of this class.
     """
     from safetensors import safe_open
 
@@ -89,7 +89,8 @@ def without_tensors(file: BinaryIO) -> bytes:
 def _pack(node: Any, path: str, tensors: dict[str, Any]) -> Any:
     """Convert `node`, which is part of a server state, to JSON values, and copy its tensors to `tensors`.
 
-    `path` is the path of `node` in the state. The keys of `tensors` are such paths.
+    `path` is the path of `node` in the state. Each tensor is copied to `tensors` under the tensor's own path in the
+    state.
     """
     if hasattr(node, "numel"):
         path = path if path not in tensors else f"{path}#{len(tensors)}"

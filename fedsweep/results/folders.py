@@ -1,6 +1,6 @@
 """Classes for the results folder, the folder of a sweep and the folder of a trial.
 
-Each folder is either only local or the local mirror of a folder in a remote store.
+If the results are in a remote store, these folders are local mirrors of folders in that store.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def write_record(path: Path, record: Config) -> None:
 class TrialStore:
     """The folder of one trial, with the trial's plan, checkpoint, outcome and attempts.
 
-    If the results are in a remote store, the driver (the process that runs the sweep) also sends its files there.
-    Methods raise UnreachableError if files cannot be downloaded, or if files that workers need cannot be sent.
+    If the results are in a remote store, the driver (the process that runs the sweep) writes each file to this folder
+    and then sends the file to the store. Methods raise UnreachableError if files cannot be downloaded, or if files that
+    workers need cannot be sent.
     """
 
     def __init__(self, folder: Path, remote: Remote = NOTHING) -> None:
@@ -68,7 +69,7 @@ class TrialStore:
     def history(self) -> Sequence[RoundRecord]:
         """Return the records of the trial's rounds.
 
-        If the trial has ended, rounds after the round in its outcome are left out.
+        If the trial has ended, its last round is `outcome().round`. Records of later rounds are left out.
         """
         outcome = self.outcome()
         return [one for one in self.recorded() if outcome is None or one.round <= outcome.round]
@@ -108,10 +109,11 @@ class TrialStore:
     def take(self, other: TrialStore, ends: Collection[OutcomeName]) -> None:
         """Copy the results of the same trial from another sweep.
 
+        The checkpoint and the t-SNE files are always copied. The outcome is copied only if it is in `ends`.
+
         Args:
             other: The trial's folder in the other sweep.
-            ends: The outcomes that may be copied. If the trial had any other outcome, only its checkpoint and its t-SNE
-                files are copied.
+            ends: The outcomes that may be copied, for example `finished`.
         """
         other.remote.pull(whole=True)
         for name in (*FILES, self.checkpoint.name):
@@ -128,12 +130,12 @@ class TrialStore:
         return TrialRecord(plan, self.outcome(), self.history(), artifacts, self.attempts().attempts)
 
     def attempts(self) -> Attempts:
-        """Return the attempts to run the trial, each with its share of a GPU and the memory that it used."""
+        """Return the attempts to run the trial on a GPU, with the measured GPU memory of each attempt."""
         path = self.folder / "gpus.json"
         return read_record(Attempts, path) if path.exists() else Attempts()
 
     def keep_attempts(self, attempts: Attempts) -> None:
-        """Write the list of attempts to run the trial."""
+        """Write the list of all attempts to run the trial on a GPU."""
         write_record(self.folder / "gpus.json", attempts)
         self.remote.push()
 
@@ -160,7 +162,7 @@ class SweepStore:
 
         Args:
             columns: The names of the columns.
-            asked: Whether the user chose the columns. If so, they take precedence over later changes to the YAML file.
+            asked: Whether the user chose the columns. If so, later changes to the YAML file do not change the columns.
         """
         manifest = self.manifest()
         if manifest.columns != columns:
@@ -225,8 +227,8 @@ class Store:
 
         Args:
             folder: The local folder.
-            plays: Whether this process trains the run in the folder and therefore needs the tensors in its checkpoint.
-                Otherwise, checkpoints are downloaded without tensors and are never sent.
+            plays: Whether this process trains the run in the folder and therefore needs the tensors in the run's
+                checkpoint. Otherwise, checkpoints are downloaded without tensors and are never sent.
         """
         if self.uri is None:
             return NOTHING
@@ -244,7 +246,7 @@ class Store:
         return TrialStore(folder, self.remote(folder, plays=True))
 
     def runs(self) -> list[TrialStore]:
-        """Return the folders of all runs outside of sweeps. If the store is remote, they are updated first."""
+        """Return the folders of all runs outside of sweeps. Local copies of remote folders are updated first."""
         remote = self.remote(self.root / "runs")
         remote.pull()
         remote.save()

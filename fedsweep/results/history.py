@@ -11,7 +11,7 @@ ACCUMULATED = ("megabytes/sent", "bytes/up", "bytes/down", "seconds/round")
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """The metrics after `round` rounds. Round 0 is the untuned model.
+    """The metrics of the model after `round` rounds. Round 0 is the model before fine-tuning.
 
     All fields except `seconds`, `memory` and `system` are reproducible.
     """
@@ -29,7 +29,7 @@ History = Sequence[RoundRecord]
 
 
 def to_json(history: History) -> str:
-    """Return the history as JSON. `from_json` restores bit-identical floats from it."""
+    """Return the history as JSON text. `from_json` converts the text back to bit-identical floats."""
     rows = [asdict(record) for record in history]
     return json.dumps([{name: value for name, value in row.items() if name not in MEASURED or value} for row in rows])
 
@@ -45,7 +45,7 @@ def total_megabytes(history: History) -> float:
 
 
 def mean_of_last(history: History, metric: str, rounds: int = 4) -> float:
-    """Return the mean of a metric over the last `rounds` rounds. Round 0, the untuned model, is not counted.
+    """Return the mean of a metric over the last `rounds` rounds. Round 0 (before fine-tuning) is not counted.
 
     The default is four rounds, as in FedRA's code.
     """

@@ -11,7 +11,7 @@ Mode = Literal["max", "min"]
 
 
 class Against(Config):
-    """The second objective of a sweep, which is traded off against the first one."""
+    """The second objective of a sweep, which is traded off against the first objective."""
 
     metric: str = Field(
         description="a metric after the last round; `megabytes/sent`, `bytes/up`, `bytes/down` and `seconds/round` "

@@ -53,14 +53,14 @@ class SweepManifest(Config):
 
 
 class Start(Config):
-    """The starting point of a trial that continues another trial: the other trial's key and round."""
+    """The starting point of a trial that continues another trial: the key and a round of the other trial."""
 
     key: str = Field(description="key of the other trial, whose state and history are copied")
     round: int = Field(ge=0, description="round of the other trial after which this trial continues")
 
 
 class TrialPlan(Config):
-    """The plan of a trial, which is one federated run of a sweep."""
+    """The plan of a trial. A trial is one federated run of a sweep."""
 
     key: str = Field(description="digest of the resolved configuration, code and data")
     number: int = Field(ge=0, description="position in the plan, from 0")
@@ -106,8 +106,8 @@ class Attempts(Config):
     def marks(self) -> dict[str, str]:
         """Return MLflow tags that summarise the attempts.
 
-        The tag `gpus` is the last attempt's share of a GPU. If any attempts ran out of GPU memory, the tag
-        `out_of_memory` is their number.
+        The tag `gpus` is the last attempt's share of a GPU. The tag `out_of_memory` is the number of attempts that ran
+        out of GPU memory. This tag is omitted if the number is 0.
         """
         if not self.attempts:
             return {}
@@ -140,9 +140,9 @@ def count_outcomes(trials: Iterable[TrialRecord]) -> dict[OutcomeName, int]:
 
 
 def stand_in(tags: Mapping[str, str]) -> str | None:
-    """Return a description of the stand-ins that a run was trained on, or None if there were none.
+    """Return a description of the stand-ins that a run was trained on, or None if the run used no stand-ins.
 
-    Stand-ins are images that replace the output of an image generator. `tags` are the run's provenance tags.
+    Stand-ins are images that are used in place of images from a generator. `tags` are the run's provenance tags.
 
     >>> stand_in({"synthetic": "folder"}), stand_in({})
     (None, None)
@@ -151,11 +151,11 @@ def stand_in(tags: Mapping[str, str]) -> str | None:
 
 
 def warning(made: str, where: str = "") -> str:
-    """Return a warning that runs were trained on stand-ins, that is, on images that replace a generator's output.
+    """Return the warning that runs were trained on stand-ins (see `stand_in`).
 
     Args:
-        made: Description of the images.
-        where: Names of the runs; empty for a single run.
+        made: The description of the stand-ins.
+        where: The arms that were trained on the stand-ins, as text; empty for a single run.
 
     >>> warning("surrogates", "all arms")
     'Synthetic images: surrogates (all arms).'

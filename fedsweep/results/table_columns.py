@@ -21,7 +21,10 @@ TARGET = "rounds_to="
 
 @dataclass(frozen=True)
 class Column:
-    """A column of result tables. Each trial has one value, and tables show the mean over an arm's finished trials."""
+    """A column of result tables.
+
+    The column has one value for each trial. Tables show the mean of these values over the finished trials of an arm.
+    """
 
     name: str
     """The name in a search space, in `--columns` and in table.csv."""

@@ -114,7 +114,7 @@ def files(embedding: Embedding) -> dict[str, bytes]:
 def png(embedding: Embedding) -> bytes:
     """Return a PNG picture of the points, with legends.
 
-    The version of matplotlib is left out of the file, because it would make equal pictures differ.
+    The version of matplotlib is not written to the file. Otherwise, equal pictures would be different files.
     """
     figure, written = blank(6.2, 5.4, "constrained"), io.BytesIO()
     axes, look = figure.add_subplot(), Look.of([embedding])

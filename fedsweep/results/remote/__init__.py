@@ -1,4 +1,4 @@
-"""Classes for a folder in a remote store and its connection to a local folder."""
+"""Classes that represent a folder in a remote store and synchronise a local folder with it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Place:
 
 @dataclass(eq=False)
 class Remote:
-    """The remote folder that a local folder mirrors. If the results are only local, the methods have no effect.
+    """The remote folder that a local folder mirrors. If there is no remote store, the methods have no effect.
 
     Methods raise UnreachableError if the store does not answer.
     """
@@ -120,7 +120,10 @@ class Remote:
                 self.place.filesystem.delete_dir(f"{self.place.base}/{name}")
 
     def save(self) -> None:
-        """Record which files equal their remote objects, so that later processes need not download them again."""
+        """Record which local files are identical to their remote objects.
+
+        Later processes then do not download these files again.
+        """
         if self.mirror is not None:
             self.mirror.save()
 
@@ -147,10 +150,10 @@ class Remote:
             yield
 
     def __reduce__(self) -> tuple[type[Remote], tuple[()]]:
-        """Pickle an empty `Remote` in place of this one.
+        """Pickle an empty `Remote` in place of this object.
 
-        Ray pickles the search algorithm, which refers to this object, but fedsweep never restores the search algorithm
-        from a pickle.
+        Ray pickles the search algorithm, and the search algorithm refers to this object. An empty object is sufficient,
+        because fedsweep never restores the search algorithm from a pickle.
         """
         return Remote, ()
 

@@ -32,7 +32,10 @@ SLOWEST = timedelta(seconds=20)  # time limit of one request of `obstore`
 
 
 class ConditionalObjects:
-    """The objects of a store that supports conditional writes. Paths begin with the bucket, as in pyarrow."""
+    """Access to the objects of a store that supports conditional writes.
+
+    A path begins with the name of the bucket, as in pyarrow.
+    """
 
     exclusive = True
 
@@ -75,9 +78,9 @@ def _os_errors() -> Iterator[None]:
 
 @cache
 def objects_of(uri: str) -> ConditionalObjects | UnconditionalObjects:
-    """Return the objects of a store, with conditional writes if the store supports them.
+    """Return an object that reads and writes the objects of a store.
 
-    Conditional writes are used if `obstore` can open the store and a test of conditional writes succeeds.
+    Writes are conditional if `obstore` can open the store and a test of conditional writes succeeds.
     """
     files, base = filesystem(uri)
     with contextlib.suppress(Exception):  # obstore may lack credentials, or may not support this kind of store

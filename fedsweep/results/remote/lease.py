@@ -47,7 +47,7 @@ class Found(NamedTuple):
 
 
 class UnconditionalObjects:
-    """The objects of a pyarrow file system, without conditional writes.
+    """Access to the objects of a pyarrow file system, without conditional writes.
 
     If two processes write the same object, the last write wins.
     """
@@ -122,9 +122,11 @@ class Lease:
     def look(self) -> tuple[dict[str, Any] | None, Any]:
         """Return the process that holds the lease, and the version of the lease object.
 
-        The process is a dict that contains its `host`. It is None if the lease is free, has expired or belongs to this
-        process. To acquire the lease, pass the version to `self.objects.write`. If the store supports conditional
-        writes, an object that has changed in the meantime is not overwritten.
+        The process is described by a dict that contains, among others, its `host`. If the lease is free, has expired or
+        belongs to this process, None is returned in place of the dict.
+
+        To acquire the lease, pass the version to `self.objects.write`. If the store supports conditional writes, a
+        lease object that has changed in the meantime is not overwritten.
         """
         other, found = self._read()
         if other is None or self._is_mine(other) or is_dead(other.get("process", "")):
@@ -142,7 +144,8 @@ class Lease:
     def _now(self) -> float:
         """Return the current time by the store's clock, in seconds since 1970.
 
-        The clock is read by writing an object. If that fails, the clock of this machine is used.
+        To read the store's clock, an object is written and its modification time is read. If that fails, the clock of
+        this machine is used.
         """
         probe = f"{self.path}-{self._mine['nonce']}"
         with contextlib.suppress(OSError):  # without permission to write, use the clock of this machine

@@ -1,7 +1,8 @@
-"""A local folder that mirrors remote objects. Files are compared by size and time, not by content.
+"""A local folder that mirrors remote objects.
 
-A time resolution of one second is sufficient, because checkpoints are the only files that are rewritten within a
-second, and each new checkpoint is larger than the previous one.
+Changes are detected by size and modification time. The contents of files are not compared. A time resolution of one
+second is sufficient, because checkpoints are the only files that are rewritten within a second, and each new checkpoint
+is larger than the previous one.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ Shorten = Mapping[str, Callable[[Any], bytes]]
 
 
 class Mark(NamedTuple):
-    """The properties that identify a version of a file or an object.
+    """The size in bytes, modification time in nanoseconds and inode of a file or an object.
 
-    They are its size in bytes, its modification time in nanoseconds and its inode, which is 0 for an object.
+    Together, these values identify a version of the file or object. The inode of an object is 0.
     """
 
     size: int
@@ -43,10 +44,10 @@ class Mark(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The versions of a local file and its remote object at the time when the two were last equal.
+    """The versions that a local file and its remote object had when their contents were last equal.
 
-    `remote` is None if the file was sent and the object has not been listed since then. `whole` is False if only
-    part of the object was downloaded.
+    `remote` is None if the file was sent and the object has not been listed since then. `whole` is False if only part
+    of the object was downloaded.
     """
 
     local: Mark
@@ -69,9 +70,9 @@ class Mirror:
         """Download new and changed objects, and delete local files whose objects no longer exist.
 
         Args:
-            prefix: Folder or file to update; empty for all.
-            whole: Whether to download large files completely. Otherwise, the functions in `shorten` choose the parts
-                to download.
+            prefix: The folder or file to update. If empty, everything is updated.
+            whole: Whether to download large files completely. Otherwise, the functions in `shorten` read only a part of
+                each large file.
             discard: Whether to overwrite local changes that were not sent. Otherwise, local changes are kept.
 
         Raises:
@@ -95,10 +96,10 @@ class Mirror:
         The files named in `LAST` are sent after all others, in the order of `LAST`.
 
         Args:
-            prefix: Folder or file to send; empty for all.
+            prefix: The folder or file to send. If empty, everything is sent.
 
         Raises:
-            OSError: The store does not accept a file. All files before it have been sent.
+            OSError: The store does not accept a file. The files that come before it have been sent.
         """
         local = self._files(prefix)
         gone = [name for name in self._below(prefix, self._known) if name not in local]
@@ -115,7 +116,10 @@ class Mirror:
         return sorted(self._objects(prefix))
 
     def save(self) -> None:
-        """Record which files equal their objects, so that later processes need not download them again."""
+        """Record which local files are identical to their remote objects.
+
+        Later processes then do not download these files again.
+        """
         write_atomically(self.folder / STATE, json.dumps(self._known).encode())
 
     def _objects(self, prefix: str) -> dict[str, Mark]:
@@ -156,7 +160,10 @@ class Mirror:
         return known is None or (known.local != local and not (local and Path(name).name in self._shorten))
 
     def _fetch(self, name: str, mark: Mark, whole: bool) -> Known | None:
-        """Download an object to its file and return their versions, or None if the object no longer exists."""
+        """Download an object to its local file.
+
+        Return the new versions of the file and the object, or None if the object no longer exists.
+        """
         short = None if whole else self._shorten.get(Path(name).name)
         place, path = inside(self.folder, name), f"{self.base}/{name}"
         for _ in range(READS):
@@ -202,7 +209,10 @@ def _mark(path: Path) -> Mark:
 
 
 def _load(path: Path) -> dict[str, Known]:
-    """Return the versions that an earlier process recorded, or an empty dict if the record is missing or invalid."""
+    """Read the file that an earlier process wrote with `Mirror.save`, and return the recorded versions by file name.
+
+    The dict is empty if that file is missing or invalid.
+    """
     known: dict[str, Known] = {}
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
         for name, (local, remote, whole) in json.loads(path.read_text()).items():

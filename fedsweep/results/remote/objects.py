@@ -142,7 +142,7 @@ def persistently(do: Callable[[], Answer], pauses: Sequence[float] | None = None
 
     Raises:
         UnreachableError: Every attempt failed.
-        OSError: The disk of this machine is full, or a file is missing.
+        OSError: The disk of this machine is full, or a file is missing. In these cases, the call is not repeated.
     """
     left = iter(PAUSES if pauses is None else pauses)
     while True:

@@ -26,7 +26,8 @@ class Node:
     def slots(self, resources: Resources) -> int:
         """Return the number of trials that the node can run at once.
 
-        If `gpus_per_trial` is `auto`, only the cores limit this number, but it is 0 for a node without a GPU.
+        If `gpus_per_trial` is `auto`, the number is 0 for a node without a GPU. For other nodes, the number depends
+        only on the cores.
         """
         slots, share = int(self.cpus / resources.cpus_per_trial), resources.gpus_per_trial
         if share == "auto":
@@ -85,9 +86,9 @@ def _nodes(resources: Resources, cluster: Cluster) -> tuple[Node, ...]:
 def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
     """Return the number of trials that run in parallel.
 
-    By default, this is the number of trials that fit on the machines. If the user requested a number
-    (`cluster.at_once`), a Ray cluster uses that number, because it may add nodes. On this machine, the requested number
-    can only lower the result.
+    If the user requested a number (`cluster.at_once`), a Ray cluster runs that many trials, because it may add nodes.
+    Without a cluster, the requested number is only an upper limit. If the user requested no number, as many trials run
+    as fit on the machines.
     """
     if cluster.at_once and not cluster.is_local:
         return cluster.at_once
@@ -96,9 +97,9 @@ def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
 
 
 def most_on_a_gpu(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Return the number of trials per GPU that suffices to keep all CPU cores busy.
+    """Return the number of trials per GPU that is sufficient to keep all CPU cores busy.
 
-    With more trials on a GPU, each of them would get less memory, and some would have to wait for a core.
+    With more trials per GPU, each trial would have less memory, and some trials would have to wait for a core.
     """
     at_once = concurrency(resources, cluster)
     nodes = [node for node in _nodes(resources, cluster) if node.gpus >= 1]
@@ -117,7 +118,7 @@ def gpus_of(resources: Resources, cluster: Cluster = HERE) -> int:
 def processor(resources: Resources) -> str:
     """Return the processor type and the number of threads of a trial, e.g. `x86_64, 1 thread`.
 
-    The last digits of a trial's metrics depend on both.
+    The last digits of a trial's metrics depend on the type and on the number.
     """
     threads = f"{resources.threads} thread{'s' * (resources.threads > 1)}"
     if resources.device == "cpu":

@@ -48,7 +48,8 @@ class Item:
     def is_there(self) -> bool:
         """Return whether the item's path exists on this machine.
 
-        The contents are checked later: the node compares the digests of its data and weights with those on the driver.
+        The contents are not checked here. Later, the node checks that its data and weights have the same digests as the
+        driver's data and weights.
         """
         return is_store(data_folder() / self.place) if self.is_set else resolve(self.place).exists()
 
@@ -85,9 +86,10 @@ def _set(name: str, size: int) -> Item:
 
 
 def _weights(name: str, path: Path) -> Iterator[Item]:
-    """Yield a weights file and the JSON file that describes it, or the files of a checkpoint folder.
+    """Yield the items at a path: a weights file and its JSON file, or the files of a checkpoint folder.
 
-    Of a checkpoint folder, only the files that a run reads are yielded. For any other path, nothing is yielded.
+    If `path` is a checkpoint folder, only the files that a run reads are yielded. If `path` is neither a weights file
+    nor a checkpoint folder, nothing is yielded.
     """
     source = str(path).removesuffix(name)
     if path.is_file() and path.suffix in weights_file.SUFFIXES:

@@ -26,10 +26,13 @@ def count_gpus() -> int:
 
 
 class Meter:
-    """The meter of a trial's GPU memory. This base class is for trials on the CPU and measures nothing."""
+    """A meter that measures the GPU memory of a trial.
+
+    This base class is for trials on the CPU and measures nothing.
+    """
 
     def start(self) -> None:
-        """Discard earlier measurements, and limit the process to its share of the GPU's memory."""
+        """Discard earlier measurements, and limit this process to the trial's share of the GPU's memory."""
 
     def read(self) -> dict[str, int]:
         """Return the peak memory of the trial, other memory in use on the GPU, and the GPU's total memory, in bytes.
@@ -46,7 +49,7 @@ class Meter:
 
 
 class CUDAMeter(Meter):
-    """The meter of a trial on a real GPU. torch's allocator raises an error if the trial exceeds its share."""
+    """The meter for a trial on a real GPU. torch's allocator raises an error if the trial exceeds its share."""
 
     def __init__(self, gpus: float) -> None:
         self.gpus = gpus
@@ -74,8 +77,8 @@ class CUDAMeter(Meter):
     def release(self) -> None:
         """Free the unused memory of torch's allocator.
 
-        Call this method only when nothing refers to the trial's tensors any more. The traceback of an error refers to
-        them, too.
+        Call this method only when nothing refers to the trial's tensors any more. If the trial raised an error, the
+        traceback of the error must be gone, too, because it refers to the tensors.
         """
         import torch
 
@@ -84,9 +87,9 @@ class CUDAMeter(Meter):
 
 
 class LogicalMeter(Meter):
-    """The meter of a trial on a share of a logical GPU, which simulates a GPU on the CPU.
+    """The meter for a trial on a share of a logical GPU, which simulates a GPU on the CPU.
 
-    After each round, the meter compares the peak memory of the worker process with this share.
+    After each round, the meter compares the peak memory of the worker process with the trial's share of the memory.
     """
 
     def __init__(self, gpus: float, total: int) -> None:
@@ -134,7 +137,7 @@ def meter(device: Device, gpus: float) -> Meter:
 def ran_out(error: BaseException) -> bool:
     """Return whether an error means that a GPU ran out of memory.
 
-    Besides torch's own error type for this, the error messages of CUDA and its libraries are recognised.
+    The function recognises torch's `OutOfMemoryError` and error messages of CUDA and its libraries.
     """
     if not isinstance(error, RuntimeError):  # as torch's own error is; after an ImportError, torch may be missing
         return False

@@ -144,9 +144,9 @@ def _content_problems(config: Mapping[str, Any], digests: Mapping[str, str]) -> 
 
 @dataclass(frozen=True)
 class Arrival:
-    """The check that each worker makes before its first trial. It also downloads the data that the node lacks.
+    """The check that each worker runs before its first trial. The check also downloads the data that the node lacks.
 
-    Workers on nodes that join the cluster during the sweep make this check too.
+    Workers on nodes that join the cluster during the sweep run this check, too.
     """
 
     needs: Needs

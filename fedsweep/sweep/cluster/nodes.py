@@ -29,7 +29,7 @@ def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, del
     """Check the nodes of a cluster and, if `deliver` is true, send them the data that they lack.
 
     Returns:
-        The check that each worker makes before its first trial.
+        The check that each worker runs before its first trial.
 
     Raises:
         UserError: A node does not meet the requirements. The message lists the problems of all nodes.
@@ -69,8 +69,8 @@ def _probed(store: Store) -> Iterator[str]:
 def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) -> dict[Node, Findings]:
     """Check the nodes, and map each node to its findings.
 
-    If the actor `library` is given, it sends missing data to the nodes, which are then checked again. Nodes that the
-    cluster loses in the meantime are left out.
+    If the actor `library` is given, it sends missing data to the nodes. The nodes that received data are checked again.
+    A node that the cluster loses during the checks is left out.
 
     Raises:
         UserError: A node does not meet the requirements, or the cluster lost all nodes.
@@ -144,7 +144,10 @@ def _deliver(lacking: Mapping[Node, Sequence[Item]], library: Any, console: Cons
 
 
 def _fetch(environment: Mapping[str, str], items: Sequence[Item], library: Any) -> None:
-    """Download items on a node. The environment is set again, because `look` may have run in another process."""
+    """Download `items` on a node.
+
+    The function sets the driver's environment variables first, because `look` may have set them in another process.
+    """
     enter(environment)
     fetch(items, library)
 

@@ -1,4 +1,4 @@
-"""Functions and classes that compute how many trials can share a GPU, based on their measured memory.
+"""Functions and classes that compute how many trials can share a GPU, based on the trials' measured memory.
 
 This module imports neither ray nor torch.
 """
@@ -38,7 +38,7 @@ class Offer:
 
 
 def side_by_side(peak: int, total: int, most: int) -> int:
-    """Return the number of trials that can share a GPU if 15 % of its memory stays free.
+    """Return how many trials fit on a GPU if 15 % of the GPU's memory stays free.
 
     The result is at least 1 and at most `most`.
 
@@ -73,11 +73,11 @@ def larger(gpus: float) -> float | None:
 
 
 def needed(attempts: Sequence[Attempt], most: int, otherwise: float | None = None) -> float | None:
-    """Return the share of a GPU that a trial needs, or None if it must be measured first.
+    """Return the share of a GPU that a trial needs, or None if the memory of the trial must be measured first.
 
     Args:
-        attempts: Earlier attempts with their measured memory. If an attempt ran out of memory, the returned share is
-            at least twice the share of that attempt, up to a whole GPU.
+        attempts: Earlier attempts with their measured memory. If an attempt ran out of memory, the returned share is at
+            least twice the share of that attempt, up to a whole GPU.
         most: Largest number of trials per GPU.
         otherwise: The share that the user requested, or None to compute it from the measured memory.
     """
@@ -91,9 +91,10 @@ def needed(attempts: Sequence[Attempt], most: int, otherwise: float | None = Non
 
 
 def _most_of(attempts: Sequence[Attempt]) -> tuple[int, int]:
-    """Return the GPU memory that a trial needs according to the attempts, and the total memory of the smallest GPU.
+    """Return the GPU memory that a trial needs, and the total memory of the smallest GPU, both in bytes.
 
-    Both numbers are in bytes. They are 0 if no attempt has measured its memory.
+    The needed memory is the sum of two maxima over all measured attempts: the peak memory of the trial, and other
+    memory in use on the GPU. Both results are 0 if no attempt was measured.
     """
     measured = [one for one in attempts if one.peak is not None and one.total]
     if not measured:
@@ -112,17 +113,18 @@ def _measured(attempts: Sequence[Attempt], most: int) -> str:
 class Packing:
     """The share of a GPU that each trial of a sweep gets, as requested by the user or computed from measured memory.
 
-    In a grid, each arm has its own share. To measure it, the first trial of the arm runs one round alone on a GPU. This
-    round is called a probe. After it, the trial stops and later continues from there. If a trial runs out of memory,
-    the share of its arm grows.
+    In a grid, each arm has its own share. To measure the memory of an arm, the first trial of the arm runs one round
+    alone on a GPU. This round is called a probe. The trial stops after the probe and continues later. If a trial runs
+    out of memory, the share of its arm grows.
 
     Args:
         asked: The share that the user requested, or `auto` to measure it.
         most: Largest number of trials per GPU.
         sweep: Sweep in which the attempts to run each trial are recorded.
-        plans: Trials of earlier sessions of the sweep, whose recorded attempts are read.
+        plans: Trials of earlier sessions of the sweep. Their recorded attempts are read.
         apart: Whether each arm has its own share. If false, as in a sampled search, all trials have the same share.
-        writing: Function that returns the context in which attempts are written, e.g. to handle a full disk.
+        writing: Function that returns a context manager. Attempts are written within this context, which can handle
+            errors such as a full disk.
         tell: Function that prints a measurement.
     """
 
@@ -157,8 +159,8 @@ class Packing:
     def choose(self, wanted: Sequence[tuple[TrialPlan, int]]) -> Offer | None:
         """Return the next trial to run, or None if no trial can start now.
 
-        A trial whose share is unknown is started first and runs alone on a GPU, so that its memory can be measured.
-        Other trials wait until all such measurements have ended.
+        A trial whose share is unknown starts first. It runs one round alone on a GPU to measure its memory. Trials with
+        a known share wait until all such measurements have ended.
 
         Args:
             wanted: The trials to run, most urgent first, each with the round that it must reach.
@@ -181,9 +183,9 @@ class Packing:
         return Offer(plan, until, gpus)
 
     def ended(self, plan: TrialPlan, result: Mapping[str, Any] | None) -> None:
-        """Record the memory that a trial reported, and print it if it is the first measurement for the trial's arm.
+        """Record the memory that a trial reported. If this is the first measurement for the trial's arm, print it.
 
-        `result` is the last report of the trial, or None if its worker was lost.
+        `result` is the last report of the trial, or None if the worker of the trial was lost.
         """
         if self._probes.get(self._name(plan)) == plan.key:
             del self._probes[self._name(plan)]

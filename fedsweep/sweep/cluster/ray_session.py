@@ -54,7 +54,7 @@ def check_address(address: str) -> None:
 
 
 def not_followed(address: str) -> str:
-    """Return a note that the sweep ignores the environment variable RAY_ADDRESS, or an empty string if none is needed.
+    """Return a note if the sweep ignores the environment variable RAY_ADDRESS, and otherwise an empty string.
 
     By default, sweeps ignore this variable, because a forgotten setting must not send work and data to other machines.
     """
@@ -66,9 +66,9 @@ def not_followed(address: str) -> str:
 def prepare_environment(cluster: Cluster = HERE) -> None:
     """Set the environment variables that Ray reads on import.
 
-    If fedsweep starts Ray and no access token is set, a new token is created, without which Ray accepts no work. The
-    token is kept in the environment, which only this user can read. By default, Ray would write it to a file that every
-    user can read.
+    If fedsweep starts Ray and no access token is set, fedsweep creates a token. Ray then accepts work only from
+    processes that know the token. The token is kept in the environment, which only this user can read. By default, Ray
+    would write it to a file that every user can read.
     """
     settings = RAY_SETTINGS | (LOCAL_SETTINGS if cluster.is_local else JOINING_SETTINGS)
     for name, value in settings.items():

@@ -1,1 +1,1 @@
-"""The plan of a sweep: the checked trials of a search space. No module of this package imports ray."""
+"""The plan of a sweep, which lists the trials of a validated search space. No module of this package imports ray."""

@@ -29,7 +29,7 @@ BF16, FP32 = 2, 4
 
 @dataclass(frozen=True)
 class ClientCount:
-    """The numbers of values that a client holds, trains and sends in one stage of the method.
+    """The numbers of values that one client holds, trains and sends in one stage of the method.
 
     Only FedMS has two stages. For all other methods, `stage` is empty.
     """
@@ -68,7 +68,7 @@ class Counted:
 
 
 def count_parameters(config: RunConfig, classes: int) -> Counted:
-    """Count the parameters of a run's model and of one client of each depth.
+    """Count the parameters of a run's model and of one client per depth (number of blocks).
 
     Args:
         config: The run.
@@ -120,7 +120,10 @@ def _outlined(config: RunConfig, classes: int) -> LayeredModel:
 
 
 def _clients(config: RunConfig, model: LayeredModel, sizes: Mapping[str, int], backbone: int) -> Iterator[ClientCount]:
-    """Yield, for each stage of the method, the counts of one client of each depth, starting with the deepest client."""
+    """Yield the counts of one client per depth, deepest first, for each stage of the method.
+
+    The depth of a client is the number of blocks that it holds.
+    """
     domains, capacities = config.client_domains(), config.capacities()
     if config.federation.depths == "dynamic":
         capacities = {f"{depth} blocks": depth for depth in config.depths()}

@@ -122,7 +122,10 @@ def _wrong_components(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def _wrong_runs(resolved: ResolvedSpace) -> Iterator[str]:
-    """Yield an error message if two arms are equal, or if `synthetic` varies but an arm uses no synthetic images."""
+    """Yield an error message for each arm of a grid that has the same configuration as an earlier arm.
+
+    If `synthetic` varies, also yield an error message for each arm that does not train on synthetic images.
+    """
     if resolved.space.search.name != "grid":
         resolved.resolve_all(resolved.space.search.first)
     varies_synthetic = any(name.split(".")[0] == "synthetic" for name in resolved.space.names)
@@ -139,7 +142,8 @@ def _wrong_runs(resolved: ResolvedSpace) -> Iterator[str]:
 def _wrong_metrics(resolved: ResolvedSpace) -> Iterator[str]:
     """Yield an error message for each metric in the search space that an arm does not report.
 
-    If the user changed the experiment or its data, metrics of the reference paper's domains are not checked.
+    If the user changed the experiment or its data, the domains may differ from the domains in the reference paper. In
+    this case, the paper's accuracies for single domains are not checked.
     """
     space, request, paper = resolved.space, resolved.request, resolved.space.reference
     other_data = "experiment" in request.options or any(name.split(".")[0] == "data" for name in request.overrides)
@@ -244,7 +248,7 @@ class Plan(ResolvedSpace):
     def grid(self) -> list[TrialPlan]:
         """Return the trials of a grid, sorted by seed.
 
-        Because of this order, an interrupted sweep has run each arm with about the same number of seeds.
+        Because of this order, all arms have run with about the same number of seeds if the sweep is interrupted.
         """
         trials: list[TrialPlan] = []
         for seed in self.space.seeds:
@@ -258,8 +262,9 @@ class Plan(ResolvedSpace):
     def trial(self, number: int, arm: Arm, seed: int, start: Start | None = None) -> TrialPlan:
         """Return the plan of the trial at position `number` in the sweep.
 
-        The trial's key is a digest of its configuration, code, data and weights. It also covers `start` if the trial
-        continues another trial, and `number` in a sampled search, where two samples can be equal.
+        The trial's key is a digest of its configuration, code, data and weights. If the trial continues another trial,
+        the digest includes `start`. In a sampled search, the digest includes `number`, because two samples can be
+        equal.
         """
         resolved = self.resolve(arm, seed)
         config: dict[str, Any] = resolved.model_dump(mode="json")

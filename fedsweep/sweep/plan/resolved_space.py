@@ -31,8 +31,8 @@ def causes(wrong: Sequence[WrongArm], arms: Collection[Arm], most: int = SHOWN) 
 
     A cause is a set of entries, such as `{"lora.rank": 0}`, that makes every arm with these entries invalid. To find a
     cause, the entries of an invalid arm are dropped one by one. An entry stays dropped if every arm with the remaining
-    entries has the same error message or contains a cause that was found earlier. The latter is needed because an arm
-    with two causes has only one error message.
+    entries either has the same error message or contains a cause that was found earlier. Earlier causes matter because
+    an arm with two causes has only one error message.
     """
     everything = {_items(arm): arm for arm in arms}
     left = {_items(one.arm): one.message for one in wrong}

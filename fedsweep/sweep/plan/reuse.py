@@ -5,7 +5,7 @@ from fedsweep.results.records import TAKEN_FROM
 
 
 class Reuse:
-    """The trials that a new sweep can reuse: those that have ended in another sweep of the same store."""
+    """The trials that a new sweep can reuse, because they have ended in another sweep in the same results folder."""
 
     def __init__(self, store: Store, sweep: SweepStore) -> None:
         self.sweep, started = sweep, sweep.manifest()
@@ -21,15 +21,16 @@ class Reuse:
                 self._found |= {key: (manifest.id, other.trial(key)) for key in other.ended()}
 
     def give(self, plan: TrialPlan, together: bool = False) -> TrialPlan:
-        """Copy a trial from another sweep that has run it, and return the plan with a tag that names that sweep.
+        """Reuse a trial of an earlier sweep, if possible.
 
-        The plan is returned unchanged if no other sweep has run the trial, if the trial failed there, or if this sweep
-        already contains the trial.
+        The results are copied from the earlier sweep, and the returned plan has a tag that names the earlier sweep. The
+        plan is returned unchanged if no other sweep has run the trial, if the trial failed in the other sweep, or if
+        this sweep already contains the trial.
 
         Args:
-            plan: The trial to copy.
+            plan: The plan of the trial.
             together: Whether the scheduler compares whole arms. If so, the outcome of the trial depends on the other
-                arms of the sweep, so only the recorded rounds are copied.
+                arms of this sweep, so the recorded rounds are copied without the outcome.
         """
         trial = self.sweep.trial(plan.key)
         if plan.key not in self._found or trial.planned:

@@ -1,6 +1,6 @@
 """Warm start of a search from the finished trials of an earlier sweep.
 
-These trials are stored in the folder of the new sweep.
+The trials of the earlier sweep are copied to a file in the folder of the new sweep.
 """
 
 from pydantic import Field
@@ -36,7 +36,7 @@ class WarmStart(Config):
     outside: int = Field(description="number of finished trials left out because their arms are outside the axes")
 
     def note(self, rounds: int) -> str:
-        """Return a line for the user with the number of trials that the search learns from, and of those left out.
+        """Return a line for the user: how many trials the search learns from, and how many trials were left out.
 
         `rounds` is the number of rounds of the new sweep.
         """
@@ -51,8 +51,10 @@ class WarmStart(Config):
 def collect(plan: Plan, store: Store) -> WarmStart | None:
     """Return the finished trials of the sweep that `search.warm_start` names, or None if this setting is empty.
 
+    Finished trials whose arms are outside the new search space are left out.
+
     Raises:
-        UserError: That sweep has a different objective, or none of its finished trials lies within the axes.
+        UserError: The named sweep has a different objective, or no trial is left.
     """
     search, objective, axes = plan.space.search, plan.space.objective, plan.space.space
     if search.name != "tpe" or search.warm_start is None:
@@ -89,7 +91,7 @@ def collect(plan: Plan, store: Store) -> WarmStart | None:
 
 
 def keep(found: WarmStart | None, sweep: SweepStore) -> None:
-    """Write the warm start `found` to the folder of a new sweep. If it is None, nothing is written."""
+    """Write the warm start `found` to the folder of a new sweep. If `found` is None, nothing is written."""
     if found is not None:
         write_record(sweep.folder / FILE, found)
 

@@ -63,7 +63,7 @@ class Pruned:
 class Verdicts(Generic[Arm]):
     """The decisions that follow from the metrics recorded so far.
 
-    Each arm is a key of exactly one of the three dicts.
+    Each arm is a key in exactly one of the three dicts.
     """
 
     promoted: dict[Arm, int] = field(default_factory=dict)
@@ -77,9 +77,10 @@ class Verdicts(Generic[Arm]):
 
 
 def rungs(grace_rounds: int, reduction_factor: float, rounds: int) -> list[int]:
-    """Return the rounds of the rungs: g, g * eta, g * eta^2, ..., rounded down, as long as they are below `rounds`.
+    """Return the rungs, which are the rounds after which arms or trials are compared.
 
-    A rung is a round after which arms or trials are compared. g is `grace_rounds`, and eta is `reduction_factor`.
+    The rungs are g, g * eta, g * eta^2, ..., rounded down. Only rungs below `rounds` are returned. g is `grace_rounds`,
+    and eta is `reduction_factor`.
 
     >>> rungs(1, 3, 20), rungs(30, 3, 20)
     ([1, 3, 9], [])
@@ -92,9 +93,9 @@ def rungs(grace_rounds: int, reduction_factor: float, rounds: int) -> list[int]:
 
 
 def places(arms: int, reduction_factor: float, rung: int) -> int:
-    """Return the number of arms with the best means that are promoted: `arms` / eta^(`rung` + 1), rounded up.
+    """Return how many arms are promoted at a rung because of their means: `arms` / eta^(`rung` + 1), rounded up.
 
-    The first rung has the number 0, and eta is `reduction_factor`. Tied arms may be promoted, too.
+    The first rung has the number 0, and eta is `reduction_factor`. Tied arms may be promoted in addition.
 
     >>> [places(24, 3, rung) for rung in range(4)]
     [8, 3, 1, 1]
@@ -105,10 +106,13 @@ def places(arms: int, reduction_factor: float, rung: int) -> int:
 def judge(values: Mapping[Arm, Mapping[int, float]], places: int, round: int) -> dict[Arm, Pruned]:
     """Return the arms that are pruned at a rung, each with the reason.
 
-    The `places` arms with the best means over the seeds are promoted. Another arm is tied with the last promoted arm if
-    it is at least as good with a quarter of the seeds (rounded up) or more. The best `places` of the tied arms are
-    promoted, too. All other arms are pruned. Arms with equal means have the same outcome. With one seed, no arm is
-    tied, so the rule is ordinary successive halving.
+    The `places` arms with the best means over the seeds are promoted. The worst of these arms is called the last arm.
+    Another arm is tied with the last arm if, for at least a quarter of the seeds (rounded up), it is at least as good
+    as the last arm. Of the tied arms, the `places` arms with the best means are promoted, too. All other arms are
+    pruned.
+
+    Arms with equal means have the same outcome. With one seed, no arm is tied, so the rule is ordinary successive
+    halving.
 
     Args:
         values: The value for each seed of each arm that reached the rung.
@@ -153,8 +157,8 @@ def halve(
 
     Args:
         histories: The objective values of every arm of the sweep, by seed and round.
-        milestones: The rungs, ascending, each below `rounds`.
-        rounds: Rounds of a trial that is never stopped.
+        milestones: The rounds of the rungs, ascending, each below `rounds`.
+        rounds: Number of rounds of a trial that is never stopped.
         reduction_factor: eta. At rung i = 1, 2, ..., the ceil(n / eta^i) arms with the best means are promoted, where n
             is the number of arms in the stratum.
         strata: The stratum (group) of each arm. Only arms of the same stratum are compared. If None, all arms are

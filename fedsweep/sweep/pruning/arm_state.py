@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class RecordedTrials:
     """The recorded objective values, last rounds and errors of trials that are compared with each other.
 
-    The sign of a minimised objective is reversed, so that larger values are better.
+    If the objective is minimised, its values are negated, so that larger values are better.
     """
 
     def __init__(self, plan: Plan, sweep: SweepStore) -> None:
@@ -34,9 +34,10 @@ class RecordedTrials:
         self._errors: dict[str, Outcome] = {}
 
     def unplanned(self) -> list[TrialPlan]:
-        """Return the trials that start from the checkpoint of another trial but have not copied it to disk yet.
+        """Return the trials that start from another trial's checkpoint and whose plans have not been written yet.
 
-        They must copy the checkpoint before the other trial continues and overwrites it.
+        The checkpoint is copied when the plan is written. This must happen before the other trial continues and
+        overwrites the checkpoint.
         """
         return [one for key, one in self.plans.items() if one.start and not self.sweep.trial(key).planned]
 
@@ -94,7 +95,7 @@ class ArmState(RecordedTrials):
     def record_error(self, key: str, error: Outcome) -> None:
         """Record that a trial diverged or failed.
 
-        The error counts only if the trial's arm is promoted far enough to reach the round of the error.
+        The error counts only if the trial's arm is promoted at all rungs before the round of the error.
         """
         self._errors[key] = error
         self.refresh(key)
@@ -120,7 +121,10 @@ class ArmState(RecordedTrials):
         return [key for key in keys if self._last[key] < until and key not in self._errors]
 
     def _end(self, arm: str) -> int | None:
-        """Return the round at which an error ended all trials of an arm, or None if no error pruned the arm."""
+        """Return the round after which an arm ended because one of its trials had an error.
+
+        Return None if the arm was not pruned because of an error.
+        """
         pruned = self.verdicts.pruned.get(arm)
         if pruned is None or not pruned.failed:
             return None
@@ -131,7 +135,7 @@ class ArmState(RecordedTrials):
         return self._arms[key] in self.verdicts.pruned
 
     def visible(self, key: str) -> int:
-        """Return the last visible round of a trial.
+        """Return the last round of a trial that is shown to the user.
 
         Rounds after a rung whose decision is still pending are hidden.
         """

@@ -48,10 +48,10 @@ def successors(
 ) -> dict[int, tuple[int, Values]]:
     """Map each member that is replaced at the start of a generation to its parent and its new values.
 
-    Let k be the share `quantile` of all members, rounded down. All members with an error are replaced. If there are
-    fewer than k of them, the worst other members are replaced, too, up to k members in total. The parent is drawn at
-    random from those of the k best members that are better than the replaced member. If there are none, the member is
-    kept.
+    Let k be the share `quantile` of all members, rounded down. All members with an error are replaced. If fewer than k
+    members have an error, the worst of the other members are also replaced, until k members are replaced. The parent of
+    a replaced member is drawn at random from the k best members, but only from members that are better than the
+    replaced member. If no member is better, the member is not replaced.
 
     Args:
         members: The hyperparameter values of each member.
@@ -125,8 +125,9 @@ def numbers(arm: Arm) -> dict[str, float]:
 class Generations(RecordedTrials):
     """The trials of a population so far, their recorded metrics, and the replacements that follow from the metrics.
 
-    A new trial takes the place of a replaced member and continues from its parent's checkpoint at the end of the
-    generation. Therefore, no member runs beyond the end of a generation before all members have reached it.
+    A new trial takes the place of each replaced member. The new trial continues from the checkpoint that its parent has
+    at the end of the generation. Therefore, no member runs beyond the end of a generation before all members have
+    reached it.
     """
 
     def __init__(self, plan: Plan, sweep: SweepStore) -> None:
@@ -163,11 +164,14 @@ class Generations(RecordedTrials):
         self._advance()
 
     def wanted(self) -> list[tuple[str, int]]:
-        """Return the trials of the generation that are left to run, each as its key and the generation's last round."""
+        """Return the key of each unfinished trial of the current generation, with the last round of the generation."""
         return [] if self._over else [(key, self.until) for key in self._members if not self._settled(key)]
 
     def visible(self, key: str) -> int:
-        """Return the number of rounds of the sweep. No round of a trial is hidden."""
+        """Return the last round of a trial that is shown to the user.
+
+        No round is hidden, so the result is the number of rounds of a complete trial.
+        """
         return self.rounds
 
     def outcome(self, key: str) -> Outcome | None:

@@ -60,11 +60,14 @@ class Decisions:
 
 
 class Rungs:
-    """Asynchronous successive halving, which stops a trial unless its value is among the best 1/eta values so far.
+    """Asynchronous successive halving, which stops a trial unless it is among the best so far.
 
-    Trials are compared at rungs, which are certain rounds, and eta is the reduction factor. Only trials of the same
-    group (`stratum`) are compared. The rule is the same as in Ray's AsyncHyperBandScheduler with one bracket. The
-    original algorithm by Li et al. (2020) promotes good trials instead and stops no trial.
+    Trials are compared at rungs, which are certain rounds. A trial continues if its value is in the best 1/eta of the
+    values that earlier trials have reached at the same rung, where eta is the reduction factor. Only trials of the same
+    group (`stratum`) are compared.
+
+    The rule is the same as in Ray's AsyncHyperBandScheduler with one bracket. The original algorithm by Li et al.
+    (2020) promotes good trials instead and stops no trial.
     """
 
     def __init__(self, config: ASHAScheduler, rounds: int, log: Path, remote: Remote = NOTHING) -> None:
@@ -129,7 +132,7 @@ class StoppingScheduler(FIFOScheduler):
         self.rule, self.objective, self.per = rule, objective, per
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Apply the rule to a reported round, and return whether Ray continues or stops the trial."""
+        """Apply the rule to a reported round, and return `CONTINUE` or `STOP` for the trial."""
         if self.objective.metric not in result or "error" in result:  # the untuned model has no training loss
             return FIFOScheduler.CONTINUE
         sign = 1 if self.objective.mode == "max" else -1

@@ -16,7 +16,7 @@ from fedsweep.sweep.running.ray_tuner import SessionOutcome
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The result of a session.
+    """The result of one session of a sweep.
 
     A session lasts from the start or resumption of a sweep to its end or interruption.
     """

@@ -34,9 +34,10 @@ LOCKED = "a running worker uses this folder."
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Yield an empty temporary folder, and delete it at the end. Folders of killed workers are deleted first.
+    """Yield an empty temporary folder, and delete it at the end of the block.
 
-    Each worker holds a lock on the lock file of its folder, so an unlocked folder belongs to a killed worker.
+    Before that, the folders of killed workers are deleted. Each worker holds a lock on the lock file of its folder, so
+    an unlocked folder belongs to a killed worker.
     """
     _remove_leftovers()
     with ExitStack() as stack:

@@ -64,7 +64,7 @@ class TuneOptions:
 
     @cached_property
     def resumed(self) -> SweepStore | None:
-        """The sweep to resume, or None for a new one."""
+        """The sweep to resume, or None if a new sweep is started."""
         find("search_spaces", self.space)
         return self.results.find(self.space, self.sweep_id) if self.resume else None
 
@@ -102,8 +102,8 @@ def tune(
         The trials, the report and the exit status. Every round is in the store, and also in MLflow if MLflow answers.
 
     Raises:
-        UserError: The search space is invalid, or a machine, the store or the MLflow server cannot be used. No trial
-            has started.
+        UserError: The search space is invalid, or a machine, the store or the MLflow server cannot be used. The error
+            is raised before any trial starts.
     """
     from fedsweep.sweep.cluster.ray_session import prepare_environment, sigterm_interrupts
 

@@ -98,7 +98,8 @@ class SampledSearch(PlannedSearch):
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
         """Return the unfinished samples.
 
-        A new sample is added if all unfinished samples are running and the results that it needs are available.
+        A new sample is added if all unfinished samples are running and all results that are needed to propose the new
+        sample are available.
         """
         left = {plan.number for plan, _ in super().wanted()}
         number, running = len(self._samples), {plan.number for plan in self._running.values()}
@@ -116,7 +117,8 @@ class SampledSearch(PlannedSearch):
 class JointSearch(FolderSearcher):
     """The searcher for successive halving of arms and for population-based training.
 
-    It suggests each trial up to the next rung or the end of the generation, and suggests it again when it may continue.
+    The searcher lets each trial run to the next rung or to the end of the generation. Once the trial may continue, the
+    searcher suggests it again.
     """
 
     def __init__(self, state: ArmState | Generations, announce: Announce, packing: Packing) -> None:

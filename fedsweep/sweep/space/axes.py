@@ -231,7 +231,7 @@ class Conditions:
         return all(holds(name, values, run) for name, values in self._axes[key].conditions.items())
 
     def run(self, key: str, arm: Arm) -> Mapping[str, Json]:
-        """Return the hyperparameters with which the conditions of the axis `key` are evaluated, by dotted name.
+        """Return the hyperparameter values on which the conditions of the axis `key` are evaluated, by dotted name.
 
         Values of the arm that do not affect these conditions are replaced by the experiment's values.
         """

@@ -31,7 +31,7 @@ class Factorial:
     """A function that returns whether a factor is active, given the levels of the factors before it in `order`."""
 
     def every(self) -> Iterator[Picked]:
-        """Yield all arms of the full factorial design, each as the levels of its active factors."""
+        """Yield all arms of the full factorial design. Each arm is given as the chosen level of each active factor."""
 
         def below(place: int, picked: Picked, arm: Arm) -> Iterator[Picked]:
             if place == len(self.order):
@@ -55,9 +55,10 @@ class Factorial:
         return [self.arm(picked) for picked in found]
 
     def one_factor(self, baseline: Arm) -> list[Arm]:
-        """Return the baseline, followed by the arms that change the level of one factor.
+        """Return the baseline, followed by all arms that change the level of one factor.
 
-        Such an arm has the baseline's levels of all other factors, but lacks factors that the new level makes inactive.
+        All other factors keep the level of the baseline. If the new level makes a factor inactive, the arm has no value
+        for the inactive factor.
 
         Raises:
             ValueError: The baseline lacks a factor or is not one of the arms.
@@ -81,10 +82,11 @@ class Factorial:
     def pairs(self, deciding: set[str], most: int) -> list[Picked]:
         """Return arms that together contain every possible level of each factor, and every possible pair of levels.
 
-        If `most` arms are not enough for this, levels take precedence over pairs.
+        If this takes more than `most` arms, single levels take precedence over pairs.
 
-        Each arm is built around a level or a pair that no earlier arm contains. Every other factor gets the level that
-        adds the most missing pairs. If these levels make a factor of the pair inactive, other levels are tried.
+        Each arm is built around a level or a pair of levels that no earlier arm contains. Every other factor gets the
+        level that adds the most missing pairs. If these choices make a factor of the pair inactive, other levels are
+        tried.
 
         Args:
             deciding: The factors that decide whether other factors are active. Other levels are tried only for these
@@ -142,7 +144,7 @@ def ablation_arms(components: Sequence[str], subsets: Subsets) -> list[Arm]:
 def left_out_values(ablate: Mapping[str, Json], known: Mapping[str, Json]) -> dict[str, Json]:
     """Return the value that switches off each component of `ablate`, by dotted name.
 
-    `known` contains the values of the experiment. For hyperparameters that are booleans there, the words `on` and `off`
+    `known` contains the values of the experiment. If a hyperparameter is a boolean in the experiment, `on` and `off`
     become true and false.
 
     >>> left_out_values({"method.cross": "off", "method.gate": "off"}, {"method.cross": True, "method.gate": "softmax"})

@@ -56,13 +56,13 @@ class Resources(Config):
 
 
 class Rounds(Config):
-    """The default: all arms are trained, and the metrics of every round are recorded."""
+    """The default value of `measure`: all arms are trained, and the metrics of every round are recorded."""
 
     name: Literal["rounds"] = "rounds"
 
 
 class Parameters(Config):
-    """Counts of parameters and bytes, without training. The counts are printed but not recorded."""
+    """The value of `measure` that counts parameters and bytes without training. The counts are only printed."""
 
     name: Literal["parameters"] = "parameters"
     classes: int = Field(100, gt=1, description="number of classes of the model's head")
@@ -242,8 +242,8 @@ class SearchSpace(Config):
     def probes(self, resolve: Resolve) -> list[Arm]:
         """Return the arms that are validated before a sampled search starts.
 
-        These are all combinations of the values that `Axis.probes` returns. If there are more than 4096 combinations,
-        the arms cover only every possible pair of values.
+        The arms are all combinations of the values that `Axis.probes` returns. If there are more than 4096
+        combinations, a smaller set of arms is returned that contains every possible pair of values.
         """
         asked = [one for axis in self.space.values() for one in axis.conditions.items()]
         wanted = {key: tuple(v for name, values in asked if name == key for v in values) for key in self.space}
@@ -267,7 +267,7 @@ def _valued(key: str, value: Json) -> Arm:
 
 @dataclass(frozen=True)
 class RequestedSpace:
-    """A search space with the user's changes, before its experiment is read."""
+    """A search space with the user's changes. The YAML file of its experiment has not been read yet."""
 
     name: str
     space: SearchSpace

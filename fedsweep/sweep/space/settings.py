@@ -96,11 +96,11 @@ class MedianScheduler(Config):
 
 
 class ArmsScheduler(Config):
-    """Successive halving of whole arms. The arms with the best means over their seeds continue, and others are pruned.
+    """Successive halving of whole arms: the arms with the best means over their seeds continue, the others are pruned.
 
     Arms are compared at rungs, which are certain communication rounds. Arms that are tied with the last promoted arm
-    can continue, too. An arm is tied if it is at least as good with a quarter of the seeds or more. The baseline is
-    never pruned.
+    can continue, too. An arm is tied if, for at least a quarter of the seeds, it is at least as good as the last
+    promoted arm. The baseline is never pruned.
     """
 
     name: Literal["arms"] = "arms"
