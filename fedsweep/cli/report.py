@@ -83,7 +83,7 @@ def compare(
     format: Annotated[str, Option("--format", help="format to print: `terminal`, `markdown`, `csv`")] = "terminal",
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Compare two arms, or two sweeps arm by arm, over the seeds that both sides have finished.
+    """Compare two arms, or two sweeps arm by arm. Only seeds that both arms have finished are used.
 
     Example: `fedsweep compare ablations/lora_rank:lora.rank=4 ablations/lora_rank:lora.rank=16`
     """
