@@ -95,7 +95,8 @@ def hyperparameters() -> str:
     """Return the page about the hyperparameters of runs, of search spaces and of pre-trainings."""
     lines = ["# Hyperparameters", "", GENERATED, ""]
     lines += [
-        "Each hyperparameter has the same dotted name in experiments, search spaces, the command line and MLflow."
+        "Each hyperparameter has the same dotted name in experiments, in search spaces, on the command line and in "
+        "MLflow."
     ]
     lines += ["`fedsweep show fedra_digits` prints all hyperparameters of an experiment with their values.", ""]
     rows = [row for name, field in RunConfig.model_fields.items() if not _records(field) for row in [_row(name, field)]]
@@ -105,8 +106,8 @@ def hyperparameters() -> str:
             lines += [*_section(part, record), ""]
     lines += ["# Search spaces", "", "A YAML file in `search_spaces/` has these entries:", ""]
     rows = [_row(name, field) for name, field in SearchSpace.model_fields.items()]
-    about = "An axis is an entry of `space`. An axis has exactly one of the fields that give its values, from `grid` to "
-    about += "`loginteger`. The fields `step` and `when` are optional."
+    about = "Each entry of `space` is an axis. To define the values of an axis, set exactly one of the fields from "
+    about += "`grid` to `loginteger`. The fields `step` and `when` are optional."
     lines += [*_fields_table(rows), "", "## axes", "", about, ""]
     lines += [*_fields_table([_row(name, field) for name, field in Axis.model_fields.items()]), ""]
     for part, field in SearchSpace.model_fields.items():

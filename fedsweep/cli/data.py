@@ -54,13 +54,21 @@ def prepare(
 ) -> None:
     """Decode the images of a data set once, so that all trials can share them in memory.
 
-    The short side of each image is resized to `--size` pixels (bicubic) and the centre is cropped. With `--backbone`,
-    images are resized and cropped as in timm's evaluation of that model. Palette, greyscale and CMYK images are
-    converted to RGB, the alpha channel is dropped and EXIF orientation is ignored, as in torchvision. If the data set
-    has its own split into training and test images, that split is used. To continue after an interruption, run the
-    same command again.
+    <<<<<<< HEAD
+        The short side of each image is resized to `--size` pixels (bicubic) and the centre is cropped. With `--backbone`,
+        images are resized and cropped as in timm's evaluation of that model. Palette, greyscale and CMYK images are
+        converted to RGB, the alpha channel is dropped and EXIF orientation is ignored, as in torchvision. If the data set
+        has its own split into training and test images, that split is used. To continue after an interruption, run the
+        same command again.
+    =======
+        Each image is resized (bicubic) so that its short side has `--size` pixels, and is then cropped to its central
+        square. With `--backbone`, images are resized and cropped in the same way as timm does to evaluate that backbone. As
+        in torchvision, palette, greyscale and CMYK images are converted to RGB, alpha channels are dropped, and EXIF
+        orientation is ignored. If the data set comes with a split into training and test images, this split is used. To
+        continue after an interruption, run the same command again.
+    >>>>>>> 218f1d8
 
-    Example: `fedsweep data prepare pacs --root pacs-64 --size 64`
+        Example: `fedsweep data prepare pacs --root pacs-64 --size 64`
     """
     from fedsweep.preparation.plan import Options, make_plan
 
@@ -154,8 +162,8 @@ def show(
 ) -> None:
     """Print the number of images in each domain and class of a prepared data set, and draw sample images.
 
-    The sample images are drawn on a contact sheet, where wrong crops and wrong labels are easy to see. The contact
-    sheet is written next to the data set, or to the file given by `--out`.
+    The sample images are drawn in one picture, in which wrong crops and wrong labels are easy to see. The picture is
+    written next to the data set, or to the file given by `--out`.
 
     Example: `fedsweep data show pacs --size 64 --verify`
     """
@@ -198,10 +206,10 @@ def partition(
 ) -> None:
     """Print the number of images and classes of each client, and plot the number of images by client and class.
 
-    The column `distance` is the total-variation distance between a client's label distribution and that of its
-    domain. The skew of a partition is the mean of these distances, and is 0 if all clients of a domain have the same
-    label distribution. For a search space, the partitions are drawn with the first seed, and each distinct partition
-    has its own panel in the plot.
+    The column `distance` is the total-variation distance between the label distributions of a client and of the
+    client's domain. The skew of a partition is the mean distance over the clients. The skew is 0 if all clients of a
+    domain have the same label distribution. For a search space, the partitions are drawn with
+    the first seed, and the plot has a panel for each distinct partition.
 
     Example: `fedsweep data partition fedra_digits partition=feature_label_skew partition.alpha=0.1`
     """

@@ -52,8 +52,8 @@ def export(
 ) -> None:
     """Export a trained model to a folder that timm, or transformers with PEFT, can load without fedsweep.
 
-    If TRIAL matches several trials, the trial with the best objective is exported. As a check, the exported model is
-    loaded again, and the export fails if its predictions differ from those of the original model.
+    If TRIAL matches several trials, the trial with the best value of the objective is exported. As a check, the
+    exported model is loaded again. The export fails if the loaded model predicts differently from the original model.
 
     Example: `fedsweep export ablations/lora_rank:lora.rank=4 --to rank4`
     """
@@ -109,9 +109,9 @@ def predict(
 ) -> None:
     """Classify the images of a folder with an exported model.
 
-    The images are decoded, resized and cropped in the same way as the images of the run. If some images cannot be read,
-    their names are printed, the other images are classified, and the exit code is 1. If every image is in a folder
-    named after its class, the accuracy is also printed.
+    The images are decoded, resized and cropped in the same way as the images on which the model was trained. If some
+    images cannot be read, their names are printed, the other images are classified, and the exit code is 1. If every
+    image is in a folder named after its class, the accuracy is also printed.
 
     Example: `fedsweep predict rank4 photos --format csv --output photos.csv`
     """
