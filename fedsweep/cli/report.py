@@ -83,11 +83,7 @@ def compare(
     format: Annotated[str, Option("--format", help="format to print: `terminal`, `markdown`, `csv`")] = "terminal",
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-<<<<<<< HEAD
-    """Compare two arms, or compare two sweeps arm by arm, using only the seeds that have finished in both.
-=======
     """Compare two arms, or two sweeps arm by arm. Only seeds that both arms have finished are used.
->>>>>>> 218f1d8
 
     Example: `fedsweep compare ablations/lora_rank:lora.rank=4 ablations/lora_rank:lora.rank=16`
     """
