@@ -54,21 +54,13 @@ def prepare(
 ) -> None:
     """Decode the images of a data set once, so that all trials can share them in memory.
 
-    <<<<<<< HEAD
-        The short side of each image is resized to `--size` pixels (bicubic) and the centre is cropped. With `--backbone`,
-        images are resized and cropped as in timm's evaluation of that model. Palette, greyscale and CMYK images are
-        converted to RGB, the alpha channel is dropped and EXIF orientation is ignored, as in torchvision. If the data set
-        has its own split into training and test images, that split is used. To continue after an interruption, run the
-        same command again.
-    =======
-        Each image is resized (bicubic) so that its short side has `--size` pixels, and is then cropped to its central
-        square. With `--backbone`, images are resized and cropped in the same way as timm does to evaluate that backbone. As
-        in torchvision, palette, greyscale and CMYK images are converted to RGB, alpha channels are dropped, and EXIF
-        orientation is ignored. If the data set comes with a split into training and test images, this split is used. To
-        continue after an interruption, run the same command again.
-    >>>>>>> 218f1d8
+    Each image is resized (bicubic) so that its short side has `--size` pixels, and is then cropped to its central
+    square. With `--backbone`, images are resized and cropped in the same way as timm does to evaluate that backbone. As
+    in torchvision, palette, greyscale and CMYK images are converted to RGB, alpha channels are dropped, and EXIF
+    orientation is ignored. If the data set comes with a split into training and test images, this split is used. To
+    continue after an interruption, run the same command again.
 
-        Example: `fedsweep data prepare pacs --root pacs-64 --size 64`
+    Example: `fedsweep data prepare pacs --root pacs-64 --size 64`
     """
     from fedsweep.preparation.plan import Options, make_plan
 

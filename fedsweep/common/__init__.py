@@ -1,4 +1,4 @@
-"""Shared modules for configuration, errors, files, paths, process usage, random streams and YAML.
+"""Shared modules for configuration, errors, files, paths, the resource usage of processes, random streams and YAML.
 
 None of these modules imports torch, which is slow to import.
 """

@@ -85,8 +85,8 @@ class InclusiveFL(FederatedMethod):
         """Return the client's update after momentum distillation, which changes only the client's last block.
 
         If d is the client's change of this block, the new change is (1 - beta) d + beta m. The momentum m comes from
-        the last round's clients of the next greater depth. It is the mean of their changes of the blocks that this
-        client lacks. If the last round had no deeper clients, the update is returned unchanged.
+        the previous round: the clients of the next greater depth changed the blocks that this client lacks, and m is
+        the mean of these changes. If the previous round had no deeper clients, the update is returned unchanged.
         """
         depth = len(update.allocation.held)
         larger = min((other for other in state.steps if other > depth), default=None)

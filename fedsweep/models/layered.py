@@ -112,7 +112,8 @@ class LayeredModel(nn.Module, ABC):
     def positions(cls) -> dict[str, tuple[str, ...]]:
         """Return, for each LoRA position, the names of the linear layers that LoRA adapts in a block.
 
-        The LoRA positions are `l0`, `l1` and `both`.
+        The LoRA positions are `l0` (the last linear layer of the attention or of a Mixer's token mixing), `l1` (the
+        last linear layer of the MLP or of a Mixer's channel mixing) and `both`.
         """
         return {**{name: (place,) for name, place in cls.sublayers.items()}, "both": tuple(cls.sublayers.values())}
 

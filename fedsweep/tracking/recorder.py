@@ -195,7 +195,7 @@ def deliver_all(
     """Write all sweeps and single runs of a results folder to MLflow, except sweeps that are still running.
 
     Yields:
-        The name of a sweep or single run, and a dict that maps each MLflow run that could not be written to the reason.
+        The name of a sweep or single run, and a dict from each failed MLflow run to the reason for its failure.
     """
     for sweep in store.sweeps():
         sweep.fetch()

@@ -107,7 +107,7 @@ class Folder(Proportioned):
     )
 
     def check(self, data: Data) -> None:
-        """Raise ValueError if `set` is the clients' own data set, which also contains the test images."""
+        """Raise ValueError if the option `set` names the clients' own data set, which also contains the test images."""
         if isinstance(data, PreparedData) and data.set == self.set:
             raise ValueError(
                 f"`synthetic.set` must be a set of generated images, but {self.set} is also `data.set`, "

@@ -41,8 +41,8 @@ def brick(x: Tensor, factors: Mapping[str, Tensor], gate: Gate) -> Tensor:
 class Brick(nn.Module):
     """A small module of rank r that imitates a block for tokens of width d.
 
-    Its matrices A1, B1, A2 and B2 have 4 r d trainable values in total. B1 and B2 start at zero, so an untrained BRICK
-    with softmax maps a token x to (1 + 1/d) x, which is close to x.
+    The matrices A1, B1, A2 and B2 have 4 r d trainable values in total. B1 and B2 start at zero. If `gate` is the
+    softmax, an untrained BRICK therefore maps a token x to (1 + 1/d) x, which is close to x.
     """
 
     def __init__(self, width: int, rank: int, gate: Gate) -> None:

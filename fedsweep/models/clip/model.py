@@ -130,9 +130,10 @@ class LayeredClip(LayeredModel):
         return layer - self.num_layers + depth, depth
 
     def plain_name(self, name: str) -> str:
-        """Convert fedsweep's name of a tensor to the tensor's name in transformers' CLIPModel.
+        """Convert fedsweep's name for a tensor to the tensor's name in transformers' CLIPModel.
 
-        fedsweep numbers pairs of blocks, whereas CLIPModel numbers the blocks of each encoder separately.
+        In fedsweep, a number belongs to a pair of blocks: one of the image encoder and one of the text encoder.
+        CLIPModel numbers the blocks of each encoder separately.
         """
         return in_clip_model(name, None if layer_of(name) is None else self.height(name)[0])
 

@@ -152,7 +152,7 @@ class Generations(RecordedTrials):
         return self._ends[self._generation]
 
     def refresh(self, key: str) -> None:
-        """Read a trial's recorded rounds and its error, if any, and advance the generations that are complete."""
+        """Read a trial's recorded rounds and any error. If the generation is now complete, start the next one."""
         self._read(self.plans[key])
         self._advance()
 
