@@ -41,9 +41,9 @@ def resolve(name: str) -> object:
 
 
 def test_every_package_has_a_line():
-    rooms = [row[0].strip("`") for row in rows(section("Rooms"))]
+    rooms = [row[0].strip("`") for row in rows(section("Packages"))]
     assert sorted(rooms) == sorted(ROOMS)
-    layers = re.search(r"^```text\n(.*?)^```$", section("Rooms"), re.DOTALL | re.MULTILINE)
+    layers = re.search(r"^```text\n(.*?)^```$", section("Packages"), re.DOTALL | re.MULTILINE)
     assert layers is not None
     assert len(layers[1].splitlines()) <= len(rooms)
     assert fedsweep.__doc__
