@@ -25,8 +25,8 @@ from fedsweep.tracking.ui import answers
 
 SPACE = "ablations/lora_rank"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-COLOURS = 64
-"""The number of colours in a picture's palette, which makes the file three times smaller."""
+COLOURS = 256
+"""The number of colours in a picture's palette. With 64, the lines of a figure lose their colours."""
 HIDE_PATH = "[...document.querySelectorAll('body *')].filter(one => one.textContent.startsWith('Path: '))"
 HIDE_PATH += ".forEach(one => one.style.visibility = 'hidden')"
 """JavaScript that hides the local paths of artifacts."""
