@@ -173,8 +173,8 @@ class LayerAllocation:
     """The blocks that a client holds and the blocks that it trains, in ascending order (a row of FedRA's matrix M).
 
     The client also holds and trains the tensors outside of blocks, except for tensors whose names begin with one of
-    `excluded_prefixes`. Examples of excluded tensors are heads after deeper blocks, and FedBRICK's block replacements
-    (BRICKs) of other domains.
+    `excluded_prefixes`. In DepthFL, for example, the heads after blocks that the client does not hold are excluded. In
+    FedBRICK, the BRICKs (modules that replace blocks) of other domains are excluded.
     """
 
     held: tuple[int, ...]
@@ -212,8 +212,8 @@ class ServerState:
     """The state of a run between rounds. Methods with more state extend this class.
 
     `layers` are the blocks with which the server's model is evaluated. Most methods use all blocks; `all_small` uses
-    fewer. `client_memory` and `server_memory` contain the state of the base optimizer, such as
-    FedDyn's gradients.
+    fewer. `client_memory` and `server_memory` contain the values that a federated optimizer keeps between rounds,
+    for example the gradients that FedDyn keeps.
 
     `gamma_star` is FedRA's Gamma*, the smallest number of clients that held the same active block in any round so far.
     A block is active in a round if at least one client holds it. `gamma_star` is None before the first round.

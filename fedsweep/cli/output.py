@@ -98,9 +98,9 @@ def plan_table(name: str, axes: Mapping[str, Axis], arms: Sequence[Arm] | None, 
 
 
 def show_recorded(console: Console, config: RunConfig, folder: Path, page_command: str) -> None:
-    """Print the folder that contains the results of a run.
+    """Print the folder with the results of a run, and `page_command`, the command that opens MLflow.
 
-    If the run was trained on images that replace the output of an image generator, also print a warning.
+    If the run was trained on surrogate images instead of the images of a text-to-image model, also print a warning.
     """
     picture = " (with `tsne.png`)" if config.evaluation.tsne_classes else ""
     console.print(f"Recorded in {relative(folder)}{picture} and in MLflow; run `{page_command}` to open MLflow.")
@@ -136,7 +136,7 @@ def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None)
 
 
 def show_sweep(result: SweepResult, page_command: str) -> None:
-    """Print the report folder, the MLflow command and the errors of a sweep that has ended.
+    """Print the result of a sweep that has ended: the report folder, the command that opens MLflow, and any errors.
 
     Raise SystemExit with the exit status of the sweep unless the status is 0.
     """

@@ -88,7 +88,7 @@ class Config(BaseModel):
         return type(self).of(data, where)
 
     def tentative(self, changes: Mapping[str, Json]) -> dict[str, Json]:
-        """Return all values with `changes` applied, including defaults, keyed by dotted name.
+        """Return all values, including default values, after `changes` are applied, keyed by dotted name.
 
         Nothing is validated, so the result may contain unknown names and invalid values. A change is ignored if its
         parent is not a mapping, e.g. `seed.first` if `seed` is a number.
@@ -113,7 +113,7 @@ class Config(BaseModel):
         """Return the values with `changes` applied, and a dict of the changes that cannot be applied.
 
         A change cannot be applied if its parent is not a mapping, e.g. `seed.first` if `seed` is a number. The dict
-        maps the dotted name of each such change to the values that the configuration had before the change.
+        maps the dotted name of each such change to the values of the whole configuration when the change failed.
         """
         data: dict[str, Any] = self.model_dump(mode="json")
         homeless = {}
@@ -144,8 +144,9 @@ def flat(config: "Config | Mapping[str, Json]", prefix: str = "") -> dict[str, J
 def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
     """Return `data` with every nested configuration written out as a dict.
 
-    A string is replaced by a dict whose `name` is the string, and a missing nested configuration is replaced by its
-    default. If `defaults` is true, every other missing value is also replaced by its default.
+    A nested configuration that is given by its name alone, such as "fedra", becomes a dict with this `name`. A missing
+    nested configuration is replaced by its default. If `defaults` is true, every other missing value is also replaced
+    by its default.
     """
     # Pydantic's "before" validators could do the same, but pydantic would not validate their results as JSON.
     if not isinstance(data, dict):

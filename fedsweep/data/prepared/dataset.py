@@ -38,11 +38,12 @@ def read_domain(path: Path, name: str) -> Domain:
 def content_digest(class_names: Sequence[str], domains: Iterable[Domain]) -> str:
     """Return the SHA-256 of a data set's content as hexadecimal digits.
 
-    The following bytes are hashed:
+    First, each class name is hashed, followed by a zero byte. Then the domains are hashed one after the other. In each
+    domain, the following values are hashed for the training images and then again for the test images:
 
-    - each class name, followed by a zero byte
-    - for the training images and then the test images of each domain: the name of the domain, the pixels (uint8, n x 3
-      x height x width) and the labels (int64, little-endian)
+    - the name of the domain
+    - the pixels (uint8, n x 3 x height x width)
+    - the labels (int64, little-endian)
     """
     digest = hashlib.sha256("".join(f"{name}\0" for name in class_names).encode())
     for domain in domains:

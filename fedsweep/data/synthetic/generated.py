@@ -72,9 +72,9 @@ class NoSynthetic(Synthetic):
 
 
 class Proportioned(Synthetic, ABC):
-    """The base class of sources that set the number of synthetic images by `share` (FedAG, Section 4.1).
+    """The base class of sources whose number of images depends on the size of the data set (FedAG, Section 4.1).
 
-    For each domain, the number of synthetic images is `share` times the number of training images.
+    For each domain, the number of synthetic images is the option `share` times the number of training images.
     """
 
     share: float = Field(
@@ -84,8 +84,8 @@ class Proportioned(Synthetic, ABC):
     def labels(self, domain: Domain, classes: int) -> Tensor:
         """Return the class of each synthetic image of a domain, int64 (n,).
 
-        The images are spread evenly over the `classes` classes, because the server does not know how many images of
-        each class the clients have.
+        The numbers of images of any two classes differ by at most one. They are not proportional to the numbers of
+        training images, because the server does not know how many images of each class the clients have.
         """
         return torch.arange(max(1, round(self.share * len(domain.train)))) % classes
 
@@ -95,7 +95,7 @@ class Proportioned(Synthetic, ABC):
 
 
 class Folder(Proportioned):
-    """A source that draws its images from the prepared data set `set`.
+    """A source that draws its images from the prepared data set that the option `set` names.
 
     The images can come from any generator. Before the run, `fedsweep data prepare` must have prepared them from files
     `<domain>/<class>/<image>`.
@@ -107,7 +107,10 @@ class Folder(Proportioned):
     )
 
     def check(self, data: Data) -> None:
-        """Raise ValueError if the option `set` names the clients' own data set, which also contains the test images."""
+        """Raise ValueError if the option `set` names the clients' own data set.
+
+        The clients' data set also contains the test images, which must not become synthetic images.
+        """
         if isinstance(data, PreparedData) and data.set == self.set:
             raise ValueError(
                 f"`synthetic.set` must be a set of generated images, but {self.set} is also `data.set`, "
@@ -115,14 +118,14 @@ class Folder(Proportioned):
             )
 
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
-        """Return images drawn at random from the prepared data set `set`, keyed by domain.
+        """Return images drawn at random from the prepared data set (option `set`), keyed by domain.
 
         Within a domain, the numbers of images of any two classes differ by at most one.
         """
         return _draw(self.set, self, data, seed, f"`synthetic.set` {self.set}")
 
     def fingerprint(self, data: FederatedData) -> str:
-        """Return the digest of the prepared data set `set` at the image size of `data`."""
+        """Return the digest of the prepared data set (option `set`) at the image size of `data`."""
         return _load(self.set, data, f"`synthetic.set` {self.set}").digest
 
 

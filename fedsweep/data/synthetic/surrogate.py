@@ -15,8 +15,9 @@ from fedsweep.types import FederatedData, ImageSet
 class Surrogate(Proportioned):
     """A source of surrogate images, which are samples from Gaussian distributions over pixels.
 
-    For each class and domain, a Gaussian is fitted to the server's real images. Surrogate images replace the output of
-    a text-to-image model. Reports therefore state which runs were trained on surrogate images.
+    For each class and domain, a Gaussian is fitted to the server's real images. Surrogate images can be used instead of
+    the images of a text-to-image model, but the results of the two are not comparable. Reports therefore state which
+    runs were trained on surrogate images.
     """
 
     needs_proxy: ClassVar = True
@@ -74,10 +75,10 @@ def _means(own: Mapping[str, Mapping[int, ImageSet]], class_names: Sequence[str]
     """Return the mean image of every class, as one tensor (classes, 3, h, w) per domain.
 
     `own[domain][label]` contains the server's images of one class in one domain. The domain mean is the average of the
-    class means in a domain. If a domain has no images of a class, the class mean is estimated as follows. In each
-    domain with images of the class, subtract the domain mean from the class mean. Average these differences over the
-    domains, and add the result to the mean of the domain without images. Raise UserError if no domain has images of a
-    class.
+    class means in a domain. If a domain lacks images of a class, the class mean is estimated as follows. In each domain
+    with images of the class, subtract the domain mean from the class mean. Average these differences over the domains,
+    and add the result to the domain mean of the domain that lacks the class. Raise UserError if no domain has images of
+    a class.
     """
     found, styles, moves = {}, {}, [list[Tensor]() for _ in class_names]
     for name, classes in own.items():

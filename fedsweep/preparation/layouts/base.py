@@ -37,7 +37,7 @@ class Item:
 class Listing:
     """All images of a data set.
 
-    Labels count from 0 in the order of `class_names`. Every domain and every class has at least one image.
+    Label i stands for the class `class_names[i]`. Every domain and every class has at least one image.
 
     `Layout._find` returns a preliminary listing, in which domains and classes may have no images. In a preliminary
     listing, `domains` contains all domains of the published data set. If the name of a class is unknown because the
@@ -96,7 +96,9 @@ class Layout(ABC):
     def _find(self, root: Path, num_classes: int | None) -> Listing:
         """Return a preliminary listing of all images (see `Listing`).
 
-        Image files that belong to the first `num_classes` classes must exist; other image files may be missing.
+        The listing may name files that do not exist, but only for images of classes after the first `num_classes`. If a
+        file of the first `num_classes` classes is missing, an implementation must raise UserError. If `num_classes` is
+        None, this rule applies to all classes.
         """
 
     def _order(self, path: str) -> tuple[str, int]:
@@ -283,9 +285,9 @@ def refuse_twice(lines: Iterable[Line], by_label: bool = False) -> None:
 
 
 def label_within(line: Line, most: int, first: int = 0) -> int:
-    """Return the label of a line as a number from 0 to `most` - 1.
+    """Return the label of a line of a list file as a number from 0 to `most` - 1.
 
-    In the list file, labels count from `first`. Raise UserError if the label is missing or out of range.
+    In the file, the `most` classes are numbered from `first`. Raise UserError if the label is missing or out of range.
     """
     if line.label is None or not first <= line.label < first + most:
         last = first + most - 1

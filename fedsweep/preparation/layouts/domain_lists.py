@@ -76,8 +76,8 @@ def _read_lists(
     Args:
         root: The folder of the data set.
         lists: A dict from domain to the path of its lists, as returned by `_find_lists`.
-        bases: The folders that may contain the image folders. The first folder that contains the first listed image is
-            used.
+        bases: The folders to which the listed paths may be relative. The first folder that contains the first listed
+            image is used.
         most: The number of classes of the published data set. All labels must be below `most`.
         num_classes: The number of classes whose images must exist, counted from label 0; None for all classes.
     """

@@ -92,7 +92,8 @@ class Pacs(Layout):
     def _train(self, root: Path, base: str, place: str, domains: Sequence[str]) -> set[str]:
         """Return the paths of the training images.
 
-        The training images of a domain are listed in `<domain>_train_kfold.txt` in the folder `place`.
+        The training images of a domain are listed in `<domain>_train_kfold.txt` in the folder `place`. The listed paths
+        are relative to the folder `base`.
 
         Raises:
             UserError: A training list is missing, a listed image does not exist, or training and validation lists
