@@ -94,11 +94,11 @@ class Layout(ABC):
 
     @abstractmethod
     def _find(self, root: Path, num_classes: int | None) -> Listing:
-        """Return a preliminary listing of all images (see `Listing`).
+        """Return a preliminary listing of the images (see `Listing`).
 
-        The listing may name files that do not exist, but only for images of classes after the first `num_classes`. If a
-        file of the first `num_classes` classes is missing, an implementation must raise UserError. If `num_classes` is
-        None, this rule applies to all classes.
+        The listing must contain all images of the first `num_classes` classes, or of all classes if `num_classes` is
+        None. If one of their files is missing, an implementation must raise UserError. Images of other classes may be
+        left out of the listing, and their files may be missing.
         """
 
     def _order(self, path: str) -> tuple[str, int]:
