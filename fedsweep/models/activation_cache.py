@@ -297,7 +297,8 @@ def digest_of(identity: str, state: AdapterState, device: torch.device) -> str:
 
     Args:
         identity: A string that identifies the model and its pre-trained weights.
-        state: The tensors of the part that differ from the pre-trained weights, such as adapters, keyed by name.
+        state: Those tensors of the frozen part, such as adapters, whose values differ from the pre-trained weights.
+            The tensors are keyed by name.
         device: The device of the model. The key also depends on the type of the device, the number of CPU threads and
             the source code, because they affect rounding.
     """
@@ -310,11 +311,11 @@ def digest_of(identity: str, state: AdapterState, device: torch.device) -> str:
 
 
 def walk_key(identity: str, steps: tuple[object, ...], whole: bool, state: AdapterState, device: torch.device) -> str:
-    """Return the cache key of the output of the first blocks of a forward pass.
+    """Return the key under which the cache stores the output of a forward pass after its first blocks.
 
     Args:
         identity: A string that identifies the model and its pre-trained weights.
-        steps: The numbers of these first blocks, in order.
+        steps: These first blocks in order, each given by its number in the model.
         whole: Whether `steps` contains all blocks of the forward pass. If so, a CLIP model also runs the layers after
             its last block.
         state: The trainable tensors on which the output depends, keyed by name.

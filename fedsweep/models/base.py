@@ -122,7 +122,7 @@ class Backbone(Config, ABC):
     def identity(self, content: str) -> str:
         """Return a string that identifies the image encoder and its weights.
 
-        The string contains the configuration, except the text prompt, and `content`, the fingerprint of the weights.
+        The string contains `content` (the fingerprint of the weights) and the configuration without the text prompt.
         """
         return f"{self.model_dump_json(exclude={'prompt'})} {content}"
 

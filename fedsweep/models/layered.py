@@ -34,7 +34,7 @@ Walk: TypeAlias = Sequence[Step]
 
 
 class LayeredModel(nn.Module, ABC):
-    """A frozen backbone with trainable adapters and a trainable head, which runs block by block.
+    """A model that runs block by block: a frozen backbone with trainable adapters and a trainable head.
 
     A process holds one full model, and copies the tensors of one client at a time into the model. A client that holds
     only some blocks uses the block numbers of the full model.
@@ -215,16 +215,17 @@ class LayeredModel(nn.Module, ABC):
         return cast(int, layer_of(name)), self.num_layers
 
     def plain_name(self, name: str) -> str:
-        """Convert fedsweep's name of a backbone tensor to the tensor's name in timm or transformers.
+        """Convert fedsweep's name for a backbone tensor to the tensor's name in timm or transformers.
 
         LoRA factors keep the names that PEFT gives them.
         """
         return name.removeprefix("backbone.")
 
     def cut(self, layers: Sequence[int]) -> dict[str, int]:
-        """Return the number of blocks that timm's or transformers' network has if only the blocks `layers` are kept.
+        """Return the number of blocks left in timm's or transformers' network if only the blocks `layers` are kept.
 
-        The dict maps the name of each list of blocks to its new length. It is empty if `layers` are all blocks.
+        The key is the name of the network's list of blocks, such as `blocks`. If `layers` contains all blocks, the dict
+        is empty.
         """
         return {} if len(layers) == self.num_layers else {"blocks": len(layers)}
 

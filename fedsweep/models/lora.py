@@ -35,7 +35,9 @@ class LoraConfig(Config):
         "`attention` (all linear layers of that part), or `all` (the linear layers of both parts)",
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate of the adapters' inputs")
-    patch_embed: bool = Field(False, description="also adapt the patch embedding, as FedRA's released code does")
+    patch_embed: bool = Field(
+        False, description="whether to adapt the patch embedding too, as FedRA's released code does"
+    )
 
     @model_validator(mode="after")
     def _one_scale(self) -> Self:
@@ -117,9 +119,9 @@ def write_adapter(folder: Path, config: LoraConfig, tensors: Mapping[str, Tensor
 
 
 def with_adapter(network: nn.Module, folder: Path) -> nn.Module:
-    """Add the adapter that `write_adapter` wrote to `folder` to a timm or transformers network, and return the network.
+    """Add an adapter to a timm or transformers network in place, and return the network.
 
-    The network is changed in place.
+    The adapter is read from `folder`, where `write_adapter` wrote it.
     """
     from peft import PeftModel
 

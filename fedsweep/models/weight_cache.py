@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 
 T_co = TypeVar("T_co", covariant=True)
 Role = Literal["backbone", "beside"]
-"""The role of a network in a run: the backbone, or a second network of the method, such as the server's CLIP model."""
+"""The role of a network: the run's backbone, or an additional network that the method uses, such as FedMS's gate."""
 
 
 class Source(Protocol[T_co]):
@@ -26,7 +26,7 @@ def keep() -> None:
     """Switch the cache on.
 
     The cache keeps at most two networks in host memory: the most recently built backbone, and the most recently built
-    second network of a method.
+    additional network of a method, such as the network of FedMS's gate.
     """
     global _kept
     _kept = _kept or {}
@@ -38,8 +38,8 @@ def built(role: Role, source: Source[T_co], content: str, *arguments: Hashable) 
     The caller may change the returned network in place.
 
     Args:
-        role: The role of the network in the run: `backbone`, or `beside` for a second network of the method, such as
-            the server's CLIP model.
+        role: The role of the network in the run: `backbone`, or `beside` for an additional network that the method
+            uses, such as the network of FedMS's gate.
         source: The configuration of the network.
         content: The fingerprint of the weights. The network is built again if the fingerprint changes. A network with
             the fingerprint `none`, which has random weights, is not cached.

@@ -17,7 +17,7 @@ from fedsweep.types import ImageSet
 class AdamWConfig(Config):
     """The AdamW optimizer (Loshchilov and Hutter, arXiv:1711.05101).
 
-    Weight decay is not applied to biases, normalisation layers, position embeddings and class tokens.
+    Weight decay is not applied to biases, normalisation layers, position embeddings or class tokens.
     """
 
     name: Literal["adamw"] = "adamw"
@@ -65,7 +65,10 @@ class PretrainConfig(Config):
     schedule: ScheduleConfig
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target that is spread over all classes")
     drop_path: float = Field(
-        0.0, ge=0, lt=1, description="drop rate of stochastic depth in the last block, rising linearly from the first"
+        0.0,
+        ge=0,
+        lt=1,
+        description="drop rate of stochastic depth in the last block; it rises linearly from 0 in the first block",
     )
     augmentation: AugmentationConfig
     mix: MixConfig

@@ -88,9 +88,9 @@ def start(
         resume: Whether to continue from the checkpoint of an interrupted run.
 
     Raises:
-        UserError: `out` cannot be written, a new run would replace existing files, the images or the backbone are
-            invalid, or the checkpoint to resume from is missing or was written with another configuration or other
-            images.
+        UserError: `out` cannot be written, the images or the backbone are invalid, or a new run would replace existing
+            files. A resumed run also raises the error if the checkpoint is missing or was written with another
+            configuration or with other images.
     """
     checkpoint = checkpoint_path(out)
     _check_out(out, checkpoint, resume)

@@ -76,7 +76,10 @@ def build_network(config: PretrainConfig, num_classes: int) -> Network:
 
 
 def _drop_paths(model: LayeredModel, rate: float) -> None:
-    """Add timm's stochastic depth to all blocks; the drop rate rises linearly from 0 to `rate` in the last block."""
+    """Add timm's stochastic depth to all blocks.
+
+    The drop rate rises linearly from 0 in the first block to `rate` in the last block.
+    """
     blocks = list(model.backbone.blocks)
     for block, share in zip(blocks, torch.linspace(0, rate, len(blocks)).tolist(), strict=True):
         places = [name for name, _ in block.named_children() if name.startswith("drop_path")]

@@ -45,10 +45,11 @@ def layerwise_mean(
     """Average each tensor over the clients that trained it; a tensor that no client trained keeps its value.
 
     The mean of tensor j is sum_i M_ij w_i r_j^i / sum_i M_ij w_i (FedRA v1, Eq. 3), where r_j^i is the tensor of client
-    i, w_i is the client's weight, and M_ij is 1 if the client trained the tensor and 0 otherwise. With `lora:
-    product_svd`, the products B A of the adapted layers are averaged instead of the factors, and the mean is factored
-    again at the same rank. The sums run over the clients in order of their ids, so the result does not depend on the
-    order of `updates`.
+    i, w_i is the client's weight, and M_ij is 1 if the client trained the tensor and 0 otherwise. The
+    sums run over the clients in order of their ids, so the result does not depend on the order of `updates`.
+
+    If `aggregation.lora` is `product_svd`, the products B A of the adapted layers are averaged instead of the factors,
+    and the mean is factored again at the same rank.
 
     Args:
         previous: The tensors before the round, keyed by name.
@@ -77,10 +78,10 @@ def layerwise_mean(
 def lora_residual(previous: AdapterState, updates: Sequence[ClientUpdate], config: AggregationConfig) -> float:
     """Return the relative error of the aggregated LoRA factors, ||mean(B A) - B' A'|| / ||mean(B A)||.
 
-    B A is the product of a client's factors, and B' A' is the product of the aggregated factors. Changes that a method
-    or a base optimizer makes after the aggregation are not included. The Frobenius norms are taken over all adapted
-    layers that at least one client trained. The error is 0 if A is frozen. With `lora: factors`, mean(B A) - B' A' is
-    the weighted covariance of B and A over the clients.
+    B A is the product of a client's factors, and B' A' is the product of the aggregated factors. Changes that the
+    method or the federated optimizer (such as FedDyn) makes after the aggregation are not included. The Frobenius norms
+    are taken over all adapted layers that at least one client trained. The error is 0 if A is frozen. If
+    `aggregation.lora` is `factors`, mean(B A) - B' A' is the weighted covariance of B and A over the clients.
     """
     missed = total = 0.0
     for a, b in _pairs(previous):
@@ -102,7 +103,7 @@ def _mean(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
 
 
 def _parts(name: str, updates: Sequence[ClientUpdate], weigh: Weigh) -> list[tuple[float, Tensor]]:
-    """Return a pair (share, value) of the tensor `name` for each client that sent it, ordered by client id.
+    """Return, for each client that sent the tensor `name`, the client's share and the tensor, ordered by client id.
 
     The shares are the clients' weights, divided by their sum.
     """
@@ -120,8 +121,8 @@ def _stacked(a: Sequence[tuple[float, Tensor]], b: Sequence[tuple[float, Tensor]
     """Return two matrices whose product is the weighted mean of the clients' products B A, in double precision.
 
     Args:
-        a: The share and the factor A of each client.
-        b: The share and the factor B of each client, in the same order.
+        a: For each client, its share (its weight divided by the sum of all weights) and its factor A.
+        b: For each client, its share and its factor B, in the same order.
 
     Returns:
         Matrices of shapes (out, K r) and (K r, in) for K clients and rank r. A convolution is treated as a matrix.

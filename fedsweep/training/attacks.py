@@ -31,8 +31,8 @@ def attacked(
 
     Let theta^t be the tensors that the server sent to client i, and theta_i the tensors that the client has trained.
     With `reversed_update`, a malicious client sends theta^t - (theta_i - theta^t), a step of the same size in the
-    opposite direction. With `reversed_weights`, it sends -theta_i, as the paper literally says. Running statistics, and
-    tensors that a client does not send, are not reversed.
+    opposite direction. With `reversed_weights`, it sends -theta_i, as the FedMS paper literally says.
+    Running statistics, and tensors that a client does not send, are not reversed.
 
     Args:
         sent: For each malicious client, the tensors theta^t that the server sent to it.

@@ -1,4 +1,4 @@
-"""The base optimizers FedAvg, FedProx and FedDyn, which can be combined with methods."""
+"""Base optimizers: the federated optimizers FedAvg, FedProx and FedDyn, which are combined with a method."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +16,10 @@ Tensors = list[Tensor]
 
 
 class BaseOptimizer(Config):
-    """The base class of base optimizers, which can change the clients' gradients and correct the server's average."""
+    """The base class of the federated optimizers FedAvg, FedProx and FedDyn, which are combined with a method.
+
+    A base optimizer can change the clients' gradients, and correct the average that the server computes.
+    """
 
     def steer(self, gradients: Tensors, parameters: Tensors, start: Tensors, memory: list[Tensor | None]) -> Tensors:
         """Return the gradients of the objective that a client minimises.
@@ -28,7 +31,8 @@ class BaseOptimizer(Config):
             gradients: The gradient of the loss for each trained tensor.
             parameters: The current values of the trained tensors.
             start: The values of the trained tensors at the beginning of the local session.
-            memory: For each trained tensor, the gradient that the client remembers, or None if it remembers none.
+            memory: For each trained tensor, the gradient that the client remembers from earlier rounds (see FedDyn), or
+                None if the client remembers no gradient.
         """
         return gradients
 
@@ -71,10 +75,12 @@ class FedProx(BaseOptimizer):
 
 
 class FedDyn(BaseOptimizer):
-    """Dynamic regularisation with remembered gradients, so that clients agree on an optimum (Acar et al., 2021).
+    """The base optimizer FedDyn, which regularises the clients' objectives dynamically (Acar et al., 2021).
 
-    Gradients are remembered separately for each tensor. A client that does not hold a block in a round keeps its
-    remembered gradients for the block. For this block, the server treats the client as if it were outside the cohort.
+    Each client remembers a gradient for each tensor, and updates it after training. The remembered gradients shift the
+    clients' objectives such that the clients agree on an optimum. A client that does not hold a block in a round keeps
+    its remembered gradients for the block. For this block, the server treats the client as if it were outside the
+    cohort.
     """
 
     name: Literal["feddyn"] = "feddyn"
@@ -84,8 +90,8 @@ class FedDyn(BaseOptimizer):
         """Return the gradients of FedDyn's objective (Eq. 1).
 
         The objective is L_k(theta) - <g_k, theta> + alpha / 2 ||theta - theta^t||^2. L_k is the loss of client k, g_k
-        is the client's remembered gradient (`memory`), theta are the current `parameters`, and theta^t are their values
-        at the `start` of the session.
+        is the gradient that the client remembers from earlier rounds (`memory`), theta are the current `parameters`,
+        and theta^t are their values at the `start` of the session.
         """
         pulled = _pulled(gradients, parameters, start, self.alpha)
         return [one if known is None else one - known for one, known in zip(pulled, memory, strict=True)]
@@ -93,10 +99,10 @@ class FedDyn(BaseOptimizer):
     def conclude(
         self, before: ServerState, after: ServerState, updates: Sequence[ClientUpdate], shares: Mapping[ClientId, float]
     ) -> ServerState:
-        """Update the remembered gradients, and correct the average.
+        """Update the gradients that the clients and the server remember, and correct the server's average.
 
         Let theta^t be the tensors before the round, theta_k the tensors that client k has trained, and p_k the client's
-        weight in `shares` (1 / m in the paper). The client's remembered gradient g_k decreases by
+        weight in `shares` (for m clients, 1 / m in Acar et al.). The client's remembered gradient g_k decreases by
         alpha (theta_k - theta^t). The server's remembered gradient h decreases by alpha times the sum of
         p_k (theta_k - theta^t) over the cohort. The server then subtracts h / alpha from the average.
         """

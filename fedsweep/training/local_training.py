@@ -33,8 +33,8 @@ class LocalConfig(Config):
     batch_size: int = Field(128, gt=0, description="number of images per step")
     steps: Literal["epoch", "min_client"] | Annotated[int, Field(gt=0)] = Field(
         "epoch",
-        description="`epoch`: whole epochs; `min_client`: epochs of at most one step more than an epoch of the client "
-        "with the fewest images (as in FedRA's released code); or a number of steps",
+        description="`epoch`: whole epochs; `min_client`: the same, but an epoch has at most one step more than an "
+        "epoch of the client with the fewest images (as in FedRA's released code); or a number of steps",
     )
     epochs: int = Field(1, gt=0, description="number of epochs; not used if `local.steps` is a number")
 
@@ -101,14 +101,14 @@ class CohortTrainer:
     Attributes:
         model: The model, into which the tensors of each client are copied.
         optimizer: The options of the local optimizer.
-        base: The base optimizer, such as FedProx.
+        base: The base optimizer, which is a federated optimizer such as FedProx.
         local: The options that set the number of local steps and the batch size.
         seed: The seed of the run.
         rounds: The number of rounds of the run.
         fewest: The smallest number of training images of any client.
         reader: The reader of image batches, which reuses cached outputs of frozen blocks.
         round: The number of the current round.
-        memory: The gradients that each client remembers for the base optimizer.
+        memory: The gradients that each client remembers from earlier rounds if the base optimizer is FedDyn.
     """
 
     model: LayeredModel
@@ -125,7 +125,7 @@ class CohortTrainer:
     def at(self, round: int, memory: Mapping[ClientId, AdapterState] | None = None) -> CohortTrainer:
         """Return a copy of the trainer that draws the batches and dropout masks of round `round`.
 
-        `memory` contains the gradients that each client remembers for the base optimizer.
+        `memory` contains the gradients that each client remembers from earlier rounds, which FedDyn uses.
         """
         if round != self.round:
             self.reader.kept.next_round()

@@ -39,7 +39,8 @@ class AdamConfig(Config):
     )
     weight_decay: float = Field(0.05, ge=0, description="strength of the weight decay; see `decoupled`")
     decoupled: bool = Field(
-        False, description="decay the weights directly (AdamW); `false`: an L2 penalty in the gradient (torch's Adam)"
+        False,
+        description="`true`: decay the weights directly (AdamW); `false`: an L2 penalty in the gradient (torch's Adam)",
     )
     clip_norm: float | None = Field(10.0, gt=0, description="largest norm of the whole gradient; `null`: no clipping")
 
@@ -49,7 +50,7 @@ class AdamConfig(Config):
 
 
 class SGD:
-    """An optimizer with the arithmetic of `torch.optim.SGD`, which updates a list of tensors in place."""
+    """An optimizer that updates a list of tensors in place, with the same arithmetic as `torch.optim.SGD`."""
 
     def __init__(self, config: SGDConfig, parameters: list[Tensor]) -> None:
         self.config, self.parameters = config, parameters
@@ -74,9 +75,9 @@ class SGD:
 
 
 class Adam:
-    """An optimizer with the arithmetic of `torch.optim.Adam`, which updates a list of tensors in place.
+    """An optimizer that updates a list of tensors in place, with the same arithmetic as `torch.optim.Adam`.
 
-    If `decoupled` is set, the arithmetic is that of `torch.optim.AdamW`.
+    If the option `decoupled` is true, the arithmetic is that of `torch.optim.AdamW`.
     """
 
     def __init__(self, config: AdamConfig, parameters: list[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""The t-SNE embedding of test images, computed from the model's features after the last round."""
+"""The t-SNE embedding of test images, computed from the model's features after the last round of a run."""
 
 from collections.abc import Mapping, Sequence
 
@@ -34,7 +34,8 @@ def draw(
         The drawn images, keyed by domain.
 
     Raises:
-        UserError: The data set has fewer than `classes` classes, or the drawn images do not suffice for a silhouette.
+        UserError: The data set has fewer than `classes` classes, or the drawn images do not allow silhouettes.
+            Silhouettes need images of at least two classes, and more images than classes.
     """
     if classes > len(class_names):
         raise UserError(
@@ -68,7 +69,7 @@ def embed(
     """Return the t-SNE embedding of the images' features, which are the inputs of the head.
 
     Args:
-        model: The model, with the adapter whose features are embedded.
+        model: The model, with its trained adapter loaded.
         walk: The blocks to run, in order.
         sample: The images, keyed by domain.
         classes: The names of the classes.

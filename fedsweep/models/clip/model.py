@@ -138,10 +138,10 @@ class LayeredClip(LayeredModel):
         return in_clip_model(name, None if layer_of(name) is None else self.height(name)[0])
 
     def cut(self, layers: Sequence[int]) -> dict[str, int]:
-        """Return the number of blocks that each encoder of CLIPModel has if only the blocks `layers` are kept.
+        """Return the number of blocks left in each encoder of CLIPModel if only the blocks `layers` are kept.
 
-        The dict maps the name of the encoder's list of blocks to its new length. It is empty if `layers` are all
-        blocks.
+        The key of an encoder is the name of its list of blocks, such as `text_model.encoder.layers`. If `layers`
+        contains all blocks, the dict is empty.
         """
         if len(layers) == self.num_layers:
             return {}
@@ -209,7 +209,8 @@ class LayeredClip(LayeredModel):
     def text_features(self, walk: Walk) -> Tensor:
         """Return the prompts' features as unit vectors (classes, projection).
 
-        The text encoder runs the blocks in `walk`, and skips functions that replace blocks of the image encoder.
+        The items of `walk` are blocks, and functions that replace blocks of the image encoder. The text encoder runs
+        only the blocks.
         """
         layers = tuple(step for step in walk if isinstance(step, int))
         if layers in self._known and not torch.is_grad_enabled():

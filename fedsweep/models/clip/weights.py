@@ -161,7 +161,7 @@ THEIRS = {
 
 
 def in_clip_model(name: str, place: int | None) -> str:
-    """Convert fedsweep's name of a CLIP tensor to its name in transformers' CLIPModel.
+    """Convert fedsweep's name for a CLIP tensor to the tensor's name in transformers' CLIPModel.
 
     `place` is the index of the tensor's block in its encoder, or None if the tensor is outside the blocks.
 
