@@ -46,7 +46,10 @@ class ArmTrials:
         return {seed: value for seed, value in ends.items() if value is not None}
 
     def reached(self, metric: str) -> tuple[int, float | None]:
-        """Return the arm's last recorded round, and the mean of `metric` over the trials that reached that round."""
+        """Return the arm's last recorded round, and the mean of `metric` over the trials that reached that round.
+
+        Trials without a finite value at that round are left out. If no trial has such a value, the mean is None.
+        """
         furthest = max(trial.last_round for trial in self.trials)
         ends = (final(trial, metric) for trial in self.trials if trial.last_round == furthest)
         return furthest, mean(end for end in ends if end is not None)
@@ -112,8 +115,8 @@ class ArmStatistics:
 def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[ArmStatistics]:
     """Return the statistics of every arm, in the order of the report's table.
 
-    Arms with a finished trial come first. If the sweep has a baseline, these arms are in the order of `group_by_arm`.
-    Otherwise, they are sorted by their means, best first.
+    Arms with a finished trial come first. If the sweep has a baseline, these arms are sorted by the values of
+    their hyperparameters. Otherwise, they are sorted by their means, best first.
 
     Arms without a finished trial follow. They are sorted by their last recorded round, latest first. Arms with the same
     last round are sorted by their mean objective at this round, best first.

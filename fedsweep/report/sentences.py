@@ -30,7 +30,8 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
     """Return the findings of the report.
 
     If the sweep has a baseline, the findings state the result of each comparison with the baseline. Otherwise, they
-    name the best arm. If the sweep has two objectives, the findings list the efficient arms, and no arm is named best.
+    name the best arm. If the sweep has two objectives, the findings list the Pareto-efficient arms, and no arm is named
+    best.
     """
     dotted, units = names(manifest, arms), Units.of(manifest.metric, arms)
     if manifest.baseline is None or not any(one.is_baseline for one in arms):
@@ -65,8 +66,8 @@ def _about_efficient(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
 def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Collection[str]) -> list[str]:
     """Return the legend of the table, as a list of sentences.
 
-    The legend names the objective, rounds, seeds, baseline and test. It also explains special columns, and counts the
-    trials that did not finish.
+    The legend names the objective, rounds, seeds, baseline and test. It also explains the columns that the search
+    space adds, and counts the trials that did not finish.
 
     Args:
         manifest: The sweep.
