@@ -41,7 +41,10 @@ class ArmTrials:
         }
 
     def finals(self, objective: str, metric: str) -> dict[int, float]:
-        """Return a dict from seed to the last value of `metric`, for trials that finished with a finite `objective`."""
+        """Return a dict from seed to the last value of `metric`, for trials that finished with a finite `objective`.
+
+        Values that are missing or not finite are left out.
+        """
         ends = {seed: final(trial, metric) for seed, trial in self.finished(objective).items()}
         return {seed: value for seed, value in ends.items() if value is not None}
 
@@ -57,7 +60,7 @@ class ArmTrials:
 
 @dataclass(frozen=True)
 class ArmStatistics:
-    """The statistics of one arm over its finished trials. A statistic is None if it requires more finished trials."""
+    """The statistics of one arm over its finished trials. A statistic is None if it needs more trials."""
 
     arm: ArmTrials
     values: Mapping[int, float]

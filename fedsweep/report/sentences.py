@@ -96,8 +96,8 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
 def _baseline(baseline: Arm | None, arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> str | None:
     """Return a phrase that describes the baseline, or None if no arm is a baseline.
 
-    If there are several baseline arms, the phrase also lists the hyperparameters that have the same value in an arm and
-    in its baseline.
+    If there are several baseline arms, each arm is compared with the baseline arm that has the same values of certain
+    hyperparameters. The phrase also lists these hyperparameters.
     """
     baselines = [one for one in arms if one.is_baseline]
     if baseline is None or not baselines:
@@ -147,8 +147,8 @@ def _about_best(
 def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, dotted: Sequence[str]) -> str:
     """Return the label of a comparison of `arm` with `other`, such as `rank 4 against 8`.
 
-    Hyperparameters that `baseline` does not set have the same value in both arms. The label begins with these
-    hyperparameters, as in `lr 0.1, rank 4 against 8`.
+    `baseline` contains the hyperparameter values that define the baseline. The label begins with all other
+    hyperparameters, which have the same values in both arms, as in `lr 0.1, rank 4 against 8`.
     """
     differing = [name for name in dotted if (name in arm, arm.get(name)) != (name in other, other.get(name))]
     shared = [name for name in dotted if name in arm and name in other and name not in baseline]

@@ -216,7 +216,7 @@ def answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
 
 
 def page_url(host: str, port: int) -> str:
-    """Return the URL of MLflow's page. If `host` means all network interfaces, the URL contains the machine's name."""
+    """Return the URL of MLflow's page. If `host` is a wildcard such as 0.0.0.0, the URL contains the machine's name."""
     return f"http://{_bracketed(socket.gethostname() if host in ANYWHERE else host)}:{port}"
 
 
@@ -240,9 +240,9 @@ def page_links(
 ) -> dict[str, str]:
     """Return the URLs of MLflow's pages for a sweep, keyed by label. If `sweep` is None, the newest sweep is used.
 
-    The URLs lead to the saved view, the parent run, the table of all runs, the curves, and a comparison of the trials.
-    If the view does not exist, for example because an older version of fedsweep ran the sweep, it is saved first. If
-    saving fails, the URLs of the view and of the parent run are left out.
+    The URLs lead to the sweep's saved view, its parent run, the table of all runs, the curves, and a comparison of the
+    trials. If the view does not exist, for example because an older version of fedsweep ran the sweep, it is saved
+    first. If saving fails, the URLs of the view and of the parent run are left out.
     """
     sweeps = [sweep] if sweep is not None else store.sweeps()[-1:]
     if not sweeps:

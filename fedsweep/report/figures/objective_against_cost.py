@@ -75,8 +75,8 @@ def draw_bytes(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawin
 def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> list[Point]:
     """Return a point for each arm. The cost of an arm is the value of the metric `against.metric`.
 
-    If the cost of a finished seed is missing, the arm is left out, because its mean cost and its mean objective would
-    cover different seeds.
+    An arm is left out if the cost of one of its finished seeds is missing. Otherwise, its mean cost and its mean
+    objective would cover different seeds.
     """
     up, across = canvas.scale_of(manifest.metric), canvas.scale_of(against.metric)
     found = []
@@ -89,7 +89,10 @@ def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Aga
 
 
 def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> Drawing | None:
-    """Draw a point per arm, and join the Pareto-efficient arms by a stepped line; return None if no arm has a point."""
+    """Draw a point per arm, and join the Pareto-efficient arms by a stepped line.
+
+    Return None if there are no points.
+    """
     points = _points(manifest, arms, against)
     if not points:
         return None
@@ -122,8 +125,8 @@ def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Again
 def _ends_and_between(kept: Sequence[Point], baseline: Sequence[Point]) -> list[Point]:
     """Select the points to label if there are too many points to label all of them.
 
-    The selected points are the baselines, the first and the last of the Pareto-efficient arms `kept`, and arms of `kept`
-    at even steps between the first and the last.
+    The selected points are the baselines, the first and the last of the Pareto-efficient arms `kept`, and other
+    arms in `kept` at even steps between these two.
     """
     steps = min(LABELLED, len(kept)) - 1
     places = {round(step * (len(kept) - 1) / max(1, steps)) for step in range(steps + 1)}
