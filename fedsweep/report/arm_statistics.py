@@ -60,7 +60,10 @@ class ArmTrials:
 
 @dataclass(frozen=True)
 class ArmStatistics:
-    """The statistics of one arm over its finished trials. A statistic is None if it needs more trials."""
+    """The statistics of one arm over its finished trials.
+
+    A statistic is None if it needs more finished trials than the arm has.
+    """
 
     arm: ArmTrials
     values: Mapping[int, float]
