@@ -96,7 +96,7 @@ def _timm(card: ExportCard, folder: Path) -> nn.Module:
 
 
 def _checkpoint(card: ExportCard, folder: Path) -> Path:
-    """Return the folder of the CLIP checkpoint; raise UserError if it is not the checkpoint that was fine-tuned."""
+    """Return the folder of the CLIP checkpoint; raise UserError if the run used other checkpoint files."""
     if card.backbone.fetched:
         where = checkpoint_folder.find(card.backbone.model)
         if card.weights != (found := f"sha256:{checkpoint_folder.digest(where)}"):
@@ -174,7 +174,11 @@ def _below(root: Path, name: str, above: frozenset[Path]) -> Iterator[str]:
 def predict(
     model: Loaded, folder: Path, names: Sequence[str], top: int = 1, progress: Progress = lambda done, total: None
 ) -> Predictions:
-    """Classify the images `names` in `folder`, and return the `top` most probable classes of each image."""
+    """Classify the images `names` in `folder`, and return the `top` most probable classes of each image.
+
+    The function `progress` is called with the number of finished images and the number of all images, before each batch
+    of images and at the end.
+    """
     images: dict[str, tuple[Guess, ...]] = {}
     broken, classes = dict[str, str](), model.card.classes
     for start in range(0, len(names), BATCH):

@@ -41,12 +41,18 @@ class ArmTrials:
         }
 
     def finals(self, objective: str, metric: str) -> dict[int, float]:
-        """Return a dict from seed to the last value of `metric`, for trials that finished with a finite `objective`."""
+        """Return a dict from seed to the last value of `metric`, for trials that finished with a finite `objective`.
+
+        Values that are missing or not finite are left out.
+        """
         ends = {seed: final(trial, metric) for seed, trial in self.finished(objective).items()}
         return {seed: value for seed, value in ends.items() if value is not None}
 
     def reached(self, metric: str) -> tuple[int, float | None]:
-        """Return the arm's last recorded round, and the mean of `metric` over the trials that reached that round."""
+        """Return the arm's last recorded round, and the mean of `metric` over the trials that reached that round.
+
+        Trials without a finite value at that round are left out. If no trial has such a value, the mean is None.
+        """
         furthest = max(trial.last_round for trial in self.trials)
         ends = (final(trial, metric) for trial in self.trials if trial.last_round == furthest)
         return furthest, mean(end for end in ends if end is not None)
@@ -54,7 +60,10 @@ class ArmTrials:
 
 @dataclass(frozen=True)
 class ArmStatistics:
-    """The statistics of one arm over its finished trials. A statistic is None if it requires more finished trials."""
+    """The statistics of one arm over its finished trials.
+
+    A statistic is None if it needs more finished trials than the arm has.
+    """
 
     arm: ArmTrials
     values: Mapping[int, float]
@@ -112,8 +121,8 @@ class ArmStatistics:
 def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[ArmStatistics]:
     """Return the statistics of every arm, in the order of the report's table.
 
-    Arms with a finished trial come first. If the sweep has a baseline, these arms are in the order of `group_by_arm`.
-    Otherwise, they are sorted by their means, best first.
+    Arms with a finished trial come first. If the sweep has a baseline, these arms are sorted by the values of
+    their hyperparameters. Otherwise, they are sorted by their means, best first.
 
     Arms without a finished trial follow. They are sorted by their last recorded round, latest first. Arms with the same
     last round are sorted by their mean objective at this round, best first.

@@ -37,7 +37,7 @@ class Side:
 
     @classmethod
     def of(cls, name: str, manifest: SweepManifest, trials: Sequence[TrialRecord], arm: Arm) -> Side:
-        """Summarise the only arm of a sweep that has the values in `arm`, or all arms of the sweep if `arm` is empty.
+        """Summarise the arm of a sweep that has the values in `arm`, or all arms of the sweep if `arm` is empty.
 
         Raises:
             UserError: No arm has the values in `arm`, or several arms have these values.
@@ -96,7 +96,7 @@ class Pairing:
 
     @property
     def units(self) -> Units:
-        """The format of the objective's values."""
+        """The number format of the objective."""
         return Units.of(self.sides[0].manifest.metric, [one for pair in self.pairs for one in pair])
 
     def section(self) -> Section:
@@ -135,9 +135,10 @@ class Pairing:
         return data_frame.of_records(rows).to_csv(index=False)
 
     def findings(self) -> list[str]:
-        """Return sentences on the result for each pair of arms, and on the hyperparameters in which A and B differ.
+        """Return the results of the comparisons as sentences.
 
-        If A and B were tested on different images, the first sentence is a warning.
+        The last sentence lists the hyperparameters in which side A and side B differ. If the two sides were tested on
+        different images, the first sentence is a warning.
         """
         seeds = tuple(dict.fromkeys(seed for side in self.sides for seed in side.manifest.seeds))
         manifest = self.sides[1].manifest.model_copy(update={"seeds": seeds})
@@ -154,9 +155,9 @@ class Pairing:
         return here if here == there else f"{here} / {there}"
 
     def _apart(self) -> str:
-        """Return a sentence that lists the hyperparameters in which A and B differ.
+        """Return a sentence that lists the hyperparameters in which side A and side B differ.
 
-        The function compares one trial of each arm in the first pair. The two trials have the same seed if possible.
+        Only the first pair of arms is used: one trial of each arm is compared, if possible with the same seed.
         """
         first, second = (one.arm.trials for one in self.pairs[0])
         by_seed = {trial.plan.seed: trial for trial in second}

@@ -69,8 +69,8 @@ class Comparison:
     def detectable(self) -> float | None:
         """The smallest true difference, in the unit of the objective, that would be detected with a power of 0.8.
 
-        The test is a paired t-test at `level` with the seeds of this comparison. The true standard deviation of the
-        differences is assumed to be equal to the observed standard deviation.
+        The test is a paired t-test with the seeds of this comparison, at its `level`. The true standard deviation of
+        the differences is assumed to be equal to the observed standard deviation.
         """
         return None if self.spread is None else self.spread * detectable_effect(len(self.seeds), self.level)
 
@@ -78,8 +78,8 @@ class Comparison:
     def seeds_needed(self) -> int | None:
         """The number of seeds with which the observed difference would be detected with a power of 0.8.
 
-        The test is a paired t-test at `level`. The number is None if the difference is already detected, or if more
-        than 10,000 seeds are needed.
+        The test is a paired t-test at the comparison's `level`. The number is None if no test is possible, if the
+        difference is already detected, or if more than 10,000 seeds are needed.
         """
         if self.difference is None or self.spread is None or self.verdict != "no detectable difference":
             return None

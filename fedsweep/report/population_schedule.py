@@ -56,7 +56,10 @@ class Lineage:
 
 
 def best(manifest: SweepManifest, found: Sequence[Lineage]) -> Lineage | None:
-    """Return the finished lineage with the best final objective, or None if no lineage has finished."""
+    """Return the lineage with the best final objective among those whose youngest trial has finished.
+
+    Return None if no such lineage has a finite final objective.
+    """
     sign = 1 if manifest.mode == "max" else -1
     ends = [(final(one.end, manifest.metric), one) for one in found if ended(one.end) == "finished"]
     known = [(sign * value, -one.end.plan.number, one) for value, one in ends if value is not None]

@@ -30,7 +30,8 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
     """Return the findings of the report.
 
     If the sweep has a baseline, the findings state the result of each comparison with the baseline. Otherwise, they
-    name the best arm. If the sweep has two objectives, the findings list the efficient arms, and no arm is named best.
+    name the best arm. If the sweep has two objectives, the findings list the Pareto-efficient arms, and no arm is named
+    best.
     """
     dotted, units = names(manifest, arms), Units.of(manifest.metric, arms)
     if manifest.baseline is None or not any(one.is_baseline for one in arms):
@@ -65,8 +66,8 @@ def _about_efficient(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
 def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Collection[str]) -> list[str]:
     """Return the legend of the table, as a list of sentences.
 
-    The legend names the objective, rounds, seeds, baseline and test. It also explains special columns, and counts the
-    trials that did not finish.
+    The legend names the objective, rounds, seeds, baseline and test. It also explains the columns that the search
+    space adds, and counts the trials that did not finish.
 
     Args:
         manifest: The sweep.
@@ -95,8 +96,8 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
 def _baseline(baseline: Arm | None, arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> str | None:
     """Return a phrase that describes the baseline, or None if no arm is a baseline.
 
-    If there are several baseline arms, the phrase also lists the hyperparameters that have the same value in an arm and
-    in its baseline.
+    If there are several baseline arms, each arm is compared with the baseline arm that has the same values of certain
+    hyperparameters. The phrase also lists these hyperparameters.
     """
     baselines = [one for one in arms if one.is_baseline]
     if baseline is None or not baselines:
@@ -146,8 +147,8 @@ def _about_best(
 def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, dotted: Sequence[str]) -> str:
     """Return the label of a comparison of `arm` with `other`, such as `rank 4 against 8`.
 
-    Hyperparameters that `baseline` does not set have the same value in both arms. The label begins with these
-    hyperparameters, as in `lr 0.1, rank 4 against 8`.
+    `baseline` contains the hyperparameter values that define the baseline. The label begins with all other
+    hyperparameters, which have the same values in both arms, as in `lr 0.1, rank 4 against 8`.
     """
     differing = [name for name in dotted if (name in arm, arm.get(name)) != (name in other, other.get(name))]
     shared = [name for name in dotted if name in arm and name in other and name not in baseline]

@@ -62,9 +62,10 @@ class TextColumn:
 
     @property
     def width(self) -> int:
-        """The smallest width, in terminal cells, at which no word is broken.
+        """The width that the column needs, in terminal cells.
 
-        If `enough` is set, the width is at most `enough`.
+        If the attribute `enough` is set, the needed width is that of the longest line, but at most `enough`. Otherwise,
+        it is the smallest width at which no word is broken, or at which no line is broken if `wraps` is false.
         """
         lines = [*self.heading.splitlines(), *self.cells]
         if self.enough is not None:

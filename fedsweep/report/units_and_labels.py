@@ -55,7 +55,10 @@ class Units:
         return cls.fit(is_accuracy(metric), ends)
 
     def value(self, value: float | None, sign: str = "") -> str:
-        """Format a value without its unit."""
+        """Format a value without its unit.
+
+        `sign` is the sign option of Python's format specification, such as `+`.
+        """
         return NOTHING if value is None else f"{100 * value if self.percent else value:{sign}z.{self.decimals}f}"
 
     def difference(self, value: float | None) -> str:

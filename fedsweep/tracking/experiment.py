@@ -107,6 +107,7 @@ class Experiment:
 
         There are several runs if MLflow created a run but the response was lost, so that the run was created again. If
         a run has the id `keep`, that run is kept. Otherwise, a run whose parameters have been recorded is preferred.
+        If `same` is empty, the method returns None.
         """
         runs = sorted(same, key=lambda run: (run.info.run_id != keep, DESCRIBED not in run.data.tags))
         for late in runs[1:]:
@@ -117,6 +118,11 @@ class Experiment:
         """Delete all duplicates of the run whose id is `keep`.
 
         A slow server may have created the duplicates after a request to create the run had timed out.
+
+        Args:
+            key: The key of the trial or the id of the sweep that the run belongs to.
+            tags: The tags by which the run and its duplicates are found.
+            keep: The id of the run to keep.
         """
         if key in self._unanswered:
             self.keep_one(self.search(tags), keep)

@@ -100,9 +100,9 @@ class Recorder:
 
     @property
     def unsynced(self) -> dict[str, str]:
-        """A dict that maps each run that is not fully written to the reason, which may be a traceback.
+        """The runs that are not fully written, as a dict from run to reason. A reason can be a traceback.
 
-        The keys of the dict are trial keys, `the parent run` and `the parent run's end`.
+        A key of the dict is the key of a trial, `the parent run` or `the parent run's end`.
         """
         with self._news:
             return {what: self._errors.get(what, "not written yet") for what in (*self._due, *self._refused)}
@@ -195,7 +195,7 @@ def deliver_all(
     """Write all sweeps and single runs of a results folder to MLflow, except sweeps that are still running.
 
     Yields:
-        The name of a sweep or single run, and a dict from each failed MLflow run to the reason for its failure.
+        The name of a sweep or single run, and its MLflow runs that could not be written, as a dict from run to reason.
     """
     for sweep in store.sweeps():
         sweep.fetch()

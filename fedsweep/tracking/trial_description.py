@@ -35,9 +35,13 @@ def state(tags: Mapping[str, str]) -> tuple[str, str | None]:
 def start_tags(plan: TrialPlan, varied: Iterable[str]) -> dict[str, str]:
     """Return the tags that a trial's MLflow run gets when it starts.
 
-    The tags include the arm's label and each hyperparameter of the arm, because MLflow's page can group runs by tags.
-    The names of the hyperparameters are shortened, but remain unique among `varied`, the names of all hyperparameters
-    that the sweep varies.
+    The tags include the arm's label and each hyperparameter of the arm, so that users can group the runs by these tags
+    on MLflow's page.
+
+    Args:
+        plan: The plan of the trial.
+        varied: The dotted names of all hyperparameters that the sweep varies. The tags use shortened names, which are
+            unique among the shortened names of `varied`.
     """
     short = short_names(dict.fromkeys([*varied, *plan.arm]))
     tags = {

@@ -43,8 +43,8 @@ COST = "megabytes/sent"
 def save_view(client: MlflowClient, experiment_id: str, manifest: SweepManifest, parent: str, extent: Extent) -> bool:
     """Save a view of a sweep for MLflow's page, and return whether it was saved.
 
-    The view is saved in a tag of the experiment. No error is raised if this fails, because MLflow does not document the
-    format of views, and some servers are read-only.
+    The view is saved in a tag of the experiment. If saving fails, no error is raised, because MLflow does not
+    document the format of views, and some servers are read-only.
 
     Args:
         client: The MLflow client.
@@ -70,7 +70,7 @@ def sweep_view(manifest: SweepManifest, parent: str, extent: Extent) -> dict[str
 
     The trials are grouped by arm, and curves show the mean and the range over seeds. `extent` maps a metric to its
     smallest and its largest value. These values determine the limits of the vertical axis in the metric's curve. If a
-    metric is not in `extent`, the axis begins at zero.
+    metric is not in `extent`, or if its two values are equal, the axis begins at zero.
     """
     parameters = [name for name in manifest.varied if name not in IN_WORDS]
     return {
@@ -101,9 +101,9 @@ def sweep_view(manifest: SweepManifest, parent: str, extent: Extent) -> dict[str
 
 
 def _folded(extent: Extent) -> list[str]:
-    """Return the names of the chart sections that are collapsed in the view.
+    """Return the names of the chart sections that MLflow's page creates itself. The view shows them collapsed.
 
-    MLflow's page creates a section for each prefix of a metric's name, such as `accuracy` for `accuracy/mean`.
+    The page creates a section for each prefix of a metric's name, such as `accuracy` for `accuracy/mean`.
     """
     first = {name.rpartition("/")[0] or "Model metrics" for name in (*extent, *BEYOND)}
     return sorted({"System metrics" if name == "system" else name for name in first})
@@ -191,9 +191,9 @@ def check_free(host: str, port: int) -> bool:
 def server_command(root: Path, port: int, host: str = LOOPBACK) -> tuple[list[str], dict[str, str]]:
     """Return the command that starts MLflow's server for a results folder, and the server's environment variables.
 
-    The environment variables switch off job execution and telemetry. MLflow rejects requests to unknown host names and
-    from the pages of other sites. By default, MLflow accepts only loopback names. For any other `host`, the command
-    therefore lists all names of this machine as allowed.
+    The environment variables switch off job execution and telemetry. MLflow rejects requests from the pages of other
+    sites, and requests to host names that are not allowed. By default, only loopback names are allowed. If `host` is
+    not a loopback name, the command therefore allows all names of this machine.
     """
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking_uri(root)]
     command += ["--default-artifact-root", (root / "artifacts").as_uri(), "--host", host, "--port", str(port)]
@@ -216,7 +216,7 @@ def answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
 
 
 def page_url(host: str, port: int) -> str:
-    """Return the URL of MLflow's page. If `host` means all network interfaces, the URL contains the machine's name."""
+    """Return the URL of MLflow's page. If `host` is a wildcard such as 0.0.0.0, the URL contains the machine's name."""
     return f"http://{_bracketed(socket.gethostname() if host in ANYWHERE else host)}:{port}"
 
 
@@ -240,9 +240,9 @@ def page_links(
 ) -> dict[str, str]:
     """Return the URLs of MLflow's pages for a sweep, keyed by label. If `sweep` is None, the newest sweep is used.
 
-    The URLs lead to the saved view, the parent run, the table of all runs, the curves, and a comparison of the trials.
-    If the view does not exist, for example because an older version of fedsweep ran the sweep, it is saved first. If
-    saving fails, the URLs of the view and of the parent run are left out.
+    The URLs lead to the sweep's saved view, its parent run, the table of all runs, the curves, and a comparison of the
+    trials. If the view does not exist, for example because an older version of fedsweep ran the sweep, it is saved
+    first. If saving fails, the URLs of the view and of the parent run are left out.
     """
     sweeps = [sweep] if sweep is not None else store.sweeps()[-1:]
     if not sweeps:

@@ -196,7 +196,10 @@ def _draw_bar(figure: "Picture", mesh: "QuadMesh", left: float, label: str) -> N
 
 
 def _readable(ground: Iterable[float]) -> str:
-    """Return black or white, whichever has the higher WCAG 2 contrast with the background colour `ground`."""
+    """Return black or white, whichever has the higher WCAG 2 contrast with a background colour.
+
+    `ground` contains the red, green and blue parts of the background colour, from 0 to 1.
+    """
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in ground]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "black"

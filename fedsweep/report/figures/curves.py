@@ -76,7 +76,8 @@ def _draw_others(
 ) -> list[list[tuple[int, float]]]:
     """Draw a line for each of the arm's trials that did not finish, and return the points (round, value) of each line.
 
-    The outcome of each of these trials, such as `pruned`, is added to `kinds`, the set of line styles in the legend.
+    The outcome of each drawn trial, such as `pruned`, is added to `kinds`. The legend of the figure has one entry for
+    each item of `kinds`.
     """
     drawn = []
     for trial in one.arm.trials:
@@ -128,6 +129,10 @@ def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> 
 
     Each label is connected to the end of its line.
 
+    Args:
+        axes: The axes with the lines.
+        ends: The x and y of each line's end, the label of the line, and its colour.
+
     Returns:
         The height of the lowest label as a share of the axes' height, or None if there are no labels.
     """
@@ -149,10 +154,15 @@ def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> 
 
 
 def _label_lost(axes: "Axes", lost: Sequence[tuple[str, str, str]], lowest: float | None) -> None:
-    """Label arms without a finished trial to the right of the axes, each next to a short sample of its line style.
+    """Write the labels of arms without a finished trial to the right of the axes.
 
-    Unlike the labels of `_label_ends`, these labels are not connected to the ends of the lines in the figure. If a line
-    ended early, the connection would look like further rounds.
+    Each label is next to a short sample of its line style. Unlike other labels, it is not connected to the end of a
+    line. If a line ended early, the connection would look like further rounds.
+
+    Args:
+        axes: The axes with the lines.
+        lost: The label and the colour of each arm, and the outcome that determines its line style, such as `pruned`.
+        lowest: The height of the lowest other label as a share of the axes' height, or None if there is none.
     """
     gap = _gap([label for label, *_ in lost])
     first = 1.0 if lowest is None else lowest - gap - LINE
@@ -177,7 +187,8 @@ def limits(whole: Sequence[float], others: Sequence[float]) -> tuple[float, floa
     """Return the limits of an axis that shows values of finished trials (`whole`) and of other trials (`others`).
 
     The axis shows all values in `whole`. The values in `others` can extend the axis at each end, but at most by the
-    difference between the largest and the smallest value in `whole`.
+    difference between the largest and the smallest value in `whole`. Then a margin of 5% of
+    the range is added at each end.
 
     >>> limits([0.0, 2.0], [3.0, 1e6])
     (-0.2, 4.2)

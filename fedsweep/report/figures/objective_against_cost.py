@@ -38,7 +38,10 @@ RANGE: dict[str, Any] = {"linewidth": 1.2, "zorder": 1}
 
 @dataclass(frozen=True)
 class Point:
-    """An arm, with the lowest, mean and highest value of its cost (`x`) and of its objective (`y`) over seeds."""
+    """The cost (`x`) and the objective (`y`) of an arm.
+
+    Each of them consists of the lowest value, the mean and the highest value over the arm's finished seeds.
+    """
 
     x: Spread
     y: Spread
@@ -47,7 +50,10 @@ class Point:
 
 
 def draw_front(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
-    """Draw the first objective against the second; return None if there is no second objective or no finished arm."""
+    """Draw the first objective against the second.
+
+    Return None if there is no second objective, or if no arm has a finished trial.
+    """
     return _draw(manifest, arms, manifest.against) if manifest.against else None
 
 
@@ -67,10 +73,10 @@ def draw_bytes(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawin
 
 
 def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> list[Point]:
-    """Return a point for each arm. The cost of an arm is its value of the metric `against.metric`.
+    """Return a point for each arm. The cost of an arm is the value of the metric `against.metric`.
 
-    If the cost of a finished seed is missing, the arm is left out, because its mean cost and its mean objective would
-    cover different seeds.
+    An arm is left out if the cost of one of its finished seeds is missing. Otherwise, its mean cost and its mean
+    objective would cover different seeds.
     """
     up, across = canvas.scale_of(manifest.metric), canvas.scale_of(against.metric)
     found = []
@@ -83,7 +89,10 @@ def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Aga
 
 
 def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> Drawing | None:
-    """Draw a point per arm and join the efficient arms by a stepped line; return None if there are no points."""
+    """Draw a point per arm, and join the Pareto-efficient arms by a stepped line.
+
+    Return None if there are no points.
+    """
     points = _points(manifest, arms, against)
     if not points:
         return None
@@ -116,8 +125,8 @@ def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Again
 def _ends_and_between(kept: Sequence[Point], baseline: Sequence[Point]) -> list[Point]:
     """Select the points to label if there are too many points to label all of them.
 
-    The selected points are the baselines, the first and the last of the efficient arms `kept`, and efficient arms at
-    even steps between the first and the last.
+    The selected points are the baselines, the first and the last of the Pareto-efficient arms `kept`, and other
+    arms in `kept` at even steps between these two.
     """
     steps = min(LABELLED, len(kept)) - 1
     places = {round(step * (len(kept) - 1) / max(1, steps)) for step in range(steps + 1)}

@@ -75,8 +75,8 @@ class TerminalTable:
     def _apart(self, columns: Sequence[TextColumn], names: Sequence[str], width: int) -> Iterable[Text | Table]:
         """Yield additional tables for the columns `names`, which did not fit into the main table.
 
-        Each additional table contains the columns that identify the arms, and as many of the columns `names` as fit
-        into `width` terminal cells.
+        Each additional table follows an empty line. It contains the columns that identify the arms, and as many of the
+        columns `names` as fit into `width` terminal cells.
         """
         arms = [one for one in columns if one.name == "arm" or one.name in self.table.names]
         left = [one for name in names for one in columns if one.name == name]
