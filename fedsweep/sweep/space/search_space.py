@@ -56,7 +56,7 @@ class Resources(Config):
 
 
 class Rounds(Config):
-    """The default value of a search space's setting `measure`. All arms are trained, and all metrics are recorded."""
+    """The default value of a search space's setting `measure`. All arms are trained, and every round is recorded."""
 
     name: Literal["rounds"] = "rounds"
 
