@@ -54,7 +54,10 @@ class Reference(Config):
         return list(dict.fromkeys(metric for one in self.arms for metric in one.values))
 
     def of_arm(self, arm: Mapping[str, Json]) -> dict[str, float]:
-        """Return the paper's values for an arm, keyed by metric. The dict is empty if the paper reports no values."""
+        """Return the paper's values for an arm, keyed by metric.
+
+        The dict is empty if the paper reports no values for the arm.
+        """
         return next((one.values for one in self.arms if identity(one.arm) == identity(arm)), {})
 
     def value(self, arm: Mapping[str, Json], metric: str) -> float | None:

@@ -69,7 +69,8 @@ class TrialStore:
     def history(self) -> Sequence[RoundRecord]:
         """Return the records of the trial's rounds.
 
-        If the trial has ended, its last round is `outcome().round`. Records of later rounds are left out.
+        A trial that was pruned may have recorded rounds after the round at which it was pruned. These records are left
+        out.
         """
         outcome = self.outcome()
         return [one for one in self.recorded() if outcome is None or one.round <= outcome.round]
@@ -147,7 +148,7 @@ class SweepStore:
         self.folder, self.remote = folder, remote
 
     def create(self, manifest: SweepManifest, files: Mapping[str, str]) -> None:
-        """Write the manifest of the sweep and copies of its YAML files."""
+        """Write the manifest of the sweep and the texts in `files`, which are keyed by file name."""
         for name, text in files.items():
             write_atomically(self.folder / name, text.encode())
         write_record(self.folder / "sweep.json", manifest)
@@ -162,7 +163,8 @@ class SweepStore:
 
         Args:
             columns: The names of the columns.
-            asked: Whether the user chose the columns. If so, later changes to the YAML file do not change the columns.
+            asked: Whether the user chose the columns. If so, later changes to the YAML file of the search
+                space do not change the columns.
         """
         manifest = self.manifest()
         if manifest.columns != columns:
@@ -223,7 +225,7 @@ class Store:
             check_writable(self.uri)
 
     def remote(self, folder: Path, plays: bool = False) -> Remote:
-        """Return the remote counterpart of a folder in the results folder.
+        """Return the folder in the remote store that a folder in the results folder mirrors.
 
         Args:
             folder: The local folder.
@@ -236,12 +238,17 @@ class Store:
         return Remote(Mirror(place.filesystem, place.base, folder, None if plays else SHORTEN), place)
 
     def sweep(self, name: str, sweep_id: str) -> SweepStore:
-        """Return the folder of a sweep, which need not exist."""
+        """Return the folder of a sweep. The folder need not exist."""
         folder = inside(self.root / "sweeps", name, sweep_id)
         return SweepStore(folder, self.remote(folder))
 
     def run(self, name: str, stamp: str) -> TrialStore:
-        """Return the folder of a run outside of sweeps. `name` is its experiment, and `stamp` is its start time."""
+        """Return the folder of a run outside of sweeps.
+
+        Args:
+            name: The name of the run's experiment.
+            stamp: The start time of the run.
+        """
         folder = inside(self.root / "runs", name, stamp)
         return TrialStore(folder, self.remote(folder, plays=True))
 

@@ -142,7 +142,14 @@ def column(name: str, metric: str, mode: Mode) -> Column:
 
 
 def check_columns(names: Sequence[str], metrics: Collection[str], objective: str, where: str) -> None:
-    """Raise UserError if a column's name is unknown or repeated, or if the target in `rounds_to=TARGET` is invalid."""
+    """Raise UserError if a column's name is unknown or repeated, or if the target in `rounds_to=TARGET` is invalid.
+
+    Args:
+        names: The names of the columns.
+        metrics: The metrics that rounds report. Each of them is also the name of a column.
+        objective: The metric to which the targets refer.
+        where: The option or setting that lists the columns, as text for the error message.
+    """
     known = [*COLUMNS, *metrics]
     taken: set[str | float] = set()
     for name in names:

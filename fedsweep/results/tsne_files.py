@@ -114,7 +114,8 @@ def files(embedding: Embedding) -> dict[str, bytes]:
 def png(embedding: Embedding) -> bytes:
     """Return a PNG picture of the points, with legends.
 
-    The version of matplotlib is not written to the file. Otherwise, equal pictures would be different files.
+    The file does not contain the version of matplotlib. Otherwise, two versions could not write the same file for the
+    same picture.
     """
     figure, written = blank(6.2, 5.4, "constrained"), io.BytesIO()
     axes, look = figure.add_subplot(), Look.of([embedding])

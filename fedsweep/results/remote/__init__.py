@@ -40,13 +40,15 @@ class Place:
         return Place(self.uri, "/".join((self.path, *names)))
 
     def folders(self, marker: str, known: Callable[[str], bool], above: str = "") -> Iterator[str]:
-        """Search the folder `above` recursively, and yield the paths of the folders that contain a file named `marker`.
+        """Search a subfolder recursively, and yield the paths of the folders that contain a file named `marker`.
+
+        All paths are relative to this address.
 
         Args:
             marker: The name of the file.
             known: A function that returns whether a folder is already known to contain the file. Such a folder is
                 yielded without a request to the store.
-            above: The path of the folder to search, relative to this folder.
+            above: The path of the folder to search. If empty, the whole remote folder is searched.
         """
         from pyarrow.fs import FileSelector
 
@@ -78,7 +80,7 @@ class Remote:
     """A function that returns whether another process has acquired the lease on the remote folder."""
 
     def below(self, *names: str) -> Remote:
-        """Return the remote counterpart of a subfolder or file of the local folder."""
+        """Return the remote folder or object that a subfolder or file of the local folder mirrors."""
         return replace(self, prefix="/".join((self.prefix, *names)).lstrip("/"))
 
     def pull(self, whole: bool = False, discard: bool = False) -> None:
@@ -114,7 +116,10 @@ class Remote:
                 return
 
     def clear(self, name: str) -> None:
-        """Delete the remote folder `name`, which has no local mirror. Errors of the store are ignored."""
+        """Delete the subfolder `name` of the remote folder. Errors of the store are ignored.
+
+        The subfolder must have no local mirror.
+        """
         if self.place is not None:
             with contextlib.suppress(OSError):
                 self.place.filesystem.delete_dir(f"{self.place.base}/{name}")

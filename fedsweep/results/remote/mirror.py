@@ -1,8 +1,8 @@
 """A local folder that mirrors remote objects.
 
-Changes are detected by size and modification time. The contents of files are not compared. A time resolution of one
-second is sufficient, because checkpoints are the only files that are rewritten within a second, and each new checkpoint
-is larger than the previous one.
+Changes are detected by size and modification time. The contents of files are not compared. Modification times may be
+rounded to seconds: only checkpoints are rewritten within a second, and each new checkpoint is larger than the previous
+one, so the change is visible in its size.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Mirror:
 
         Args:
             prefix: The folder or file to update. If empty, everything is updated.
-            whole: Whether to download large files completely. Otherwise, the functions in `shorten` read only a part of
-                each large file.
+            whole: Whether to download large files completely. Otherwise, only a part of each large file may be
+                downloaded, for example a checkpoint without its tensors.
             discard: Whether to overwrite local changes that were not sent. Otherwise, local changes are kept.
 
         Raises:
@@ -153,8 +153,8 @@ class Mirror:
     def _changed(self, name: str, local: Mark | None) -> bool:
         """Return whether a local file is new, changed or deleted since the file and its object were last equal.
 
-        A file whose name is in `shorten` counts as unchanged as long as it exists, because the local copy may be
-        incomplete.
+        A file that the mirror may download only in part counts as unchanged as long as it exists, because the local
+        copy may differ from the object.
         """
         known = self._known.get(name)
         return known is None or (known.local != local and not (local and Path(name).name in self._shorten))

@@ -134,7 +134,7 @@ def remove(filesystem: FileSystem, path: str) -> None:
 
 
 def persistently(do: Callable[[], Answer], pauses: Sequence[float] | None = None) -> Answer:
-    """Call a function that uses an object store, and repeat the call if it fails.
+    """Call a function that uses an object store, repeat the call if it fails, and return its result.
 
     Args:
         do: The function to call.

@@ -26,8 +26,8 @@ class Node:
     def slots(self, resources: Resources) -> int:
         """Return the number of trials that the node can run at once.
 
-        If `gpus_per_trial` is `auto`, the number is 0 for a node without a GPU. For other nodes, the number depends
-        only on the cores.
+        If the option `gpus_per_trial` is `auto`, a node without a GPU can run no trials. For a node with a GPU, the
+        number then depends only on the cores.
         """
         slots, share = int(self.cpus / resources.cpus_per_trial), resources.gpus_per_trial
         if share == "auto":

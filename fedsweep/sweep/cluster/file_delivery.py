@@ -48,8 +48,8 @@ class Item:
     def is_there(self) -> bool:
         """Return whether the item's path exists on this machine.
 
-        The contents are not checked here. Later, the node checks that its data and weights have the same digests as the
-        driver's data and weights.
+        The contents are not checked here. Later, the node compares the digests of its data and weights with those on
+        the driver (the process that runs the sweep).
         """
         return is_store(data_folder() / self.place) if self.is_set else resolve(self.place).exists()
 
@@ -113,7 +113,10 @@ def _strings(node: Any) -> Iterator[str]:
 
 
 class Library:
-    """The Ray actor that sends files to the nodes in pieces. It runs on the driver's node."""
+    """The Ray actor that sends files to the nodes in pieces.
+
+    It runs on the node of the driver, which is the process that runs the sweep.
+    """
 
     def __init__(self, items: Iterable[Item]) -> None:
         self._paths = {place: Path(item.source) / place for item in items for place, _ in item.files}

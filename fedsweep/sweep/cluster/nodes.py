@@ -53,9 +53,10 @@ def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, del
 
 @contextmanager
 def _probed(store: Store) -> Iterator[str]:
-    """Create a test file in the store, yield its address STORE#NAME, and delete it at the end of the block.
+    """Create a test file in the store, and delete it at the end of the block.
 
-    Every node must be able to read this file.
+    Each node later reads the test file to check that it can use the store. The yielded text consists of the store's
+    address, the character `#`, and the name of the file.
     """
     address, name = store.uri or str(store.root), f".shared-{secrets.token_hex(4)}"
     found, base = filesystem(address)
@@ -146,7 +147,7 @@ def _deliver(lacking: Mapping[Node, Sequence[Item]], library: Any, console: Cons
 def _fetch(environment: Mapping[str, str], items: Sequence[Item], library: Any) -> None:
     """Download `items` on a node.
 
-    The function sets the driver's environment variables first, because `look` may have set them in another process.
+    The function first sets the driver's environment variables, because the node may run it in a new process.
     """
     enter(environment)
     fetch(items, library)

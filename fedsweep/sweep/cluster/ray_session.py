@@ -176,9 +176,10 @@ def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
 
 @contextlib.contextmanager
 def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
-    """Provide Ray for the trials: the joined cluster, the instance that this process has already started, or a new one.
+    """Provide Ray for the trials: the joined cluster, the Ray instance of this process, or a new Ray instance.
 
-    Only a new instance is shut down at the end, so a notebook can run several sweeps with the instance that it started.
+    Only a new Ray instance is shut down at the end, so a notebook can run several sweeps with the instance that it has
+    started.
 
     Raises:
         UserError: Ray does not start on this machine, or the instance of this process has several nodes.

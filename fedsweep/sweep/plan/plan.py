@@ -37,7 +37,7 @@ Asked = tuple[str, str, Sequence[str]]
 def check(resolved: ResolvedSpace) -> None:
     """Raise UserError for the first mistake in a search space or in one of its arms.
 
-    A sampled search has too many possible arms, so only those in `resolved.probes` are checked.
+    A sampled search has too many possible arms, so only representative arms are checked (see `ResolvedSpace.probes`).
     """
     for wrong in (_wrong_names, _wrong_arms, _wrong_conditions, _wrong_components, _wrong_runs, _wrong_metrics):
         for message in wrong(resolved):
@@ -47,7 +47,8 @@ def check(resolved: ResolvedSpace) -> None:
 def _wrong_names(resolved: ResolvedSpace) -> Iterator[str]:
     """Yield an error message for each name in the search space that is not a hyperparameter.
 
-    Names of axes with a condition and names in `named` are checked later, by `resolved.resolve`.
+    Two kinds of names are checked later, by `resolved.resolve`: the names of hyperparameters that vary only under a
+    condition, and the names in the setting `named`.
     """
     space, known = resolved.space, flat(resolved.base)
     conditional = {key for key, axis in space.space.items() if axis.when}
@@ -58,10 +59,10 @@ def _wrong_names(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def _wrong_arms(resolved: ResolvedSpace) -> Iterator[str]:
-    """Yield error messages about `baseline` and `reference`.
+    """Yield error messages about the search space's settings `baseline` and `reference`.
 
-    The baseline and all arms of the reference must be arms of the grid. Every arm must have a baseline with which it
-    can be compared.
+    The baseline must be an arm of the grid, and every arm must have a baseline with which it can be compared. Each arm
+    for which `reference` lists a paper's values must also be an arm of the grid.
     """
     if resolved.sampled is not None:
         return
@@ -84,7 +85,7 @@ def _wrong_arms(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def _wrong_conditions(resolved: ResolvedSpace) -> Iterator[str]:
-    """Yield an error message for each useless condition in `when`.
+    """Yield an error message for each useless condition in a setting `when`.
 
     A condition is useless if it is true in every arm, or if it names a hyperparameter or a value that no arm has.
     """
@@ -111,7 +112,10 @@ def _wrong_conditions(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def _wrong_components(resolved: ResolvedSpace) -> Iterator[str]:
-    """Yield an error message for each component of `ablate` whose removal does not change the full method."""
+    """Yield an error message for each component that the setting `ablate` switches off without any effect.
+
+    There is no effect if the full method already has the value that switches the component off.
+    """
     seed = resolved.space.seeds[0]
     for full in [arm for arm in resolved.arms if arm.get(ABLATED) == []]:
         whole = resolved.resolve(full, seed)
@@ -203,7 +207,16 @@ class Plan(ResolvedSpace):
 
     @classmethod
     def read(cls, name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) -> "Plan":
-        """Read a search space and return its plan; raise UserError if anything in it is invalid."""
+        """Read a search space, apply the user's changes, and return its plan.
+
+        Args:
+            name: The name of the search space.
+            overrides: The user's changes to the experiment, by dotted name.
+            options: The user's changes to the settings of the search space, by dotted name.
+
+        Raises:
+            UserError: The search space, its experiment or a change is invalid.
+        """
         return cls.of(read(name, overrides, options))
 
     @classmethod

@@ -1,6 +1,7 @@
 """Successive halving of whole arms.
 
-A rung is a round after which arms are compared: some are promoted, and the others are pruned. Larger values are better.
+A rung is a round after which arms are compared by a metric: some are promoted, and the others are pruned. Larger values
+of the metric are better.
 
 Decisions depend only on the recorded metrics, not on the order in which trials ran. Metrics that an arm recorded after
 the rung at which it was pruned have no effect.
@@ -63,7 +64,7 @@ class Pruned:
 class Verdicts(Generic[Arm]):
     """The decisions that follow from the metrics recorded so far.
 
-    Each arm is a key in exactly one of the three dicts.
+    Each arm is a key in exactly one of the dicts `promoted`, `undecided` and `pruned`.
     """
 
     promoted: dict[Arm, int] = field(default_factory=dict)
@@ -159,8 +160,8 @@ def halve(
         histories: The objective values of every arm of the sweep, by seed and round.
         milestones: The rounds of the rungs, ascending, each below `rounds`.
         rounds: Number of rounds of a trial that is never stopped.
-        reduction_factor: eta. At rung i = 1, 2, ..., the ceil(n / eta^i) arms with the best means are promoted, where n
-            is the number of arms in the stratum.
+        reduction_factor: The reduction factor eta. At rung i = 1, 2, ..., the ceil(n / eta^i) arms with the best means
+            are promoted, where n is the number of arms in the stratum.
         strata: The stratum (group) of each arm. Only arms of the same stratum are compared. If None, all arms are
             compared.
         keep: Arms that are never pruned and do not count among the promoted arms.

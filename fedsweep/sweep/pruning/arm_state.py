@@ -101,7 +101,10 @@ class ArmState(RecordedTrials):
         self.refresh(key)
 
     def wanted(self) -> list[tuple[str, int]]:
-        """Return the unfinished trials, most urgent first, each with the round that its arm must reach."""
+        """Return the key of each trial that must still train, and the round that its arm must reach.
+
+        The most urgent trial comes first.
+        """
         verdicts, ends = self.verdicts, {arm: end for arm in self._keys if (end := self._end(arm)) is not None}
         found: list[tuple[str, int]] = []
         for goals in (ends, verdicts.promoted):

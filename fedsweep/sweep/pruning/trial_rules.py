@@ -78,7 +78,10 @@ class Rungs:
             self.values[made.stratum, made.round][made.key] = made.value
 
     def decide(self, key: str, round: int, value: float, stratum: str = "") -> bool:
-        """Return whether to stop the trial `key` after a round. A larger `value` is better."""
+        """Return whether to stop the trial `key` after a round. A larger `value` is better.
+
+        The trial is compared only with trials of the same group (`stratum`).
+        """
         if round not in self.milestones:
             return False
         if (made := self.decisions.made.get((key, round))) is not None:
@@ -105,7 +108,10 @@ class Medians:
             self.values[made.stratum][made.key][made.round] = made.value
 
     def decide(self, key: str, round: int, value: float, stratum: str = "") -> bool:
-        """Return whether to stop the trial `key` after a round. A larger `value` is better."""
+        """Return whether to stop the trial `key` after a round. A larger `value` is better.
+
+        The trial is compared only with trials of the same group (`stratum`).
+        """
         if round < 1:
             return False  # the untuned model
         if (made := self.decisions.made.get((key, round))) is not None:

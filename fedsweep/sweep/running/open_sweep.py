@@ -39,10 +39,12 @@ class Prepared:
 
 
 def new_sweep(plan: Plan, store: Store, fresh: bool = False) -> SweepStore:
-    """Create the folder of a new sweep. If `fresh` is true, the sweep reuses no trials of earlier sweeps.
+    """Create the folder of a new sweep, and return the folder.
+
+    If `fresh` is true, the sweep reuses no trials of earlier sweeps.
 
     Raises:
-        UserError: The store is read-only, or the earlier sweep has no trials that the warm start can use.
+        UserError: The store is read-only, or the search cannot learn from the sweep that `search.warm_start` names.
     """
     check_writable(store.root)
     store.check_writable()

@@ -144,7 +144,11 @@ class Recording(Callback, Stopper):
             self.decide()
 
     def decide(self) -> None:
-        """Record the outcomes that follow from the metrics of all trials, and show rounds that are no longer hidden."""
+        """Record outcomes that depend on several trials, for example that a trial's arm is pruned.
+
+        An outcome is recorded once enough trials have reported their metrics. Idle workers may run a trial in advance,
+        before its arm is promoted. These rounds are hidden at first. Once the arm is promoted, this method shows them.
+        """
         if self.state is None:
             return
         for key, trial in {key: self.sweep.trial(key) for key in self.state.plans}.items():
@@ -185,7 +189,11 @@ class Recording(Callback, Stopper):
             self.recorder.sync(record)
 
     def shown(self, key: str) -> TrialRecord:
-        """Return the record of a trial without its hidden rounds, and with tags that describe its share of a GPU."""
+        """Return a trial's record as the live table and MLflow show it.
+
+        Tags that describe the trial's share of a GPU are added. If the trial runs beyond a rung (a round after which
+        arms are compared), its later rounds are left out until its arm is promoted at this rung.
+        """
         record = self.sweep.trial(key).read()
         if self.state is not None:
             last = self._shown[key] = self.state.visible(key)

@@ -16,7 +16,7 @@ WORKER_START = 20.0  # seconds until Ray has started and a worker has imported i
 
 
 def side_by_side(plan: Plan, cluster: Cluster = HERE) -> int:
-    """Return how many trials run in parallel. In a TPE search, the number is at most `search.in_flight`."""
+    """Return how many trials run in parallel. The setting `search.in_flight` of a TPE search is an upper limit."""
     fit, search = concurrency(plan.space.resources, cluster), plan.space.search
     return min(fit, search.in_flight) if search.name == "tpe" else fit
 
@@ -31,7 +31,7 @@ def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int
 
     Returns:
         The duration of the sweep in seconds, and its number of trials in parallel. This number is lower than `side` if
-        `gpus_per_trial` is `auto` and the measured memory allows fewer trials.
+        the option `gpus_per_trial` is `auto` and the measured memory allows fewer trials.
     """
     resources = plan.space.resources
     measure = meter(resources.device, 1.0 if resources.gpus_per_trial == "auto" else 0.0)

@@ -36,7 +36,7 @@ LOCKED = "a running worker uses this folder."
 def scratch() -> Iterator[Path]:
     """Yield an empty temporary folder, and delete it at the end of the block.
 
-    Before that, the folders of killed workers are deleted. Each worker holds a lock on the lock file of its folder, so
+    Leftover folders of killed workers are deleted first. Each worker holds a lock on the lock file of its folder, so
     an unlocked folder belongs to a killed worker.
     """
     _remove_leftovers()

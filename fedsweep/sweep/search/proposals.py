@@ -128,7 +128,7 @@ def _drawn(trial: optuna.Trial, name: str, one: Distribution) -> Any:
 
 
 def distribution(axis: Axis) -> Distribution:
-    """Return Optuna's distribution for an axis."""
+    """Return the Optuna distribution from which the values of an axis are drawn."""
     if axis.choice is not None:
         return CategoricalDistribution([identity(one) for one in axis.choice])
     if (bounds := axis.uniform or axis.loguniform) is not None:

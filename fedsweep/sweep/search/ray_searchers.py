@@ -117,8 +117,9 @@ class SampledSearch(PlannedSearch):
 class JointSearch(FolderSearcher):
     """The searcher for successive halving of arms and for population-based training.
 
-    The searcher lets each trial run to the next rung or to the end of the generation. Once the trial may continue, the
-    searcher suggests it again.
+    In successive halving, a trial runs to the next rung (a round after which arms are compared). In population-based
+    training, a trial runs to the end of the generation (a round after which the worst members of the population are
+    replaced). Once the trial may continue, the searcher suggests it again.
     """
 
     def __init__(self, state: ArmState | Generations, announce: Announce, packing: Packing) -> None:
@@ -126,7 +127,11 @@ class JointSearch(FolderSearcher):
         self._state = state
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
-        """Return the trials that have not reached their next rung or the end of the generation, most urgent first."""
+        """Return the trials that must still train, most urgent first, each with the round that it must reach.
+
+        In population-based training, this round is the last round of the current generation. In successive halving, it
+        depends on the decisions about the trial's arm.
+        """
         return [(self._state.plans[key], until) for key, until in self._state.wanted()]
 
     def returned(self, plan: TrialPlan) -> None:

@@ -85,8 +85,8 @@ class Factorial:
         If this takes more than `most` arms, single levels take precedence over pairs.
 
         Each arm is built around a level or a pair of levels that no earlier arm contains. Every other factor gets the
-        level that adds the most missing pairs. If these choices make a factor of the pair inactive, other levels are
-        tried.
+        level that adds the most missing pairs. If the chosen levels make a factor of the initial level or pair
+        inactive, other levels are tried.
 
         Args:
             deciding: The factors that decide whether other factors are active. Other levels are tried only for these

@@ -56,13 +56,16 @@ class Resources(Config):
 
 
 class Rounds(Config):
-    """The default value of `measure`: all arms are trained, and the metrics of every round are recorded."""
+    """The default value of a search space's setting `measure`. All arms are trained, and every round is recorded."""
 
     name: Literal["rounds"] = "rounds"
 
 
 class Parameters(Config):
-    """The value of `measure` that counts parameters and bytes without training. The counts are only printed."""
+    """The value `parameters` of a search space's setting `measure`. No arm is trained.
+
+    fedsweep counts the parameters and bytes of each arm, prints the counts, and does not record them.
+    """
 
     name: Literal["parameters"] = "parameters"
     classes: int = Field(100, gt=1, description="number of classes of the model's head")
@@ -177,7 +180,7 @@ class SearchSpace(Config):
 
     @property
     def names(self) -> list[str]:
-        """The dotted names of all hyperparameters that vary in `space`, `named` or `ablate`."""
+        """The dotted names of all hyperparameters that the settings `space`, `named` and `ablate` vary."""
         own = dict.fromkeys(name for changes in (self.named or {}).values() for name in changes)
         return [*self._axis_names, *own, *(self.ablate or ())]
 
@@ -291,6 +294,11 @@ class RequestedSpace:
 
 def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) -> RequestedSpace:
     """Read a search space and apply the user's changes.
+
+    Args:
+        name: The name of the search space.
+        overrides: The user's changes to the experiment, by dotted name.
+        options: The user's changes to the settings of the search space, by dotted name.
 
     Raises:
         UserError: The search space or a change is invalid.

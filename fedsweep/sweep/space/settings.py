@@ -1,4 +1,4 @@
-"""The objective, scheduler and search of a search space."""
+"""Classes for the settings `objective`, `scheduler` and `search` of a search space."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -45,7 +45,7 @@ class Objective(Config):
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """The mode of each objective, `max` or `min`."""
+        """The value `max` or `min` for each objective: whether larger or smaller values are better."""
         return (self.mode,) if self.against is None else (self.mode, self.against.mode)
 
     def values(self, history: History) -> tuple[float, ...] | None:
@@ -117,7 +117,7 @@ class ArmsScheduler(Config):
 
 
 class PopulationScheduler(Config):
-    """Population-based training (Jaderberg et al., 2017). The samples of `search` are the members of the population.
+    """Population-based training (Jaderberg et al., 2017). The samples of the search are the members of the population.
 
     After each generation, the worst members are replaced. Each successor continues from the state of one of the best
     members, with other hyperparameter values. The size of the population does not change.
@@ -150,7 +150,7 @@ Scheduler = Annotated[
 
 
 class GridSearch(Config):
-    """Every arm of a grid, run with every seed."""
+    """The search that runs every arm of a grid with every seed."""
 
     name: Literal["grid"] = "grid"
 
@@ -181,7 +181,7 @@ class TPESearch(Config):
 
 
 class RandomSearch(Config):
-    """Independent random samples of the hyperparameters."""
+    """The search that draws the values of the hyperparameters at random."""
 
     name: Literal["random"] = "random"
     samples: int = Field(24, gt=0, description="number of configurations to try")
