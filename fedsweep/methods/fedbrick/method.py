@@ -61,16 +61,18 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     lambda_w: float = Field(
         0.01,
         ge=0,
-        description="stage I: weight of the penalty on the distance of the LoRA adapters to the server's (Eq. 21)",
+        description="stage I: weight of the squared distance between the client's and the server's LoRA adapters (Eq. 21)",
     )
     lambda_theta: float = Field(
         0.005,
         ge=0,
-        description="stage I: weight of the penalty on the distance of the missing blocks' BRICKs to the server's "
-        "(Eq. 21)",
+        description="stage I: weight of the squared distance between the client's and the server's BRICKs of missing "
+        "blocks (Eq. 21)",
     )
     lambda_d: float = Field(
-        0.01, ge=0, description="stage II: weight of the distance between BRICKs and blocks (Eq. 24)"
+        0.01,
+        ge=0,
+        description="stage II: weight of the mean squared difference between the outputs of BRICKs and blocks (Eq. 24)",
     )
     compensate: bool = Field(
         True, description="stage I: run and train BRICKs in place of missing blocks; `false`: skip missing blocks"
