@@ -61,7 +61,8 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     lambda_w: float = Field(
         0.01,
         ge=0,
-        description="stage I: weight of the squared distance between the client's and the server's LoRA adapters (Eq. 21)",
+        description="stage I: weight of the squared distance between the client's and the server's LoRA adapters "
+        "(Eq. 21)",
     )
     lambda_theta: float = Field(
         0.005,
