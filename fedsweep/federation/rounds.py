@@ -264,9 +264,9 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
 def coverage(state: ServerState, allocations: Allocations) -> dict[str, float]:
     """Return the block coverage metrics of a round: Gamma, Gamma* and the number of idle blocks.
 
-    A block of the server's model is active if at least one client of the cohort holds it, and idle otherwise. Gamma is
-    the smallest number of clients that hold an active block. Gamma*, from FedRA's Theorem 1 (second version of the
-    paper), is the smallest Gamma of all rounds so far.
+    A block of the server's model is active if at least one client of the cohort holds it, and idle otherwise. To
+    compute Gamma, count for each active block the clients that hold the block; Gamma is the smallest of these counts.
+    Gamma*, from Theorem 1 of the FedRA paper (second version), is the smallest Gamma of all rounds so far.
     """
     holders = [sum(layer in row.held for row in allocations.values()) for layer in state.layers]
     fewest = min((count for count in holders if count), default=0)

@@ -215,7 +215,10 @@ class RunConfig(Config):
         return self.partition.clients_of(self.data.training_domains)
 
     def _smallest_cohort(self, capacities: Mapping[ClientId, int]) -> list[int]:
-        """Return the capacities of the clients, in blocks, for the cohort with the smallest total capacity."""
+        """Return the capacity of each client of the cohort whose capacities have the smallest sum.
+
+        The capacity of a client is the number of blocks that fit on it.
+        """
         size = self.federation.clients_per_round
         if size == "one_per_domain":
             least: dict[str, int] = {}

@@ -95,7 +95,10 @@ class FederatedMethod(Config, ABC):
         return ServerState(adapter=model.adapter(), layers=tuple(range(server.num_layers)))
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
-        """Return the state after the server's work at the start of a round; by default, `state` itself."""
+        """Return the state with which a round starts; by default, `state` itself.
+
+        A method can, for example, train on the server before the clients start.
+        """
         return state
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:

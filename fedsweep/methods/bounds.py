@@ -24,10 +24,10 @@ class AllLarge(FederatedMethod):
 
 
 class AllSmall(FederatedMethod):
-    """FedAvg on a small model that consists of the first `depth` blocks (FedRA, Section 4.1, baseline 2).
+    """FedAvg on a small model that consists of the first blocks of the backbone (FedRA, Section 4.1, baseline 2).
 
-    By default, `depth` is the number of blocks that fit on the smallest client, min_i L_i. The other blocks are neither
-    trained nor used for predictions.
+    The option `depth` sets the number of these blocks. By default, it is the number of blocks that fit on the smallest
+    client, min_i L_i. The other blocks are neither trained nor used for predictions.
     """
 
     name: Literal["all_small"] = "all_small"
@@ -38,13 +38,13 @@ class AllSmall(FederatedMethod):
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError if `depth` exceeds the number of blocks of the backbone."""
+        """Raise ValueError if the option `depth` exceeds the number of blocks of the backbone."""
         if self.depth is not None and self.depth > num_layers:
             raise ValueError(
                 f"`method.depth` must be at most {num_layers}, the number of blocks, but it is {self.depth}"
             )
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
-        """Return the initial state, in which the server's model has only the first `depth` blocks."""
+        """Return the initial state, in which the server's model has only the first blocks (option `depth`)."""
         depth = self.depth or min(client.capacity for client in clients)
         return ServerState(adapter=model.adapter(), layers=tuple(range(depth)))

@@ -107,8 +107,8 @@ class PersonalModels(Capability):
 class SeparateModels(PersonalModels):
     """A base class for methods whose clients have separate models, which are never averaged into a global model.
 
-    These methods cannot be combined with the base optimizer FedDyn, `evaluation.metrics` or t-SNE, all of which need an
-    averaged model.
+    These methods cannot be combined with FedDyn (`base_optimizer: feddyn`), `evaluation.metrics` or t-SNE, all of
+    which need an averaged model.
     """
 
     def sent_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
@@ -130,8 +130,8 @@ class FrozenBlocks(Capability):
 class SideInputs(Capability):
     """A base class for methods whose models have side inputs.
 
-    Side inputs are values that a model uses for an image in addition to its pixels. One example is the features that a
-    frozen network computes for the image.
+    A side input is a value that a model uses in addition to the pixels of an image, such as the features that a frozen
+    network computes for the image.
     """
 
     def side_inputs(
@@ -139,7 +139,7 @@ class SideInputs(Capability):
     ) -> dict[str, Mapping[str, Tensor]]:
         """Return the side inputs of the clients' models for the images of each set in `sets`.
 
-        Side inputs are values that a model uses for an image in addition to its pixels.
+        A side input is a value that a model uses in addition to the pixels of an image.
 
         Args:
             state: The server's state.

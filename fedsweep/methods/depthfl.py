@@ -2,7 +2,7 @@
 
 Minjae Kim, Sangyoon Yu, Suhyun Kim, Soo-Mook Moon. DepthFL: Depthwise Federated Learning for Heterogeneous Clients.
 ICLR 2023. This module implements the variant that FedRA's paper uses as a baseline: clients train LoRA adapters and
-heads, and a head follows every third block.
+heads, and there is a head after every third block.
 """
 
 import math
@@ -26,7 +26,9 @@ from fedsweep.types import Client, ServerState
 
 
 class DepthFL(FederatedMethod, ExportObstacle):
-    """A method in which clients hold the model's first blocks, and heads at several depths teach each other.
+    """A method in which clients hold the model's first blocks, and classification heads teach each other.
+
+    The heads follow different blocks, and each head predicts from the output of its block.
 
     Source: FedRA, Section 4.1, baseline 4.
     """
@@ -56,7 +58,11 @@ class DepthFL(FederatedMethod, ExportObstacle):
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError unless `heads` is a strictly ascending sequence of integers from 1 to `num_layers` - 1."""
+        """Raise ValueError if the option `heads` is invalid.
+
+        This option lists the blocks after which there is a head. The numbers must be strictly ascending and lie between
+        1 and `num_layers` - 1.
+        """
         if list(self.heads) != sorted(set(self.heads)) or not 1 <= min(self.heads) <= max(self.heads) < num_layers:
             raise ValueError(
                 f"`method.heads` must be ascending numbers of blocks between 1 and {num_layers - 1}, "
@@ -64,11 +70,11 @@ class DepthFL(FederatedMethod, ExportObstacle):
             )
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Add heads between the blocks of the model.
+        """Add classification heads between the blocks of the model.
 
-        For each number in `heads`, add a head after that many blocks, unless the deepest client has fewer blocks. If
-        `own_head` is `by_depth`, also add a head at each depth that a client can have. At full depth, no head is added,
-        because the backbone has its own head there.
+        For each number in the option `heads`, add a head after that many blocks, unless the deepest client has fewer
+        blocks. With the option `own_head: by_depth`, also add a head at each depth that a client can have. At full
+        depth, no head is added, because the backbone has its own head there.
         """
         own = set(depths) - {model.num_layers} if self.own_head == "by_depth" else set()
         model.add_heads({*(head for head in self.heads if head <= max(depths)), *own}, seed)
@@ -76,16 +82,16 @@ class DepthFL(FederatedMethod, ExportObstacle):
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
         """Return the initial state.
 
-        If `own_head` is `by_depth`, the server's model has as many blocks as the deepest client. Otherwise, the
-        server's model has all blocks.
+        With the option `own_head: by_depth`, the server's model has as many blocks as the deepest client. With
+        `own_head: shared`, the server's model has all blocks.
         """
         blocks = max(server.depths) if self.own_head == "by_depth" else server.num_layers
         return ServerState(adapter=model.adapter(), layers=tuple(range(blocks)))
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Allocate to each client the first blocks that fit on it, and heads.
+        """Allocate blocks and classification heads to the clients.
 
-        The function `exits_of` determines which heads a client gets.
+        Each client gets the first blocks, as many as fit on it. The function `exits_of` determines which heads it gets.
         """
         rows = first_blocks(cohort)
         return {
@@ -94,9 +100,10 @@ class DepthFL(FederatedMethod, ExportObstacle):
         }
 
     def objective(self, round: int, rounds: int) -> Objective:
-        """Return the loss of a round: the cross-entropies of all heads plus weighted divergences between heads.
+        """Return the loss that a client minimises in round `round` of `rounds` (see `mutual_loss`).
 
-        The divergences make the heads learn from each other, and their weight grows over the rounds.
+        The loss is the sum of two parts: the cross-entropies of the client's heads, and the divergences between the
+        predictions of these heads. The weight of the divergences grows over the rounds.
         """
         weight = ramp_up(round - 1, self.ramp * rounds)
 
@@ -109,16 +116,19 @@ class DepthFL(FederatedMethod, ExportObstacle):
     def predict(
         self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
-        """Return the mean of the logits of all heads, or the last head's logits if `prediction` is `last`."""
+        """Return the mean of the logits of all classification heads.
+
+        With the option `prediction: last`, return the logits of the head after the last block instead.
+        """
         depths, last = self._exits_in(model, len(state.layers))
         if self.prediction == "last":
             depths = () if last else depths[-1:]
         return torch.stack(model.exits(images, state.layers, depths, last)).mean(0)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Return a description of the additional heads that predictions use.
+        """Return a description of the added classification heads that the model needs for predictions.
 
-        Return None if predictions use only the backbone's head.
+        Return None if predictions use only the head of the backbone.
         """
         within, last = self.exits_of(max(depths) if self.own_head == "by_depth" else num_layers, num_layers)
         heads = [head for head in within if head <= max(depths)]
@@ -128,11 +138,11 @@ class DepthFL(FederatedMethod, ExportObstacle):
         return f"heads after {', '.join(map(str, used))} blocks"
 
     def exits_of(self, depth: int, num_layers: int) -> tuple[tuple[int, ...], bool]:
-        """Return the positions of the heads of a client with `depth` blocks.
+        """Return which classification heads a client with `depth` blocks has.
 
         Returns:
-            A tuple of two values. The first value lists the additional heads: a head at position k follows the first k
-            blocks. The second value is true if the client also has the backbone's head.
+            A tuple of two values. The first value lists the heads that DepthFL adds to the model; the number k stands
+            for the head after the first k blocks. The second value is true if the client also has the backbone's head.
         """
         within = tuple(head for head in self.heads if head <= depth)
         if self.own_head == "shared" or depth == num_layers:
@@ -140,12 +150,12 @@ class DepthFL(FederatedMethod, ExportObstacle):
         return tuple(sorted({*within, depth})), False
 
     def _exits_in(self, model: LayeredModel, depth: int) -> tuple[tuple[int, ...], bool]:
-        """Return the result of `exits_of`, limited to the heads that exist in the model."""
+        """Return the result of `exits_of`, without the heads that the model lacks."""
         within, last = self.exits_of(depth, model.num_layers)
         return tuple(head for head in within if str(head) in model.heads), last
 
     def absent_heads(self, state: ServerState, depth: int, num_layers: int) -> tuple[str, ...]:
-        """Return the name prefixes of the tensors of all heads that a client with `depth` blocks does not have."""
+        """Return the tensor-name prefixes of the classification heads that a client with `depth` blocks lacks."""
         depths, last = self.exits_of(depth, num_layers)
         present = {int(name.split(".")[1]) for name in state.adapter if name.startswith("heads.")}
         missing = tuple(f"heads.{head}." for head in sorted(present - set(depths)))
@@ -156,7 +166,8 @@ def mutual_loss(logits: Sequence[Tensor], labels: Tensor, weight: float) -> Tens
     """Return the loss of heads that learn from the labels and from each other (DepthFL, Section 3.3).
 
     The loss is the sum of the heads' cross-entropies plus `weight` / (K - 1) times the sum of the divergences
-    KL(softmax(z_k) || softmax(z_i)) over all ordered pairs of heads. No gradient flows into the teacher, head k.
+    KL(softmax(z_k) || softmax(z_i)) over all ordered pairs (k, i) of different heads. In each divergence, head i learns
+    from head k: the gradient flows only into head i.
 
     Args:
         logits: The logits z_1 to z_K of the K heads, each of shape (batch, classes).
@@ -175,9 +186,9 @@ def mutual_loss(logits: Sequence[Tensor], labels: Tensor, weight: float) -> Tens
 
 
 def ramp_up(done: float, length: float) -> float:
-    """Return the weight of the distillation loss after `done` rounds of a ramp of `length` rounds.
+    """Return the weight of the divergences between heads after `done` rounds.
 
-    With t = `done` and T = `length`, the weight is exp(-5 (1 - t / T)^2) during the ramp and 1 afterwards, as in the
-    code of DepthFL's authors.
+    The weight rises over the first `length` rounds and is 1 afterwards. With t = `done` and T = `length`, it is
+    exp(-5 (1 - t / T)^2) for t < T, as in the code of DepthFL's authors.
     """
     return math.exp(-5.0 * (1.0 - min(done / length, 1.0)) ** 2)

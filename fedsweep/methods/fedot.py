@@ -35,7 +35,10 @@ class FedOT(FederatedMethod):
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError unless at least one block is trained and at least one block lies between the two ends."""
+        """Raise ValueError unless at least one block is trained and at least one block is frozen.
+
+        The lowest and the topmost blocks are trained, and the blocks between them are frozen.
+        """
         if not 0 < self.bottom + self.top < num_layers:
             raise ValueError(
                 f"`method.bottom` and `method.top` must sum to at least 1 and to less than {num_layers}, the number of "
@@ -43,14 +46,18 @@ class FedOT(FederatedMethod):
             )
 
     def ends(self, layers: Sequence[int]) -> tuple[int, ...]:
-        """Return the numbers of the trained blocks: the `bottom` lowest and the `top` topmost blocks of `layers`."""
+        """Return the numbers of the trained blocks: the lowest and the topmost blocks of `layers`.
+
+        The options `bottom` and `top` set how many blocks are trained at each end.
+        """
         return (*layers[: self.bottom], *layers[len(layers) - self.top :])
 
     def emulator(self, layers: Sequence[int]) -> tuple[int, ...]:
-        """Return the numbers of the frozen blocks that clients run between the two trained ends.
+        """Return the numbers of the frozen blocks that clients run.
 
-        These blocks are evenly spaced and include the first and the last block between the ends. If clients keep only
-        one block, it is the first block between the ends.
+        The frozen blocks lie between the trained blocks at the two ends of the model. The option `kept` is the share of
+        the frozen blocks that clients run. These blocks are evenly spaced and include the first and the last frozen
+        block. If clients run only one frozen block, it is the first one.
 
         >>> FedOT(bottom=1, top=1, kept=0.5).emulator(range(12)), FedOT(bottom=1, top=1, kept=0.1).emulator(range(12))
         ((1, 3, 5, 8, 10), (1,))
@@ -67,7 +74,10 @@ class FedOT(FederatedMethod):
             parameter.requires_grad_(layer in ends if layer is not None else name.startswith(model.head_prefix))
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Return allocations in which clients train both ends of the model and hold some frozen blocks between them."""
+        """Return allocations in which each client trains the lowest and the topmost blocks.
+
+        In addition, each client holds some of the frozen blocks between them (see `emulator`).
+        """
         ends = self.ends(state.layers)
         row = LayerAllocation(held=tuple(sorted({*ends, *self.emulator(state.layers)})), trained=ends)
         return {client.id: row for client in cohort}

@@ -33,14 +33,15 @@ class FedRA(FederatedMethod):
     name: Literal["fedra"] = "fedra"
     missing_layers: Literal["keep_previous", "ensure_cover"] = Field(
         "keep_previous",
-        description="`keep_previous`: a block that no client drew keeps its parameters of the last round (Eq. 3); "
+        description="`keep_previous`: a block that no client drew keeps its parameters of the previous round (Eq. 3); "
         "`ensure_cover`: drawn blocks are swapped at random until each block is drawn by at least one client (Eq. 4)",
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError if `missing_layers` is `ensure_cover` but a cohort could be too small to hold all blocks.
+        """Raise ValueError if the option `missing_layers` is `ensure_cover` but a cohort could hold too few blocks.
 
-        A cohort can hold all blocks (Eq. 4) only if its clients' depths sum to at least the number of blocks.
+        With `ensure_cover`, each block is held by at least one client of the cohort (Eq. 4). The clients' numbers of
+        blocks must therefore sum to at least the number of blocks of the backbone.
         """
         if self.missing_layers == "ensure_cover" and sum(capacities) < num_layers:
             raise ValueError(

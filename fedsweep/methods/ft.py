@@ -49,10 +49,10 @@ class FT(FederatedMethod):
         model.backbone.requires_grad_(True)
 
     def end_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
-        """Train the server's model on the synthetic images for `synthetic_epochs` epochs.
+        """Train the server's model on the synthetic images.
 
-        The loss is the cross-entropy. The server uses the clients' optimizer, without the corrections of FedProx or
-        FedDyn.
+        The option `synthetic_epochs` sets the number of epochs. If it is 0, return `state` unchanged. The loss is the
+        cross-entropy. The server uses the clients' optimizer, without the corrections of FedProx or FedDyn.
         """
         if not self.synthetic_epochs:
             return state
@@ -90,8 +90,9 @@ class LFFT(FederatedMethod, FrozenBlocks):
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """Freeze all weights except those of the upper blocks and of the layers after the last block.
 
-        The layers after the last block are norms, projections and the head. The share of frozen blocks, `frozen`,
-        applies to each encoder of CLIP separately, because the two encoders can differ in depth.
+        The layers after the last block are norms, projections and the head. The option `frozen` is the share of the
+        blocks that are frozen. In CLIP, this share applies to each encoder separately, because the two encoders can
+        differ in depth.
         """
         for name, parameter in model.named_parameters():
             if layer_of(name) is None:

@@ -22,12 +22,12 @@ from fedsweep.types import AdapterState, Client, ClientUpdate, ServerState
 
 @dataclass(frozen=True)
 class InclusiveState(ServerState):
-    """The server's state, including the last round's mean update for each client depth.
+    """The server's state, including the mean updates that momentum distillation uses in the next round.
 
     Attributes:
-        steps: A dict from each depth to the last round's update of the blocks' tensors, averaged over the clients of
-            this depth. These updates do not include momentum. A depth without clients in the last round has no entry;
-            smaller clients then learn from the next greater depth.
+        steps: A dict from each depth to the change of the blocks' tensors in the latest round, averaged over the
+            clients of this depth. These are the changes before momentum distillation. A depth without clients in this
+            round has no entry.
     """
 
     steps: dict[int, AdapterState] = field(default_factory=dict)
@@ -37,8 +37,8 @@ class InclusiveFL(FederatedMethod):
     """A method in which each client holds the first blocks, and small models learn from larger models.
 
     The server averages each block over the clients that hold it. With momentum distillation, the last block of a
-    smaller model also follows the previous update of a larger model's additional blocks (FedRA, Section 4.1, baseline
-    3).
+    smaller model also learns from a larger model. Part of its update is then the mean update, in the previous round, of
+    the blocks that only the larger model has (FedRA, Section 4.1, baseline 3).
     """
 
     name: Literal["inclusivefl"] = "inclusivefl"
@@ -51,9 +51,10 @@ class InclusiveFL(FederatedMethod):
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError if `beta` is above 0 and `aggregation.lora` is `product_svd`.
+        """Raise ValueError if the option `beta` is above 0 and `aggregation.lora` is `product_svd`.
 
-        Momentum uses earlier updates of LoRA's factors A and B, but `product_svd` replaces the factors in every round.
+        A `beta` above 0 turns on momentum distillation, which uses earlier updates of LoRA's factors A and B, but
+        `product_svd` replaces the factors in every round.
         """
         if self.beta and aggregation.lora == "product_svd":
             raise ValueError(

@@ -40,7 +40,10 @@ class PromptFL(FrozenEncoders, OwnWeights, ExportObstacle):
         _check_context(self.context, backbone, tuple(class_names), backbone.fingerprint())
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Add the trainable context vectors as `prompt.context`, of shape (context, width of the text encoder)."""
+        """Add the trainable context vectors to the model as the tensor `prompt.context`.
+
+        The tensor contains one row for each vector, and its second dimension is the width of the text encoder.
+        """
         cast(LayeredClip, model).add_context(self.context, seed)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:

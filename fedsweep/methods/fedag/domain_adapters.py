@@ -41,9 +41,9 @@ class AdaptersConfig(Config):
 class DomainAdapters(nn.Module):
     """CLIP with an adapter A_n for each domain n and with attention over the adapters (FedAG, Eqs. 3 to 5 and 8).
 
-    The logits of adapter n are phi_n = <A_n(I) * I, T>. I are the features that CLIP computes for the images, and T are
-    the features that CLIP computes for the prompts of the classes. The attention computes a weight beta_n for each
-    adapter and combines the logits: eta = sum_n beta_n phi_n.
+    The logits of adapter n are phi_n = <A_n(I) * I, T>. Here, I denotes the features that CLIP computes for the images,
+    and T denotes the features that CLIP computes for the prompts of the classes. The attention computes a weight beta_n
+    for each adapter and combines the logits: eta = sum_n beta_n phi_n.
 
     CLIP is frozen. Callers pass the image features I, and this class stores the text features T.
     """
@@ -135,7 +135,11 @@ def build_domain_adapters(
 
 @contextmanager
 def named_here() -> Iterator[None]:
-    """Replace `backbone` with `method.clip` in the messages of UserErrors that are raised in this context."""
+    """Replace `backbone` with `method.clip` in the messages of UserErrors that the `with` block raises.
+
+    Without the replacement, an error in the server's CLIP model would name the option `backbone`, which configures the
+    clients' model.
+    """
     try:
         yield
     except UserError as error:

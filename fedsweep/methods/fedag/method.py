@@ -198,8 +198,8 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def end_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedAGState:
         """Train the adapters, the attention and the server's copies of the clients' models together (Eq. 10).
 
-        The training uses the synthetic images of each domain for which the server has a copy, that is, of each domain
-        from which at least one client has already trained.
+        The server has a copy for each domain of which at least one client has already trained. The training uses the
+        synthetic images of these domains.
         """
         state, model = of(state), trainer.model
         present, scores = sorted(state.copies), state.quality
@@ -219,7 +219,10 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return state.adapter | of(state).copies.get(of(state).domains[client], {})
 
     def client_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
-        """Return a client's latest model, or the model that the server sends if the client has not trained yet."""
+        """Return a client's latest model.
+
+        If the client has not trained yet, return the model that the server sends to it.
+        """
         return state.adapter | of(state).own[client] if client in of(state).own else self.sent_adapter(state, client)
 
     def server_features(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:
@@ -235,8 +238,8 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     ) -> Tensor:
         """Return the logits of the server's CLIP model, or of a client's own model if `personal` is true (Section 3.5).
 
-        The server uses the adapter of `domain` if there is one. Otherwise, it weighs the logits of all adapters by
-        attention, or averages them if `cross_domain` is false.
+        The server uses the adapter of `domain` if there is one. Otherwise, it combines the logits of all adapters with
+        attention weights, or averages the logits if the option `cross_domain` is false.
         """
         if personal:
             return super().predict(state, model, images)
@@ -256,7 +259,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def metric_names(self, clients: Iterable[ClientId]) -> list[str]:
         """Return the names of the metrics for the mean and the spread of the quality scores.
 
-        The list is empty if `quality` is false.
+        The list is empty if the option `quality` is false.
         """
         return [QUALITY, SPREAD] if self.quality else []
 
@@ -271,8 +274,9 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def _start(self, state: FedAGState, client: ClientId) -> AdapterState:
         """Return the model from which a client starts: gamma W_n^{t-1} + (1 - gamma) W^_n^{t-1} (Eq. 1).
 
-        W_n^{t-1} is the client's model after its previous training, and W^_n^{t-1} is the model that the server sends.
-        If the client has not trained yet, or if `momentum` is false, it starts from the server's model.
+        W_n^{t-1} is the client's model after its previous training, W^_n^{t-1} is the model that the server sends, and
+        gamma is an option. If the client has not trained yet, or if the option `momentum` is false, the client starts
+        from the model that the server sends.
         """
         given = self.sent_adapter(state, client)
         if not self.momentum or client not in state.own:

@@ -57,15 +57,14 @@ class Lesson:
 def mutual_divergence(client: Tensor, server: Tensor, weights: Tensor) -> Tensor:
     """Return the loss J of a batch, which penalises differences between the predictions of two models (Eq. 6).
 
-    The models are the copy of a client's model and the adapter of the client's domain, which predict the probabilities
-    theta and phi. J is the mean of w / 2 * (KL(theta || phi) + KL(phi || theta)) over the images, where w is the weight
-    of an image.
+    One model is the server's copy of the client model for a domain, which predicts the class probabilities theta. The
+    other model is the adapter of this domain, which predicts the class probabilities phi. For an image with the weight
+    w, the loss is w / 2 * (KL(theta || phi) + KL(phi || theta)). J is the mean over all images of the batch.
 
     Args:
         client: The logits (n, classes) of the copy, whose softmax is theta.
         server: The logits (n, classes) of the adapter, whose softmax is phi.
-        weights: The weights w (n,) of the images. If their mean over all images of the domain is one, the mean of J
-            over all batches is the loss J of the FedAG paper.
+        weights: The weights w (n,) of the images, scaled so that their mean over all images of the domain is one.
     """
     theta, phi = F.log_softmax(client, dim=1), F.log_softmax(server, dim=1)
     symmetric = ((theta.exp() - phi.exp()) * (theta - phi)).sum(1)  # KL(a || b) + KL(b || a)
@@ -169,10 +168,10 @@ class MutualLearning:
         _check_finite([*self.shared, *(one for copy in self.copies for one in copy.values())])
 
     def in_domain_step(self, number: int, rows: Tensor) -> None:
-        """Train the adapter and the model copy of one domain on a batch of the domain's synthetic images.
+        """Train a domain's adapter and its copy of the client model on a batch of the domain's synthetic images.
 
-        The loss is the in-domain part of Eq. 10: the divergence between the adapter and the copy, plus the
-        cross-entropy of the adapter.
+        The loss is the in-domain part of Eq. 10: the divergence between the predictions of the adapter and the copy,
+        plus the cross-entropy of the adapter.
 
         Args:
             number: The index of the domain's lesson.
@@ -195,7 +194,7 @@ class MutualLearning:
         self.of_shared.step(torch.autograd.grad(torch.stack(losses).sum() / len(self.lessons), self.shared))
 
     def joint_step(self, batches: Sequence[Tensor]) -> None:
-        """Train all adapters, the attention over the adapters, and all model copies on one batch of each domain.
+        """Train all adapters, the attention over them, and all copies of the client model on a batch of each domain.
 
         The loss is that of Eq. 10.
 

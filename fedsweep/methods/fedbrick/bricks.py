@@ -41,8 +41,9 @@ def brick(x: Tensor, factors: Mapping[str, Tensor], gate: Gate) -> Tensor:
 class Brick(nn.Module):
     """A small module of rank r that imitates a block for tokens of width d.
 
-    The matrices A1, B1, A2 and B2 have 4 r d trainable values in total. B1 and B2 start at zero. If `gate` is the
-    softmax, an untrained BRICK therefore maps a token x to (1 + 1/d) x, which is close to x.
+    The output for a token x is x * sigma(B1 A1 x) + B2 A2 x + x, where `gate` selects the function sigma. The matrices
+    have 4 r d trainable values in total. B1 and B2 start at zero. If sigma is the softmax, sigma(0) is 1/d in each
+    position. An untrained BRICK then returns (1 + 1/d) x, which is close to x.
     """
 
     def __init__(self, width: int, rank: int, gate: Gate) -> None:
@@ -73,7 +74,8 @@ class InPlace:
 class Blend:
     """A step of a forward pass that runs a block in parallel with its BRICK and mixes the two outputs.
 
-    The forward pass stores the distance between the two outputs in `gap`, so each forward pass needs a new object.
+    The forward pass stores the mean squared difference between the two outputs in `gap`. Each forward pass therefore
+    needs a new object.
     """
 
     layer: int
@@ -94,10 +96,10 @@ class Blend:
 
 
 def add_bricks(model: LayeredModel, sets: Iterable[str], rank: int, gate: Gate, seed: int) -> None:
-    """Add trainable BRICKs to the model: for each name in `sets`, one BRICK for each block.
+    """Add sets of trainable BRICKs to the model. Each set contains one BRICK for each block.
 
-    The BRICK for block 7 in the set `x` is the module `bricks.x.7`. The matrices A1 and A2 of a BRICK get
-    Kaiming-uniform values that depend on `seed`, and B1 and B2 are zero.
+    `sets` contains the names of the sets. The BRICK for block 7 in the set `x` is the module `bricks.x.7`. The matrices
+    A1 and A2 of a BRICK get Kaiming-uniform values that depend on `seed`, and B1 and B2 are zero.
     """
     width = cast(int, model.backbone.num_features)
     for name in sorted(sets):
@@ -135,13 +137,15 @@ def distil(
 ) -> dict[str, Tensor]:
     """Train the BRICK of every block to reproduce the block's output (FedBRICK, Eq. 20).
 
-    For block l with input a_{l-1}, output a_l and BRICK E_l, the loss is the mean of (E_l(a_{l-1}) - a_l)^2. Training
+    For block l with input x_{l-1}, output x_l and BRICK E_l, the loss is the mean of (E_l(x_{l-1}) - x_l)^2. Training
     all BRICKs in parallel gives the same result as training one after the other: the loss of a block has no gradient
     into another block's BRICK, and Adam treats each value separately.
 
     Args:
-        bricks: The matrices of all BRICKs, stacked over the L blocks: a1 and a2 (L, r, d), b1 and b2 (L, d, r).
-        passed: The input a_0 of the first block and the outputs a_1 to a_L, of shape (L + 1, images, tokens, d).
+        bricks: The matrices of all BRICKs, stacked over the L blocks: `a1` and `a2` of shape (L, r, d), and `b1` and
+            `b2` of shape (L, d, r).
+        passed: The input x_0 of the first block and the outputs x_1 to x_L of all blocks, of shape
+            (L + 1, images, tokens, d).
         gate: The function sigma of Eq. 19.
         epochs: The number of epochs.
         lr: The learning rate of Adam.

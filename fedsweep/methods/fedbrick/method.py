@@ -1,7 +1,7 @@
 """FedBRICK: Structural Bias Aware Heterogeneous Foundation Model Federated Tuning.
 
-Yuhang Zhang, Xianda Wang, Wei Sun, Jiaxuan Chen, Fangxin Wang. FedBRICK extends a depth method (FedRA, InclusiveFL or
-DepthFL), which allocates blocks to clients, defines their loss and averages their updates.
+Yuhang Zhang, Xianda Wang, Wei Sun, Jiaxuan Chen, Fangxin Wang. FedBRICK extends another method (FedRA, InclusiveFL or
+DepthFL), which allocates blocks to clients, defines the clients' loss and averages their updates.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,12 +32,13 @@ SHARED = "shared"
 
 
 class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
-    """An extension of a depth method, with small modules (BRICKs) in place of the blocks that a client does not hold.
+    """An extension of FedRA, InclusiveFL or DepthFL, with small modules (BRICKs) in place of missing blocks.
 
-    The depth method decides which client holds which blocks. Before each round, the server trains the BRICKs to imitate
-    the blocks. In stage I of a round, a client trains its own blocks and the BRICKs that replace its missing blocks. In
-    stage II, it trains the BRICKs of its own blocks. Each domain has its own set of BRICKs, or all domains share one
-    set.
+    The extended method (option `over`) decides which client holds which blocks; the other blocks are missing on this
+    client. Before each round, the server trains the BRICKs to imitate the blocks. In stage I of a round, a client
+    trains its own blocks and the BRICKs that replace its missing blocks. In stage II, it trains the BRICKs of its own
+    blocks. With the option `domains: own`, each domain has its own set of BRICKs; with `domains: shared`, all domains
+    share one set.
     """
 
     name: Literal["fedbrick"] = "fedbrick"
@@ -60,16 +61,19 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     lambda_w: float = Field(
         0.01,
         ge=0,
-        description="stage I: weight of the penalty on the distance of the LoRA adapters to the server's (Eq. 21)",
+        description="stage I: weight of the squared distance between the client's and the server's LoRA adapters "
+        "(Eq. 21)",
     )
     lambda_theta: float = Field(
         0.005,
         ge=0,
-        description="stage I: weight of the penalty on the distance of the missing blocks' BRICKs to the server's "
-        "(Eq. 21)",
+        description="stage I: weight of the squared distance between the client's and the server's BRICKs of missing "
+        "blocks (Eq. 21)",
     )
     lambda_d: float = Field(
-        0.01, ge=0, description="stage II: weight of the distance between BRICKs and blocks (Eq. 24)"
+        0.01,
+        ge=0,
+        description="stage II: weight of the mean squared difference between the outputs of BRICKs and blocks (Eq. 24)",
     )
     compensate: bool = Field(
         True, description="stage I: run and train BRICKs in place of missing blocks; `false`: skip missing blocks"
@@ -91,10 +95,10 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return Needs(head=True, proxy=self.brick and self.server_epochs > 0)
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError if the depth method `over` cannot run with these settings.
+        """Raise ValueError if the method that FedBRICK extends (option `over`) cannot run with these settings.
 
-        DepthFL with BRICKs cannot run if `compensate` is false, because its heads need BRICKs in place of missing
-        blocks.
+        DepthFL with BRICKs requires the option `compensate`, which replaces missing blocks with BRICKs. With BRICKs, a
+        client of DepthFL gets all heads, including heads that follow missing blocks.
         """
         try:
             self.over.check(capacities, num_layers, aggregation)
@@ -107,24 +111,27 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
             )
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Add the modules of the depth method `over` and, if `brick` is true, the BRICKs of all domains.
+        """Add BRICKs to the model, and the modules of the method that FedBRICK extends (option `over`).
 
-        With BRICKs, every client can run a model of full depth. The depth method then adds only the modules that a
-        client of full depth needs.
+        BRICKs are added for all domains, unless the option `brick` is false. With BRICKs, every client can run a model
+        of full depth. The extended method then adds only the modules that a client of full depth needs.
         """
         self.over.prepare(model, {model.num_layers} if self.brick else depths, domains, seed)
         if self.brick:
             add_bricks(model, {self.set_of(domain) for domain in domains}, self.rank, self.gate, seed)
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
-        """Return the initial state of the depth method `over`, which includes the BRICKs' tensors."""
+        """Return the initial state of the method that FedBRICK extends (option `over`).
+
+        The state contains all trainable tensors, including those of the BRICKs.
+        """
         return self.over.init(model, clients, replace(server, depths=(server.num_layers,)) if self.brick else server)
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
-        """Train the BRICKs of each set on the server's images, so that they imitate the global model's blocks (Eq. 20).
+        """Train all BRICKs on the server's images, so that they imitate the global model's blocks (Eq. 20).
 
-        A domain's own set is trained on the images of this domain, or on all images if the server has none of this
-        domain. A shared set is trained on all images.
+        If each domain has its own BRICKs, these are trained on the server's images of this domain, or on all images if
+        the server has none of this domain. BRICKs that all domains share are trained on all images.
         """
         state = self.over.begin_round(state, server, trainer)
         if not self.needs.proxy:
@@ -143,10 +150,10 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return replace(state, adapter=adapter)
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
-        """Return the allocations of the depth method `over`; if `brick` is true, they include BRICKs.
+        """Return the allocations of the method that FedBRICK extends (option `over`).
 
-        A client gets the BRICKs of its own domain. If `over` is DepthFL, the client also gets all heads: BRICKs replace
-        its missing blocks, so its model has full depth.
+        Unless the option `brick` is false, each client also gets the BRICKs of its own domain. If the extended method
+        is DepthFL, BRICKs replace the client's missing blocks, so its model has full depth and gets all heads.
         """
         rows = self.over.allocate(state, cohort, server, rng)
         if not self.brick:
@@ -164,14 +171,18 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         }
 
     def objective(self, round: int, rounds: int) -> Objective:
-        """Return the loss of the depth method `over`. Stages I and II of the training add terms to this loss."""
+        """Return the loss of the method that FedBRICK extends (option `over`).
+
+        Stages I and II of the local training add terms to this loss.
+        """
         return self.over.objective(round, rounds)
 
     def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
         """Return the subset of `names` whose tensors are sent back by a client with the allocation `row`.
 
-        This is the subset that the depth method `over` returns, without the tensors of BRICKs that no stage trains.
-        Stage I trains the BRICKs of missing blocks, and stage II trains the BRICKs of the client's own blocks.
+        The method that FedBRICK extends (option `over`) selects this subset. FedBRICK removes the tensors of BRICKs
+        that the client does not train: those of missing blocks if the option `compensate` is false, and those of the
+        client's own blocks if the option `parallel` is false.
         """
 
         def trained(name: str) -> bool:
@@ -213,7 +224,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return [replace(one, adapter=one.adapter | other.adapter) for one, other in zip(updates, second, strict=True)]
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """Average the updates in the same way as the depth method `over`.
+        """Average the updates in the same way as the method that FedBRICK extends (option `over`).
 
         Each BRICK is averaged over the clients that trained it.
         """
@@ -222,16 +233,17 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def predict(
         self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
-        """Return the logits that the depth method `over` computes with the global model.
+        """Return the logits of the global model, computed by the method that FedBRICK extends (option `over`).
 
         The global model has all blocks, so it needs no BRICKs.
         """
         return self.over.predict(state, model, images, personal, domain)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Return a description of the depth method's parts that cannot be exported, or None if there are none.
+        """Return a description of the model's parts that cannot be exported, or None if all parts can be exported.
 
-        BRICKs are not exported, because the global model has all blocks.
+        Such parts can come only from the method that FedBRICK extends (option `over`), such as DepthFL's heads. The
+        exported global model needs no BRICKs, because it has all blocks.
         """
         depths = {num_layers} if self.brick else depths
         return ExportObstacle.of_method(self.over).export_obstacle(depths, num_layers, of_client)
@@ -241,10 +253,11 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     ) -> LocalTask:
         """Return the task of stage I, in which the client runs its own blocks, and BRICKs in place of missing blocks.
 
-        The loss is L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2 (Eq. 21). Here w are
-        the LoRA adapters, theta are the BRICKs, and w^t and theta^t are their values on the server. If `compensate` is
-        false, missing blocks are skipped and the loss is L_task. `live` maps names to the tensors of the model, which
-        change during the training.
+        The loss is L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2 (Eq. 21). Here L_task
+        is the loss of the method that FedBRICK extends, w denotes the LoRA adapters, and theta denotes the BRICKs of
+        missing blocks. The values w^t and theta^t are those that the server sent. If the option `compensate` is false,
+        missing blocks are skipped and the loss is L_task. `live` contains the tensors of the model during the training,
+        keyed by name.
         """
         within = names_within(state.adapter, range(trainer.model.num_layers), row.excluded_prefixes)
         start = {name: state.adapter[name] for name in within}
@@ -270,9 +283,9 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def _stage_two(self, task: LocalTask, update: ClientUpdate, trainer: CohortTrainer) -> LocalTask:
         """Return the task of stage II, in which each block that the client holds runs in parallel with its BRICK.
 
-        For a block f with the BRICK E, let the gap be the mean of (E(x) - f(x))^2 over all elements. The loss is L_task
-        plus lambda_d times the mean gap of the client's blocks (Eq. 24). `task` is the task of stage I, and `update` is
-        its result.
+        For a block f with the BRICK E, let the gap be the mean of (E(x) - f(x))^2 over all elements. The loss is
+        L_task, the loss of the method that FedBRICK extends, plus lambda_d times the mean gap of the client's blocks
+        (Eq. 24). `task` is the task of stage I, and `update` is its result.
         """
         held, base = task.allocation.held, self.objective(trainer.round, trainer.rounds)
         in_place = self._in_place(trainer.model, task.client)
@@ -293,8 +306,8 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def set_of(self, domain: str) -> str:
         """Return the name of the set of BRICKs for a domain.
 
-        The name is part of tensor names, so it contains no dot. The prefix `for_` prevents clashes with the attributes
-        of PyTorch's ModuleDict.
+        In the names of tensors, the name of the set stands between two dots, so any dots in it are replaced. The prefix
+        `for_` prevents clashes with the attributes of PyTorch's ModuleDict.
         """
         return SHARED if self.domains == "shared" else "for_" + domain.replace("%", "%25").replace(".", "%2E")
 

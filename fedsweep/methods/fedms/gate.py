@@ -70,7 +70,10 @@ class Gate(nn.Module):
         trunk.requires_grad_(whole)
 
     def features(self, images: Tensor) -> Tensor:
-        """Return the image features (n, width) that the gate's trunk computes for uint8 images (n, 3, h, w)."""
+        """Return the image features (n, width) of uint8 images (n, 3, h, w).
+
+        The gate's trunk, a pre-trained network, computes these features.
+        """
         pixels = images.to(self.mean.device, non_blocking=True).to(self.mean.dtype, copy=True).div_(255)
         pixels = standardize_(pixels, self.mean, self.std)
         alone = self.trunk.training and len(images) == 1  # one image has no variance
@@ -82,13 +85,20 @@ class Gate(nn.Module):
         return found
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the weights lambda (n,) of the global expert, in (0, 1), for the trunk's features (n, width)."""
+        """Return the weights lambda (n,) of the global expert for n images, each between 0 and 1.
+
+        Args:
+            features: The image features (n, width) that the function `features` returned.
+        """
         for layer in self.adapter:
             features = _normed(layer, features) if isinstance(layer, nn.BatchNorm1d) else layer(features)
         return torch.sigmoid(features.squeeze(1))
 
     def train(self, mode: bool = True) -> Gate:
-        """Set training or evaluation mode for all modules except a frozen trunk, which stays in evaluation mode."""
+        """Set training or evaluation mode for the gate.
+
+        The trunk, which computes the image features, stays in evaluation mode if it is frozen.
+        """
         super().train(mode)
         if not self.whole:
             self.trunk.eval()
@@ -135,7 +145,8 @@ def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, 
 def check_gate(config: TrunkConfig, hidden: int | None, size: int, _fingerprint: str) -> None:
     """Raise UserError unless a gate with this trunk can process images of `size` by `size` pixels.
 
-    `_fingerprint` identifies the trunk's weights, so that a cached result is never used for other weights.
+    The trunk is the network that computes the gate's image features. `_fingerprint` identifies its weights, so that a
+    cached result is never used for other weights.
     """
     gate = build_gate(config, hidden, whole=False, seed=0)
     blank = torch.zeros(2, 3, size, size, dtype=torch.uint8)

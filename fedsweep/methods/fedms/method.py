@@ -1,8 +1,8 @@
 """FedMS: Federated Learning with Mixture of Sparsely Activated Foundations Models.
 
 Panlong Wu, Kangshuo Li, Ting Wang, Fangxin Wang. Stage one trains a global expert. Stage two trains a local expert for
-each client, and a gate that mixes the global and the local expert (MoFM). The LoRA adapters of a local expert are
-activated block by block, from the top down (SAL).
+each client, and a gate that mixes the global and the local expert. In stage two, Sparsely Activated LoRA (SAL) first
+trains only the top blocks of a local expert and then activates more blocks, one by one from the top down.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -65,7 +65,7 @@ class FedMS(
             )
 
     def fingerprint(self) -> str:
-        """Return a string that identifies the weights of the gate's trunk.
+        """Return a string that identifies the weights of the network that computes the gate's image features.
 
         Raises:
             UserError: The weights are missing.
@@ -73,15 +73,19 @@ class FedMS(
         return self.gate.trunk.fingerprint()
 
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
-        """Check before a run that the gate's trunk can process images of the backbone's image size.
+        """Check before a run that the gate can process images of the backbone's image size.
 
         Raises:
-            UserError: The trunk cannot process such images, or its weights are missing or do not fit its network.
+            UserError: The network that computes the gate's image features cannot process such images, or its weights
+                are missing or do not fit its architecture.
         """
         check_gate(self.gate.trunk, self.gate.hidden, backbone.image_size, self.fingerprint())
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Add the gate, with a pre-trained trunk and an untrained adapter, to the model as the module `gate`."""
+        """Add the gate to the model as the module `gate`.
+
+        The gate's image features come from a pre-trained network, and the layers after this network are untrained.
+        """
         whole, outlined = self.gate.trained == "all", model.mean.is_meta
         model.add_module("gate", build_gate(self.gate.trunk, self.gate.hidden, whole, seed, outlined))
 
@@ -97,8 +101,8 @@ class FedMS(
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedMSState:
         """Return `state`, switched to stage two if `global_rounds` rounds of stage one have been completed.
 
-        The switch clears the memory of the base optimizer, such as FedDyn's gradients. This memory concerns only the
-        global expert.
+        At the switch, all values that the federated optimizer (option `base_optimizer`) has stored are deleted, because
+        they concern only the global expert. FedDyn, for example, stores gradients.
         """
         if trainer.round <= self.global_rounds or of(state).stage == 2:
             return of(state)
@@ -159,9 +163,10 @@ class FedMS(
         return replace(stage.keep(state, updates), adapter=adapter)
 
     def stage_states(self, state: ServerState, rounds: int) -> dict[str, ServerState]:
-        """Return one state for each stage that has at least one round, keyed by `stage 1` and `stage 2`.
+        """Return a state for each stage that takes place in a run of `rounds` rounds, keyed by `stage 1` and `stage 2`.
 
-        In the state of stage two, all blocks are active.
+        In the state of stage two, all blocks of the local experts are active. `fedsweep counts` therefore lists the
+        largest possible number of trained parameters for this stage.
         """
         everywhere = dict.fromkeys(of(state).active, len(state.layers))
         first = {"stage 1": state} if self.global_rounds else {}
@@ -190,7 +195,7 @@ class FedMS(
         """Return the values that the clients' models use for each image in addition to its pixels.
 
         In stage one, there are no such values. In stage two, they are the logits of the global expert and, if the
-        gate's trunk is frozen, the trunk's image features.
+        gate's trunk (the network that computes its image features) is frozen, these image features.
 
         Args:
             state: The server's state.
@@ -226,9 +231,11 @@ class FedMS(
         return [ACTIVE, *(f"{ACTIVE}/{client}" for client in sorted(clients)), MIX, SPREAD]
 
     def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
-        """Return each client's number of active blocks, the mean of these numbers, and the gate's metrics.
+        """Return the metrics of the active (trained) blocks and of the gate.
 
-        For a client outside the cohort, the number is the number of blocks that it will train the next time.
+        The metrics are each client's number of active blocks, the mean of these numbers, and the mean and the standard
+        deviation of the gate's output. A client outside the cohort trains no blocks in this round; its number is the
+        number of blocks that will be active when it trains again.
         """
         stage = self.stage(of(state).stage)
         each = {f"{ACTIVE}/{one}": float(count) for one, count in sorted(stage.active(of(state), updates).items())}

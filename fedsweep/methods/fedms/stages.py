@@ -48,8 +48,8 @@ class SALConfig(Config):
     def is_stuck(self, past: Sequence[float], accuracy: float) -> bool:
         """Return whether a client's accuracy has stalled, in which case SAL activates one more block (Eq. 5).
 
-        The accuracy has stalled if `past` contains `queue` earlier accuracies, and `accuracy` exceeds their mean by
-        less than `threshold`.
+        The options `queue` and `threshold` define a stalled accuracy: `past` contains `queue` earlier accuracies, and
+        `accuracy` minus their mean is less than `threshold`.
         """
         return len(past) == self.queue and accuracy - sum(past) / self.queue < self.threshold
 
@@ -179,7 +179,8 @@ class LocalStage:
 
         Returns:
             A dict from each name in `sets` to the values for that set's n images: the logits (n, classes) of the global
-            expert as `global` and, if the gate's trunk is frozen, its image features (n, width) as `trunk`.
+            expert as `global` and, if the network that computes the gate's image features is frozen, these features
+            (n, width) as `trunk`.
         """
         model = reader.model
         model.load_adapter(state.adapter)
@@ -198,7 +199,8 @@ class LocalStage:
     ) -> list[ClientUpdate]:
         """Train the local experts and the gates, and measure each client's accuracy on its validation images.
 
-        SAL uses a client's accuracy to decide whether to activate one more block.
+        The function `keep` uses a client's accuracy to decide whether one more block of its local expert is activated,
+        that is, trained from the next round on.
         """
         held_out = {one.id: cast(ImageSet, one.validation) for one in cohort}
         seen = {f"train/{one.id}": one.train for one in cohort} | held_out
@@ -256,7 +258,7 @@ class LocalStage:
         """Return each client's number of active blocks, that is, trained blocks.
 
         For a client of the cohort, this is the number of blocks that it trained in this round. For any other client, it
-        is the number of blocks that the client will train the next time.
+        is the number of blocks that the client trains in the next round in which it takes part.
         """
         return state.active | {update.client: len(update.allocation.trained) for update in updates}
 

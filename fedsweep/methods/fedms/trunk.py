@@ -36,13 +36,16 @@ class DigitsTrunk(Config):
         return f"sha256:{_card()['sha256']}"
 
     def outlined(self) -> nn.Module:
-        """Return the network without its pre-trained weights."""
+        """Return the network without loading its pre-trained weights."""
         from timm.models.resnet import BasicBlock, ResNet
 
         return cast(nn.Module, ResNet(cast(Any, BasicBlock), (2, 2, 2, 2), channels=SMALL, num_classes=0))
 
     def build(self, seed: int) -> tuple[nn.Module, list[float], list[float]]:
-        """Return the pre-trained network, and the mean and the standard deviation that normalise its input pixels.
+        """Return the pre-trained network and the values that normalise its input pixels.
+
+        Returns:
+            The network, and the means and the standard deviations of the three colour channels.
 
         Raises:
             UserError: The weights file does not have the digest that is recorded in the JSON file next to it.
@@ -98,13 +101,16 @@ class TimmTrunk(Config):
         return f"sha256:{weights_file.digest(weights_file.find(self.pretrained, FIELD))}"
 
     def outlined(self) -> nn.Module:
-        """Return the network without its pre-trained weights."""
+        """Return the network without loading its pre-trained weights."""
         import timm
 
         return timm.create_model(self.model, num_classes=0)
 
     def build(self, seed: int) -> tuple[nn.Module, list[float], list[float]]:
-        """Return the network with its weights, and the mean and the standard deviation that normalise its input pixels.
+        """Return the network with its weights, and the values that normalise its input pixels.
+
+        Returns:
+            The network, and the means and the standard deviations of the three colour channels.
 
         Raises:
             UserError: The weights are missing or do not fit the network.
