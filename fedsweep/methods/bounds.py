@@ -45,6 +45,6 @@ class AllSmall(FederatedMethod):
             )
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
-        """Return the initial state, in which the server's model has only the first blocks (option `depth`)."""
+        """Return the initial state, in which the server's model has only the first `depth` blocks."""
         depth = self.depth or min(client.capacity for client in clients)
         return ServerState(adapter=model.adapter(), layers=tuple(range(depth)))

@@ -49,7 +49,7 @@ class Recipe(Config):
 
 @dataclass(frozen=True)
 class Outline:
-    """The number of blocks, the width, the image size and the largest LoRA ranks of a backbone."""
+    """The number of blocks, the width and the image size of a backbone, and the largest LoRA rank for each position."""
 
     layers: int
     width: int  # number of features of an image token

@@ -49,10 +49,10 @@ class DomainPlan:
 
 
 def plan_domains(listing: Listing, test_fraction: float) -> tuple[DomainPlan, ...]:
-    """Return the plan of each domain, with a split and a position for every image.
+    """Return the plan of each domain, which assigns every image to training or test and to a position in the domain.
 
-    Images without a split are divided at random. In each class, the fraction `test_fraction` of these images is used
-    for testing. Raise UserError if a domain has no training images or no test images.
+    Images that the data set itself does not assign are divided at random. In each class, the fraction `test_fraction`
+    of these images is used for testing. Raise UserError if a domain has no training images or no test images.
     """
     by_domain: dict[str, list[Item]] = {name: [] for name in listing.domains}
     for item in listing.items:
@@ -166,7 +166,7 @@ class Plan:
         """Divide the images of a domain into chunks of at most `length` images.
 
         The pixels of all chunks will be written to the file `pixels`. The key of a chunk is the SHA-256 of everything
-        that determines the pixels of its images and their positions.
+        that determines the pixels of the images and the positions of the images in the file.
         """
         common = [self.layout.name, str(self.root), asdict(self.geometry), MADE_WITH, domain.name]
         chunks = []

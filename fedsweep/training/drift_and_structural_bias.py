@@ -30,7 +30,7 @@ ERROR = "structural_bias/brick_error"
 
 
 def bias_metrics(stand_ins: bool) -> list[str]:
-    """Return the names of the structural-bias metrics that do not belong to a single block.
+    """Return the names of the structural-bias metrics that are not specific to one block.
 
     Structural bias is the effect of missing blocks on a client's gradients. `stand_ins` is true if clients have
     stand-ins, which are modules that replace missing blocks.
@@ -111,7 +111,7 @@ def mean_pairwise_distance(features: Tensor) -> float:
 
 
 def head_distance(before: AdapterState, after: AdapterState, update: AdapterState) -> float:
-    """Return the cosine distance (1 - cos) between a client's change of the heads and the server's change of the heads.
+    """Return the cosine distance (1 - cos) between a client's change to the heads and the server's.
 
     Both changes are differences from the heads before the round.
 
@@ -198,9 +198,10 @@ def gradient_distortion(
 def jacobian_discrepancy(
     model: LayeredModel, layers: Sequence[int], placed: Placed, images: Tensor, generator: torch.Generator
 ) -> Iterator[dict[str, float]]:
-    """Yield, for each missing block, the distance between the block's Jacobian and the Jacobian of each replacement.
+    """Yield, for each block that a client lacks, the distances between its Jacobian and those of its replacements.
 
-    The replacements are the identity, which skips the block, and the client's stand-in for the block, if there is one.
+    `placed` is the client. A missing block has up to two replacements: the identity, which skips the block, and the
+    client's stand-in, if there is one.
     The distance is the mean of ||J - J_l||_F^2 / d over the images (FedBRICK, Remark 2), where J is the Jacobian of the
     replacement, J_l is the Jacobian of block l, and d is the number of values in an activation. Both Jacobians are
     taken at the activations of the full model. The norm is estimated by Hutchinson's method: if the entries of v are

@@ -174,8 +174,8 @@ class MutualLearning:
         plus the cross-entropy of the adapter.
 
         Args:
-            number: The index of the domain's lesson.
-            rows: The indices (batch,) of the images within the lesson.
+            number: The index of the domain in `lessons`.
+            rows: The indices (batch,) of the images among the domain's synthetic images.
         """
         own = self.own[number]
         gradients = torch.autograd.grad(self._in_domain(number, rows), [*own, *self.trained.values()])

@@ -1,4 +1,4 @@
-"""The two stages of FedMS, implemented by two classes with the same functions.
+"""The two stages of FedMS, implemented by two classes with the same interface.
 
 `GlobalStage` trains the global expert with FedAvg. `LocalStage` then trains the local experts and the gate.
 """

@@ -1,1 +1,1 @@
-"""CLIP backbones whose encoders run block by block, with their weights."""
+"""CLIP backbones, whose encoders run block by block, and the loading of their weights."""

@@ -44,7 +44,8 @@ class LayeredBeit(LayeredModel):
     def embed(self, pixels: Tensor) -> Tensor:
         """Return the tokens (batch, tokens, width) before the first block.
 
-        The tokens are the class token and the patches, plus absolute position embeddings if the model has them.
+        The class token, if any, comes before the tokens of the patches. If the model has absolute position embeddings,
+        they are already added to the tokens.
         """
         beit = self.backbone
         patches = beit.patch_embed(pixels)
@@ -83,8 +84,8 @@ class LayeredEva(LayeredModel):
     def embed(self, pixels: Tensor) -> Tensor:
         """Return the tokens (batch, tokens, width) before the first block.
 
-        The tokens are any class and register tokens, followed by the patches, plus absolute position embeddings if the
-        model has them.
+        Any class and register tokens come before the tokens of the patches. If the model has absolute position
+        embeddings, they are already added to the tokens.
         """
         eva = self.backbone
         tokens, _ = eva._pos_embed(eva.patch_embed(pixels))

@@ -32,7 +32,7 @@ class Place:
 
     @property
     def base(self) -> str:
-        """The path of the folder in the store's file system."""
+        """The path of this folder in the store's file system."""
         return f"{filesystem(self.uri)[1].rstrip('/')}/{self.path}"
 
     def below(self, *names: str) -> Place:

@@ -149,7 +149,7 @@ class Packing:
 
     @property
     def probing(self) -> bool:
-        """True while a probe runs. A probe is one round that a trial runs alone on a GPU to measure its memory."""
+        """True while a probe runs: a trial trains one round alone on a GPU to measure the memory that it needs."""
         return bool(self._probes)
 
     def fraction(self, plan: TrialPlan) -> float | None:

@@ -56,7 +56,8 @@ def check_address(address: str) -> None:
 def not_followed(address: str) -> str:
     """Return a note if the sweep ignores the environment variable RAY_ADDRESS, and otherwise an empty string.
 
-    By default, sweeps ignore this variable, because a forgotten setting must not send work and data to other machines.
+    Unless `address`, the value of `--address`, names a cluster, a sweep runs on this machine. A forgotten environment
+    variable must not send work and data to other machines.
     """
     if address != LOCAL or (other := os.environ.get("RAY_ADDRESS")) in (None, "", LOCAL):
         return ""

@@ -56,13 +56,13 @@ class Resources(Config):
 
 
 class Rounds(Config):
-    """The default value of a search space's setting `measure`. All arms are trained, and every round is recorded."""
+    """The default, `measure: rounds`, of a search space: all arms are trained, and every round is recorded."""
 
     name: Literal["rounds"] = "rounds"
 
 
 class Parameters(Config):
-    """The value `parameters` of a search space's setting `measure`. No arm is trained.
+    """The setting `measure: parameters` of a search space: no arm is trained.
 
     fedsweep counts the parameters and bytes of each arm, prints the counts, and does not record them.
     """
