@@ -33,7 +33,7 @@ class FedRA(FederatedMethod):
     name: Literal["fedra"] = "fedra"
     missing_layers: Literal["keep_previous", "ensure_cover"] = Field(
         "keep_previous",
-        description="`keep_previous`: a block that no client drew keeps its parameters of the last round (Eq. 3); "
+        description="`keep_previous`: a block that no client drew keeps its parameters of the previous round (Eq. 3); "
         "`ensure_cover`: drawn blocks are swapped at random until each block is drawn by at least one client (Eq. 4)",
     )
 

@@ -36,9 +36,9 @@ class InclusiveState(ServerState):
 class InclusiveFL(FederatedMethod):
     """A method in which each client holds the first blocks, and small models learn from larger models.
 
-    The server averages each block over the clients that hold it. With momentum distillation, the last block of a
-    smaller model also follows the previous update of a larger model's additional blocks (FedRA, Section 4.1, baseline
-    3).
+    The server averages each block over the clients that hold it. With momentum distillation, the update of a
+    smaller model's last block is mixed with the previous round's mean update of the blocks that only larger models
+    have. Source: FedRA, Section 4.1, baseline 3.
     """
 
     name: Literal["inclusivefl"] = "inclusivefl"
@@ -46,8 +46,8 @@ class InclusiveFL(FederatedMethod):
         0.2,
         ge=0,
         le=1,
-        description="share of the next larger clients' previous update that is mixed into the update of a client's "
-        "last block (momentum distillation); 0: none",
+        description="weight of momentum distillation, which mixes the update of a client's last block with the "
+        "previous round's mean update of the additional blocks of the next larger clients; 0: no distillation",
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:

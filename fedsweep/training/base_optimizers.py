@@ -55,8 +55,8 @@ class FedAvg(BaseOptimizer):
 class FedProx(BaseOptimizer):
     """The base optimizer FedProx, which adds a proximal term to the clients' objective (Li et al., 2020, Eq. 2).
 
-    The term is mu / 2 ||theta - theta^t||^2, where theta are the client's tensors and theta^t are the tensors that the
-    server sent.
+    The term is mu / 2 ||theta - theta^t||^2, where theta denotes the client's tensors, and theta^t denotes the tensors
+    that the server sent.
     """
 
     name: Literal["fedprox"] = "fedprox"
@@ -71,10 +71,11 @@ class FedProx(BaseOptimizer):
 
 
 class FedDyn(BaseOptimizer):
-    """Dynamic regularisation with remembered gradients, so that clients agree on an optimum (Acar et al., 2021).
+    """The base optimizer FedDyn, which adds a dynamic regulariser to the clients' objective (Acar et al., 2021).
 
-    Gradients are remembered separately for each tensor. A client that does not hold a block in a round keeps its
-    remembered gradients for the block. For this block, the server treats the client as if it were outside the cohort.
+    The regulariser uses remembered gradients, so that the clients agree on an optimum. Gradients are remembered
+    separately for each tensor. A client that does not hold a block in a round keeps its remembered gradients for the
+    block. For this block, the server treats the client as if it were outside the cohort.
     """
 
     name: Literal["feddyn"] = "feddyn"

@@ -95,7 +95,7 @@ class Proportioned(Synthetic, ABC):
 
 
 class Folder(Proportioned):
-    """A source that draws its images from the prepared data set `set`.
+    """A source that draws its images from a prepared data set, which the option `set` names.
 
     The images can come from any generator. Before the run, `fedsweep data prepare` must have prepared them from files
     `<domain>/<class>/<image>`.

@@ -32,16 +32,19 @@ SHARED = "shared"
 
 
 class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
-    """An extension of a depth method, with small modules (BRICKs) in place of the blocks that a client does not hold.
+    """A method that trains small modules (BRICKs) in place of the blocks that a client does not hold.
 
-    The depth method decides which client holds which blocks. Before each round, the server trains the BRICKs to imitate
-    the blocks. In stage I of a round, a client trains its own blocks and the BRICKs that replace its missing blocks. In
-    stage II, it trains the BRICKs of its own blocks. Each domain has its own set of BRICKs, or all domains share one
-    set.
+    FedBRICK extends FedRA, InclusiveFL or DepthFL. The extended method, called the depth method, decides which client
+    holds which blocks. Before each round, the server trains the BRICKs to imitate the blocks. In stage I of a round, a
+    client trains its own blocks and the BRICKs that replace its missing blocks. In stage II, the client trains the
+    BRICKs of its own blocks. The option `domains` sets whether each domain has its own set of BRICKs or all domains
+    share one set.
     """
 
     name: Literal["fedbrick"] = "fedbrick"
-    over: DepthMethod = Field(FedRA(), description="depth method that FedBRICK extends: fedra, inclusivefl or depthfl")
+    over: DepthMethod = Field(
+        FedRA(), description="method that FedBRICK extends (the depth method): fedra, inclusivefl or depthfl"
+    )
     brick: bool = Field(True, description="use BRICKs; `false`: run only the depth method, with bit-identical results")
     rank: int = Field(8, gt=0, description="r, the rank of a BRICK's two low-rank paths")
     gate: Gate = Field(
@@ -60,13 +63,14 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     lambda_w: float = Field(
         0.01,
         ge=0,
-        description="stage I: weight of the penalty on the distance of the LoRA adapters to the server's (Eq. 21)",
+        description="stage I: weight of the penalty on the distance between the client's and the server's LoRA "
+        "adapters (Eq. 21)",
     )
     lambda_theta: float = Field(
         0.005,
         ge=0,
-        description="stage I: weight of the penalty on the distance of the missing blocks' BRICKs to the server's "
-        "(Eq. 21)",
+        description="stage I: weight of the penalty on the distance between the client's and the server's BRICKs for "
+        "the missing blocks (Eq. 21)",
     )
     lambda_d: float = Field(
         0.01, ge=0, description="stage II: weight of the distance between BRICKs and blocks (Eq. 24)"

@@ -56,13 +56,16 @@ class Resources(Config):
 
 
 class Rounds(Config):
-    """The default value of `measure`: all arms are trained, and the metrics of every round are recorded."""
+    """The default setting of `measure`: fedsweep trains all arms and records the metrics of every round."""
 
     name: Literal["rounds"] = "rounds"
 
 
 class Parameters(Config):
-    """The value of `measure` that counts parameters and bytes without training. The counts are only printed."""
+    """The setting of `measure` with which fedsweep only counts parameters and bytes, without training.
+
+    The counts are printed, but they are not recorded.
+    """
 
     name: Literal["parameters"] = "parameters"
     classes: int = Field(100, gt=1, description="number of classes of the model's head")
