@@ -55,8 +55,8 @@ def prepare(
     """Decode the images of a data set once, so that all trials can share them in memory.
 
     Each image is resized (bicubic) so that its short side has `--size` pixels, and is then cropped to its central
-    square. With `--backbone`, images are resized and cropped as timm resizes and crops them to evaluate that backbone.
-    As in torchvision, palette, greyscale and CMYK images are converted to RGB, alpha channels are dropped, and EXIF
+    square. With `--backbone`, images are resized and cropped as in timm's evaluation of that backbone. As in
+    torchvision, palette, greyscale and CMYK images are converted to RGB, alpha channels are dropped, and EXIF
     orientation is ignored. If the data set comes with a split into training and test images, this split is used. To
     continue after an interruption, run the same command again.
 
@@ -199,9 +199,9 @@ def partition(
     """Print the number of images and classes of each client, and plot the number of images by client and class.
 
     The column `distance` is the total-variation distance between the label distributions of a client and of the
-    client's domain. The skew of a partition is the mean of this distance over the clients. The skew is 0 if all clients
-    of a domain have the same label distribution. For a search space, the partitions are drawn with the first seed, and
-    the plot has a panel for each distinct partition.
+    client's domain. The skew of a partition is the mean of the column `distance` over all clients. The skew is 0 if
+    all clients of a domain have the same label distribution. For a search space, the partitions are drawn with the
+    first seed, and the plot has a panel for each distinct partition.
 
     Example: `fedsweep data partition fedra_digits partition=feature_label_skew partition.alpha=0.1`
     """

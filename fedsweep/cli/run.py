@@ -91,7 +91,7 @@ def ui(
         str, Option(help="address to listen on; 0.0.0.0 makes the page reachable from the network")
     ] = "127.0.0.1",
     open_browser: Annotated[bool, Option("--open", help="open the first link in a browser")] = False,
-    deliver: Annotated[bool, Option("--deliver", help="first copy any results that MLflow lacks to MLflow")] = False,
+    deliver: Annotated[bool, Option("--deliver", help="first copy the results that are missing in MLflow")] = False,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
 ) -> None:

@@ -46,7 +46,7 @@ class FederationConfig(Config):
     rounds: int = Field(100, gt=0, description="number of communication rounds")
     depths: tuple[int, ...] | Literal["dynamic"] = Field(
         description="L_i, the number of blocks that fit on a client, listed for each client, for each domain, or once "
-        "for all clients; `dynamic` draws it for each client in each round, from 1 to the depth of the backbone"
+        "for all clients; `dynamic` draws the number for each client in each round, from 1 to the depth of the backbone"
     )
     clients_per_round: Literal["one_per_domain"] | Annotated[int, Field(gt=0)] | None = Field(
         None,

@@ -26,9 +26,7 @@ from fedsweep.types import Client, ServerState
 
 
 class DepthFL(FederatedMethod, ExportObstacle):
-    """A method in which clients hold the model's first blocks, and classification heads teach each other.
-
-    The heads follow different blocks, and each head predicts from the output of its block.
+    """A method in which clients hold the first blocks, and classification heads at several depths teach each other.
 
     Source: FedRA, Section 4.1, baseline 4.
     """

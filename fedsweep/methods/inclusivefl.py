@@ -46,8 +46,8 @@ class InclusiveFL(FederatedMethod):
         0.2,
         ge=0,
         le=1,
-        description="share of the next larger clients' previous update that is mixed into the update of a client's "
-        "last block (momentum distillation); 0: none",
+        description="weight of momentum distillation, which mixes the update of a client's last block with the "
+        "previous round's mean update of the additional blocks of the next larger clients; 0: no distillation",
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:

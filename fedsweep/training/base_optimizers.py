@@ -59,8 +59,8 @@ class FedAvg(BaseOptimizer):
 class FedProx(BaseOptimizer):
     """The base optimizer FedProx, which adds a proximal term to the clients' objective (Li et al., 2020, Eq. 2).
 
-    The term is mu / 2 ||theta - theta^t||^2, where theta are the client's tensors and theta^t are the tensors that the
-    server sent.
+    The term is mu / 2 ||theta - theta^t||^2, where theta denotes the client's tensors, and theta^t denotes the tensors
+    that the server sent.
     """
 
     name: Literal["fedprox"] = "fedprox"

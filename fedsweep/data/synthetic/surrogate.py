@@ -15,9 +15,9 @@ from fedsweep.types import FederatedData, ImageSet
 class Surrogate(Proportioned):
     """A source of surrogate images, which are samples from Gaussian distributions over pixels.
 
-    For each class and domain, a Gaussian is fitted to the server's real images. Surrogate images can be used instead of
-    the images of a text-to-image model, but the results of the two are not comparable. Reports therefore state which
-    runs were trained on surrogate images.
+    For each class and domain, a Gaussian is fitted to the server's real images. Surrogate images replace the images
+    of a text-to-image model, but the results are not comparable with results from such a model. Reports therefore state
+    which runs were trained on surrogate images.
     """
 
     needs_proxy: ClassVar = True

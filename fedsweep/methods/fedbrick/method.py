@@ -42,7 +42,9 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     """
 
     name: Literal["fedbrick"] = "fedbrick"
-    over: DepthMethod = Field(FedRA(), description="depth method that FedBRICK extends: fedra, inclusivefl or depthfl")
+    over: DepthMethod = Field(
+        FedRA(), description="method that FedBRICK extends (the depth method): fedra, inclusivefl or depthfl"
+    )
     brick: bool = Field(True, description="use BRICKs; `false`: run only the depth method, with bit-identical results")
     rank: int = Field(8, gt=0, description="r, the rank of a BRICK's two low-rank paths")
     gate: Gate = Field(

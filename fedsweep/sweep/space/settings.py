@@ -64,10 +64,10 @@ class NoScheduler(Config):
 
 
 class ASHAScheduler(Config):
-    """Asynchronous successive halving (ASHA). A trial is stopped at a rung if it is not among the best trials so far.
+    """Asynchronous successive halving (ASHA): trials are compared after certain communication rounds, called rungs.
 
-    A rung is a communication round after which trials are compared. The rule is the same as in Ray's
-    AsyncHyperBandScheduler.
+    A trial is stopped at a rung if it is not among the best trials that have reached this rung so far. The rule is the
+    same as in Ray's AsyncHyperBandScheduler.
     """
 
     name: Literal["asha"] = "asha"
@@ -96,11 +96,11 @@ class MedianScheduler(Config):
 
 
 class ArmsScheduler(Config):
-    """Successive halving of whole arms: the arms with the best means over their seeds continue, the others are pruned.
+    """Successive halving of whole arms: the arms with the best means continue, and the others are pruned.
 
-    Arms are compared at rungs, which are certain communication rounds. Arms that are tied with the last promoted arm
-    can continue, too. An arm is tied if, for at least a quarter of the seeds, it is at least as good as the last
-    promoted arm. The baseline is never pruned.
+    After certain communication rounds, called rungs, arms are compared by their means over the seeds. An arm can also
+    continue if it is tied with the worst of the best arms: for at least a quarter of the seeds, it is at least as good
+    as that arm. The baseline is never pruned.
     """
 
     name: Literal["arms"] = "arms"
@@ -119,8 +119,9 @@ class ArmsScheduler(Config):
 class PopulationScheduler(Config):
     """Population-based training (Jaderberg et al., 2017). The samples of the search are the members of the population.
 
-    After each generation, the worst members are replaced. Each successor continues from the state of one of the best
-    members, with other hyperparameter values. The size of the population does not change.
+    A generation is a fixed number of rounds, which the option `interval` sets. After each generation, the worst members
+    are replaced. Each successor continues from the state of one of the best members, with other hyperparameter values.
+    The size of the population does not change.
     """
 
     name: Literal["pbt"] = "pbt"
