@@ -78,9 +78,9 @@ class FedDyn(BaseOptimizer):
     """The base optimizer FedDyn, which regularises the clients' objectives dynamically (Acar et al., 2021).
 
     Each client remembers a gradient for each tensor, and updates it after training. The remembered gradients shift the
-    clients' objectives such that the clients agree on an optimum. A client that does not hold a block in a round keeps
-    its remembered gradients for the block. For this block, the server treats the client as if it were outside the
-    cohort.
+    clients' objectives such that the clients agree on an optimum. If a client does not hold a block in a round, the
+    client keeps its remembered gradients for the block, and the server updates the block as if the client were not in
+    the cohort.
     """
 
     name: Literal["feddyn"] = "feddyn"
