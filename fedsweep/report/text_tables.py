@@ -13,7 +13,6 @@ from rich.text import Text
 
 from fedsweep.report.arm_statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, printed
 from fedsweep.report.holm_corrected_tests import Comparison, least_exact, pairs_for_exact
-from fedsweep.report.intervals_and_power import LEAST_RESAMPLED
 from fedsweep.report.units_and_labels import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, PERCENT, Units, names, settings, shown_p
 from fedsweep.results import SweepManifest
 
@@ -30,9 +29,7 @@ TEMPLATES = Environment(  # noqa: S701 - no HTML
     loader=PackageLoader("fedsweep.report", ""), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     finalize=_on_one_line,
 )  # fmt: skip
-TEMPLATES.globals.update(
-    least_exact=least_exact, pairs_for_exact=pairs_for_exact, shown_p=shown_p, least_resampled=LEAST_RESAMPLED
-)
+TEMPLATES.globals.update(least_exact=least_exact, pairs_for_exact=pairs_for_exact, shown_p=shown_p)
 
 
 def texts(macro: str, **facts: object) -> list[str]:
