@@ -112,8 +112,8 @@ def _side(home: Store, given: str) -> tuple[Side, Arm]:
     """Load the sweep or the arm that `given` names in the form `SPACE[@SWEEP][:ARM]`.
 
     Returns:
-        If `given` names an arm, the statistics and the hyperparameter values of the arm. If `given` names only a sweep,
-        the statistics of all its arms, and an empty dict.
+        The statistics of the arm, and its hyperparameter values. If `given` does not name an arm, these are the
+        statistics of all arms of the sweep, and an empty dict.
     """
     from fedsweep.report.compare_sweeps import Side
 

@@ -113,7 +113,7 @@ class Config(BaseModel):
         """Return the values with `changes` applied, and a dict of the changes that cannot be applied.
 
         A change cannot be applied if its parent is not a mapping, e.g. `seed.first` if `seed` is a number. The dict
-        maps the dotted name of each such change to the values of the whole configuration when the change failed.
+        maps the dotted name of each such change to the whole configuration with all earlier changes applied.
         """
         data: dict[str, Any] = self.model_dump(mode="json")
         homeless = {}

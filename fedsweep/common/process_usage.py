@@ -74,8 +74,8 @@ class SystemMeter:
     """A meter for the CPU, memory and GPU use of this process and this machine.
 
     CPU use is averaged over the time since the last reading. Metrics whose names begin with `system/process_` describe
-    this process, and all others describe the whole machine. GPUs are included if `pynvml` is installed. They have the
-    same numbers as in NVIDIA's driver.
+    this process, and all others describe the whole machine. GPUs are included if `pynvml` is installed. Their numbers
+    in metric names, such as `gpu_0`, are those of NVIDIA's driver.
     """
 
     def __init__(self) -> None:

@@ -92,7 +92,9 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def _num_values(data: Any, counted: dict[int, int]) -> int:
-    """Return the number of values in `data` after its aliases are expanded. A value that contains itself counts once.
+    """Return the number of values in parsed YAML after its aliases are expanded.
+
+    A value that contains itself is counted once.
 
     `counted` caches the numbers of values in lists and dicts, keyed by their `id`.
     """

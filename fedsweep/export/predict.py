@@ -96,7 +96,7 @@ def _timm(card: ExportCard, folder: Path) -> nn.Module:
 
 
 def _checkpoint(card: ExportCard, folder: Path) -> Path:
-    """Return the folder of the CLIP checkpoint; raise UserError if the run used other checkpoint files."""
+    """Return the folder of the CLIP checkpoint; raise UserError if it is not the checkpoint that was fine-tuned."""
     if card.backbone.fetched:
         where = checkpoint_folder.find(card.backbone.model)
         if card.weights != (found := f"sha256:{checkpoint_folder.digest(where)}"):
@@ -160,7 +160,8 @@ def pictures(folder: Path) -> list[str]:
 def _below(root: Path, name: str, above: frozenset[Path]) -> Iterator[str]:
     """Yield the paths, relative to `root`, of all images in `root / name` and its subfolders.
 
-    Links are followed, except links back to a folder in `above`, because these links would cause an endless recursion.
+    Links are followed unless they lead to a folder in `above`, the folders that are already being searched. Following
+    such links would never end.
     """
     folder = (root / name).resolve()
     if folder in above:

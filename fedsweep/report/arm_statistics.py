@@ -62,7 +62,7 @@ class ArmTrials:
 class ArmStatistics:
     """The statistics of one arm over its finished trials.
 
-    A statistic is None if it needs more finished trials than the arm has.
+    A statistic is None if the arm has too few finished trials to compute it.
     """
 
     arm: ArmTrials

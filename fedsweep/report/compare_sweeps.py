@@ -37,10 +37,12 @@ class Side:
 
     @classmethod
     def of(cls, name: str, manifest: SweepManifest, trials: Sequence[TrialRecord], arm: Arm) -> Side:
-        """Summarise the arm of a sweep that has the values in `arm`, or all arms of the sweep if `arm` is empty.
+        """Return a side with the statistics of one arm of a sweep, or of all its arms if `arm` is empty.
+
+        `arm` contains hyperparameter values, which must match exactly one arm.
 
         Raises:
-            UserError: No arm has the values in `arm`, or several arms have these values.
+            UserError: No arm has these values, or several arms have them.
         """
         arms = summarise(manifest, trials)
         if not arm:
@@ -122,7 +124,7 @@ class Pairing:
     def csv(self) -> str:
         """Return the comparisons as CSV in full precision, one row per pair of arms.
 
-        A column that is also in table.csv has the same name in both files.
+        Columns that are also in the report's file `table.csv` have the same names as in that file.
         """
         rows = []
         for pair, found in zip(self.pairs, self.comparisons, strict=True):

@@ -87,7 +87,7 @@ class Comparison:
 
     @property
     def exact_can_tell(self) -> bool:
-        """True if there are enough pairs for the exact test to detect a difference after Holm's correction."""
+        """True if there are enough common seeds for an exact test to detect a difference after Holm's correction."""
         return least_exact(len(self.seeds)) <= self.level
 
 

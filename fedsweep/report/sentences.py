@@ -96,8 +96,8 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
 def _baseline(baseline: Arm | None, arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> str | None:
     """Return a phrase that describes the baseline, or None if no arm is a baseline.
 
-    If there are several baseline arms, each arm is compared with the baseline arm that has the same values of certain
-    hyperparameters. The phrase also lists these hyperparameters.
+    `baseline` contains the hyperparameter values that define the baseline. If several arms have these values, each arm
+    is compared with the one whose other hyperparameters are the same. The phrase then lists these hyperparameters.
     """
     baselines = [one for one in arms if one.is_baseline]
     if baseline is None or not baselines:

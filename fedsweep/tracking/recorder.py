@@ -102,7 +102,7 @@ class Recorder:
     def unsynced(self) -> dict[str, str]:
         """The runs that are not fully written, as a dict from run to reason. A reason can be a traceback.
 
-        A key of the dict is the key of a trial, `the parent run` or `the parent run's end`.
+        A trial's run is named by the key of the trial. The other names are `the parent run` and `the parent run's end`.
         """
         with self._news:
             return {what: self._errors.get(what, "not written yet") for what in (*self._due, *self._refused)}

@@ -187,8 +187,8 @@ def limits(whole: Sequence[float], others: Sequence[float]) -> tuple[float, floa
     """Return the limits of an axis that shows values of finished trials (`whole`) and of other trials (`others`).
 
     The axis shows all values in `whole`. The values in `others` can extend the axis at each end, but at most by the
-    difference between the largest and the smallest value in `whole`. Then a margin of 5% of
-    the range is added at each end.
+    difference between the largest and the smallest value in `whole`. Finally, a margin of 5% of the axis's length is
+    added at each end.
 
     >>> limits([0.0, 2.0], [3.0, 1e6])
     (-0.2, 4.2)

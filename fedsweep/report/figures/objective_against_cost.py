@@ -40,7 +40,7 @@ RANGE: dict[str, Any] = {"linewidth": 1.2, "zorder": 1}
 class Point:
     """The cost (`x`) and the objective (`y`) of an arm.
 
-    Each of them consists of the lowest value, the mean and the highest value over the arm's finished seeds.
+    Both `x` and `y` contain the lowest value, the mean and the highest value over the arm's finished seeds.
     """
 
     x: Spread
@@ -75,8 +75,8 @@ def draw_bytes(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawin
 def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> list[Point]:
     """Return a point for each arm. The cost of an arm is the value of the metric `against.metric`.
 
-    An arm is left out if the cost of one of its finished seeds is missing. Otherwise, its mean cost and its mean
-    objective would cover different seeds.
+    An arm is left out if the cost of one of its finished seeds is missing, because its mean cost and its mean objective
+    would then cover different seeds.
     """
     up, across = canvas.scale_of(manifest.metric), canvas.scale_of(against.metric)
     found = []
@@ -125,8 +125,8 @@ def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Again
 def _ends_and_between(kept: Sequence[Point], baseline: Sequence[Point]) -> list[Point]:
     """Select the points to label if there are too many points to label all of them.
 
-    The selected points are the baselines, the first and the last of the Pareto-efficient arms `kept`, and other
-    arms in `kept` at even steps between these two.
+    The selected points are the baselines, the first and the last point in `kept` (the Pareto-efficient arms), and
+    evenly spaced points between these two.
     """
     steps = min(LABELLED, len(kept)) - 1
     places = {round(step * (len(kept) - 1) / max(1, steps)) for step in range(steps + 1)}

@@ -61,7 +61,8 @@ def draw(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> Drawing | No
 def _draw_objective(axes: "Axes", metric: str, lines: Sequence[tuple[str, Lineage]]) -> None:
     """Draw the objective by round for every member of the population and every replaced trial.
 
-    The line of a replaced trial omits the rounds that the trial copied from another trial.
+    A replaced trial is a trial that was stopped in favour of a copy of a better trial. If a replaced trial was itself
+    such a copy, its line omits the rounds before the copy.
     """
     for look, one in lines:
         values = recorded(one.end.history, metric)
@@ -74,7 +75,8 @@ def _draw_objective(axes: "Axes", metric: str, lines: Sequence[tuple[str, Lineag
 def _draw_values(axes: "Axes", name: str, lines: Sequence[tuple[str, Lineage]]) -> None:
     """Draw the hyperparameter `name` by round as steps, for every member of the population and every replaced trial.
 
-    The value that was used to train round r is drawn from r - 1 to r.
+    A replaced trial is a trial that was stopped in favour of a copy of a better trial. The value that was used to train
+    round r is drawn from r - 1 to r.
     """
     drawn = []
     for look, one in lines:

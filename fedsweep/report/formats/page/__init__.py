@@ -132,7 +132,10 @@ def _trials(table: AblationTable, trials: Sequence[TrialRecord]) -> list[dict[st
 
 
 def _digests(manifest: SweepManifest) -> dict[str, str]:
-    """Return `manifest.digests` with each digest shortened to 12 digits, and the package versions unchanged."""
+    """Return a copy of `manifest.digests` in which digests are shortened to 12 digits.
+
+    `manifest.digests` also contains package versions, which are not shortened.
+    """
     hexadecimal = set("0123456789abcdef")
     return {
         name: digest[:DIGITS] if len(digest) > DIGITS and set(digest) <= hexadecimal else digest
