@@ -311,11 +311,11 @@ def digest_of(identity: str, state: AdapterState, device: torch.device) -> str:
 
 
 def walk_key(identity: str, steps: tuple[object, ...], whole: bool, state: AdapterState, device: torch.device) -> str:
-    """Return the key under which the cache stores the output of a forward pass after its first blocks.
+    """Return the key under which the cache stores the output of the first blocks of a forward pass.
 
     Args:
         identity: A string that identifies the model and its pre-trained weights.
-        steps: These first blocks in order, each given by its number in the model.
+        steps: The numbers of these first blocks in the model, in the order of the forward pass.
         whole: Whether `steps` contains all blocks of the forward pass. If so, a CLIP model also runs the layers after
             its last block.
         state: The trainable tensors on which the output depends, keyed by name.

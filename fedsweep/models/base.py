@@ -49,7 +49,10 @@ class Recipe(Config):
 
 @dataclass(frozen=True)
 class Outline:
-    """The number of blocks, the width and the image size of a backbone, and the largest LoRA rank for each position."""
+    """The number of blocks, the width, the image size and the largest LoRA ranks of a backbone.
+
+    `largest_rank` maps each value of `lora.position` to the largest rank that it allows.
+    """
 
     layers: int
     width: int  # number of features of an image token
@@ -122,7 +125,8 @@ class Backbone(Config, ABC):
     def identity(self, content: str) -> str:
         """Return a string that identifies the image encoder and its weights.
 
-        The string contains `content` (the fingerprint of the weights) and the configuration without the text prompt.
+        The string contains `content` (the fingerprint of the weights) and all options of the backbone except the text
+        prompt.
         """
         return f"{self.model_dump_json(exclude={'prompt'})} {content}"
 

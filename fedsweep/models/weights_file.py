@@ -131,7 +131,7 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
     """Copy the weights from a file into a timm model.
 
     timm's own functions fit the tensors to the model: position embeddings and patch embeddings are resampled if their
-    size differs. For a model with one input channel, the weights of the three colour channels are added.
+    size differs. For a model with one input channel, the weights of the three colour channels are summed.
 
     Args:
         backbone: The timm model, which has a new, untrained head.

@@ -133,7 +133,7 @@ class Chunk:
     """A group of images of one domain that a process decodes as one task.
 
     The pixels of `items[i]` are written to the file `pixels` as image number `slots[i]`. `key` is the SHA-256 of
-    everything that determines the pixels and their positions.
+    everything that determines the pixels of the images and the positions of the images in the file.
     """
 
     key: str

@@ -233,7 +233,7 @@ def _check_space(plan: Plan, domains: Sequence[DomainPlan], folder: Path) -> Non
 
 
 def _assemble(plan: Plan, domain: DomainPlan, corrupt: Set[str], pixels: Path) -> Path:
-    """Write a domain's file, without the images in `corrupt`, under a temporary name, and return the temporary path."""
+    """Write the images of a domain, except those in `corrupt`, to a temporary file, and return the file's path."""
     train, test = domain.parts(corrupt)
     gaps, path = len(train + test) < len(domain.items), pixels.with_name(f"{domain.name}.arrow.new")
     if gaps:

@@ -55,9 +55,12 @@ class Session:
         return logits.float()
 
     def batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a batch on the device, with uint8 images converted to float32 pixels in [0, 1].
+        """Copy uint8 images and their labels to the device, and convert the images to float32 pixels in [0, 1].
 
         The copy to a GPU is asynchronous.
+
+        Returns:
+            The converted images and the labels.
         """
         if self.device.type == "cuda":
             images, labels = images.pin_memory(), labels.pin_memory()
@@ -78,7 +81,9 @@ def checkpoint_path(out: Path) -> Path:
 def start(
     config: PretrainConfig, out: Path, device: str = "cpu", threads: int | None = None, resume: bool = False
 ) -> tuple[Session, Saved | None]:
-    """Check the inputs of a pre-training run, and return its session and the checkpoint to resume from, if any.
+    """Check the inputs of a pre-training run, and return the run's `Session` and the checkpoint to resume from.
+
+    The checkpoint is None for a new run.
 
     Args:
         config: The configuration of the run.
@@ -145,8 +150,8 @@ def train(session: Session, saved: Saved | None, on_step: OnStep) -> Iterator[Ep
     """Train the backbone and yield a record of each epoch, beginning with the epochs in the checkpoint `saved`.
 
     A checkpoint is written before each new record is yielded. The random numbers of an epoch depend only on the seed
-    and the epoch, so a resumed run is bit-identical to an uninterrupted run on a CPU. Raise UserError if the loss is
-    not finite.
+    and the epoch. Therefore, on a CPU, a resumed run is bit-identical to an uninterrupted run. Raise UserError if the
+    loss is not finite.
     """
     config, data = session.config, session.data
     state = TrainingState.of(config, len(data.class_names), session.device, saved)

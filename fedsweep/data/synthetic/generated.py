@@ -74,7 +74,7 @@ class NoSynthetic(Synthetic):
 class Proportioned(Synthetic, ABC):
     """The base class of sources whose number of images depends on the size of the data set (FedAG, Section 4.1).
 
-    For each domain, the number of synthetic images is the option `share` times the number of training images.
+    For each domain, the number of synthetic images is the number of training images multiplied by the option `share`.
     """
 
     share: float = Field(
@@ -162,7 +162,7 @@ def _draw(
 
 
 def _load(name: str, data: FederatedData, what: str) -> FederatedData:
-    """Load the domains of `data` from the prepared data set `name`, at the image size of `data`.
+    """Load the prepared data set `name`, with the same domains and the same image size as `data`.
 
     Raise UserError if the prepared data set lacks a domain of `data`, or if it has a class that `data` lacks. In the
     second case, the error message begins with `what`.

@@ -88,7 +88,7 @@ class _Clip(Backbone):
         return [self.prompt.format(readable(name)) for name in class_names]
 
     def outlined(self, num_classes: int) -> LayeredClip:
-        """Return the model without weights: on torch's meta device, tensors have shapes but no values."""
+        """Return the model on torch's meta device, where tensors have shapes but no values."""
         from transformers import CLIPModel
 
         names = list(map(str, range(num_classes)))
@@ -98,7 +98,7 @@ class _Clip(Backbone):
 
 
 class ClipBackbone(_Clip):
-    """A CLIP checkpoint that transformers can load as a CLIPModel, for example one of OpenAI's."""
+    """A CLIP checkpoint that transformers can load as a CLIPModel, for example a checkpoint from OpenAI."""
 
     name: Literal["clip"] = "clip"
     model: str = Field(min_length=1, description="checkpoint: a name on the Hugging Face Hub, or a folder")

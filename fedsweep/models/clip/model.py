@@ -132,8 +132,8 @@ class LayeredClip(LayeredModel):
     def plain_name(self, name: str) -> str:
         """Convert fedsweep's name for a tensor to the tensor's name in transformers' CLIPModel.
 
-        In fedsweep, a number belongs to a pair of blocks: one of the image encoder and one of the text encoder.
-        CLIPModel numbers the blocks of each encoder separately.
+        In fedsweep's names, a number stands for a pair of blocks, one in each encoder. CLIPModel numbers the blocks of
+        each encoder separately.
         """
         return in_clip_model(name, None if layer_of(name) is None else self.height(name)[0])
 
@@ -151,7 +151,7 @@ class LayeredClip(LayeredModel):
     def embed(self, pixels: Tensor) -> Tensor:
         """Return the normalised image tokens (batch, tokens, width) before the first block.
 
-        The tokens are the class token and the patches, with position embeddings.
+        The class token comes before the tokens of the patches. Position embeddings are already added to all tokens.
         """
         return cast(Tensor, self.backbone.stem["norm"](self.backbone.stem["embeddings"](pixels)))
 
@@ -209,8 +209,8 @@ class LayeredClip(LayeredModel):
     def text_features(self, walk: Walk) -> Tensor:
         """Return the prompts' features as unit vectors (classes, projection).
 
-        The items of `walk` are blocks, and functions that replace blocks of the image encoder. The text encoder runs
-        only the blocks.
+        Each item of `walk` is a block, or a function that replaces a block of the image encoder. The text encoder skips
+        these functions.
         """
         layers = tuple(step for step in walk if isinstance(step, int))
         if layers in self._known and not torch.is_grad_enabled():

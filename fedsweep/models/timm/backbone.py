@@ -158,7 +158,7 @@ class TimmBackbone(Backbone):
         return model
 
     def outlined(self, num_classes: int) -> LayeredModel:
-        """Return the model without weights: on torch's meta device, tensors have shapes but no values."""
+        """Return the model on torch's meta device, where tensors have shapes but no values."""
         with torch.device("meta"):
             backbone = self._architecture.build()
             backbone.reset_classifier(num_classes)  # type: ignore[operator]

@@ -52,7 +52,7 @@ class DigitsViT(Backbone):
         return model
 
     def outlined(self, num_classes: int) -> LayeredViT:
-        """Return the model without weights: on torch's meta device, tensors have shapes but no values."""
+        """Return the model on torch's meta device, where tensors have shapes but no values."""
         with torch.device("meta"):
             backbone = self.architecture()
             backbone.reset_classifier(num_classes)

@@ -27,7 +27,8 @@ class LayeredViT(LayeredModel):
     def embed(self, pixels: Tensor) -> Tensor:
         """Return the tokens (batch, tokens, width) before the first block.
 
-        The tokens are the class token, any register tokens and the patches, with position embeddings.
+        Any class and register tokens come before the tokens of the patches. If the model has absolute position
+        embeddings, they are already added to the tokens.
         """
         vit = self.backbone
         return cast(Tensor, vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels)))))

@@ -23,7 +23,7 @@ def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None =
     """Find the training list and the test list of each domain.
 
     The folders `places` are searched in order, and the first folder with lists is used. If `only` is given, lists of
-    other domains are ignored. Raise UserError if a domain has only one of the two lists.
+    domains that are not in `only` are ignored. Raise UserError if a domain has only one of the two lists.
 
     Returns:
         A dict from domain to a path relative to the root. The path has no ending and stands for both lists:

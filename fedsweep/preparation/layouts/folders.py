@@ -38,11 +38,11 @@ def domain_of(root: Path) -> str:
 
 
 def below_splits(outer: Folder) -> Literal["classes", "domains"] | None:
-    """Return whether the split folders in `outer`, such as `train` and `test`, contain class or domain folders.
+    """Return which kind of folders (classes or domains) the split folders in `outer` contain.
 
     Class folders contain images, and domain folders contain folders. Return None if the split folders contain neither,
-    or if any folder in `outer` is not a split folder. A split folder is named after a split, contains subfolders and
-    contains no images.
+    or if any folder in `outer` is not a split folder. A split folder is named after a split, such as `train`,
+    contains subfolders and contains no images.
     """
     if not outer.folders or any(name.lower() not in SPLITS for name in outer.folders):
         return None
