@@ -215,7 +215,7 @@ class RunConfig(Config):
         return self.partition.clients_of(self.data.training_domains)
 
     def _smallest_cohort(self, capacities: Mapping[ClientId, int]) -> list[int]:
-        """Return the capacity of each client of the cohort whose capacities have the smallest sum.
+        """Return the capacities of the clients in the cohort with the smallest total capacity.
 
         The capacity of a client is the number of blocks that fit on it.
         """

@@ -27,7 +27,7 @@ class AllSmall(FederatedMethod):
     """FedAvg on a small model that consists of the first blocks of the backbone (FedRA, Section 4.1, baseline 2).
 
     The option `depth` sets the number of these blocks. By default, it is the number of blocks that fit on the smallest
-    client, min_i L_i. The other blocks are neither trained nor used for predictions.
+    client. The other blocks are neither trained nor used for predictions.
     """
 
     name: Literal["all_small"] = "all_small"

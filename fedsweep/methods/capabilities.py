@@ -4,7 +4,7 @@ A method inherits from `FederatedMethod` and from its capabilities, and override
 capability, `of_method` returns an object with the default behaviour instead of the method. Callers therefore need not
 check which capabilities a method has; they call, for example, `Messages.of_method(method).sent_names(...)`.
 
-Unlike the capabilities, `FrozenEncoders` is a base class for complete methods.
+`FrozenEncoders` is not a capability. It is a base class for methods that keep both encoders of CLIP frozen.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -148,7 +148,7 @@ class DepthFL(FederatedMethod, ExportObstacle):
         return tuple(sorted({*within, depth})), False
 
     def _exits_in(self, model: LayeredModel, depth: int) -> tuple[tuple[int, ...], bool]:
-        """Return the result of `exits_of`, without the heads that the model lacks."""
+        """Return the heads of a client with `depth` blocks, as `exits_of` does, but omit heads that `model` lacks."""
         within, last = self.exits_of(depth, model.num_layers)
         return tuple(head for head in within if str(head) in model.heads), last
 

@@ -37,8 +37,8 @@ class InclusiveFL(FederatedMethod):
     """A method in which each client holds the first blocks, and small models learn from larger models.
 
     The server averages each block over the clients that hold it. With momentum distillation, the last block of a
-    smaller model also learns from a larger model. Part of its update is then the mean update, in the previous round, of
-    the blocks that only the larger model has (FedRA, Section 4.1, baseline 3).
+    smaller model also learns from the blocks that only the larger model has: the mean update of these blocks in the
+    previous round is mixed into the last block's update (FedRA, Section 4.1, baseline 3).
     """
 
     name: Literal["inclusivefl"] = "inclusivefl"

@@ -1,4 +1,4 @@
-"""Base optimizers: the federated optimizers FedAvg, FedProx and FedDyn, which are combined with a method."""
+"""Base optimizers: the federated optimizers FedAvg, FedProx and FedDyn. A run combines one of them with its method."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,9 +16,10 @@ Tensors = list[Tensor]
 
 
 class BaseOptimizer(Config):
-    """The base class of the federated optimizers FedAvg, FedProx and FedDyn, which are combined with a method.
+    """The base class of the federated optimizers FedAvg, FedProx and FedDyn.
 
-    A base optimizer can change the clients' gradients, and correct the average that the server computes.
+    A run combines one base optimizer with its method. A base optimizer can change the clients' gradients, and correct
+    the average that the server computes.
     """
 
     def steer(self, gradients: Tensors, parameters: Tensors, start: Tensors, memory: list[Tensor | None]) -> Tensors:

@@ -111,7 +111,7 @@ def mean_pairwise_distance(features: Tensor) -> float:
 
 
 def head_distance(before: AdapterState, after: AdapterState, update: AdapterState) -> float:
-    """Return the cosine distance (1 - cos) between a client's change to the heads and the server's.
+    """Return the cosine distance (1 - cos) between a client's and the server's change to the heads.
 
     Both changes are differences from the heads before the round.
 
@@ -198,18 +198,19 @@ def gradient_distortion(
 def jacobian_discrepancy(
     model: LayeredModel, layers: Sequence[int], placed: Placed, images: Tensor, generator: torch.Generator
 ) -> Iterator[dict[str, float]]:
-    """Yield, for each block that a client lacks, the distances between its Jacobian and those of its replacements.
+    """Yield, for each missing block, the distances between the block's Jacobian and those of its replacements.
 
-    `placed` is the client. A missing block has up to two replacements: the identity, which skips the block, and the
-    client's stand-in, if there is one.
+    A missing block is a block in `layers` that the client `placed` does not hold. The block has up to two replacements:
+    the identity, which skips the block, and the client's stand-in, if there is one.
+
     The distance is the mean of ||J - J_l||_F^2 / d over the images (FedBRICK, Remark 2), where J is the Jacobian of the
     replacement, J_l is the Jacobian of block l, and d is the number of values in an activation. Both Jacobians are
     taken at the activations of the full model. The norm is estimated by Hutchinson's method: if the entries of v are
     random signs, the mean of ||(J - J_l)^T v||^2 is the squared Frobenius norm. One v is drawn for each image.
 
-    If the client has a stand-in E for the block f, the dict also contains the relative error of E, which is
-    ||E(x) - f(x)||^2 / ||x - f(x)||^2 for inputs x of the block. An error of 1 means that E is no better than skipping
-    the block.
+    If the client has a stand-in E for a missing block f, the block's dict also contains the relative error of E. This
+    error is ||E(x) - f(x)||^2 / ||x - f(x)||^2 for inputs x of the block. An error of 1 means that E is no better than
+    skipping the block.
     """
     with torch.no_grad():
         tokens = model.embed(model.normalize(images))

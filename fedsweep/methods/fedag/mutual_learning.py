@@ -168,7 +168,7 @@ class MutualLearning:
         _check_finite([*self.shared, *(one for copy in self.copies for one in copy.values())])
 
     def in_domain_step(self, number: int, rows: Tensor) -> None:
-        """Train a domain's adapter and its copy of the client model on a batch of the domain's synthetic images.
+        """Train the adapter and the client-model copy of one domain on a batch of the domain's synthetic images.
 
         The loss is the in-domain part of Eq. 10: the divergence between the predictions of the adapter and the copy,
         plus the cross-entropy of the adapter.
@@ -183,23 +183,23 @@ class MutualLearning:
         self.of_copies[number].step(gradients[len(own) :])
 
     def cross_domain_step(self, batches: Sequence[Tensor]) -> None:
-        """Train all adapters and the attention over the adapters on one batch of each domain.
+        """Train all adapters and the attention over the adapters on one batch of synthetic images for each domain.
 
         The loss is the cross-domain part of Eq. 10.
 
         Args:
-            batches: For each lesson, the indices of a batch of its images; a batch may be empty.
+            batches: For each domain in `lessons`, the indices of a batch of its images; a batch may be empty.
         """
         losses = [self._cross_domain(number, rows) for number, rows in enumerate(batches) if len(rows)]
         self.of_shared.step(torch.autograd.grad(torch.stack(losses).sum() / len(self.lessons), self.shared))
 
     def joint_step(self, batches: Sequence[Tensor]) -> None:
-        """Train all adapters, the attention over them, and all copies of the client model on a batch of each domain.
+        """Train all adapters, the attention over them, and all copies of the client model (Eq. 10).
 
-        The loss is that of Eq. 10.
+        The training step uses one batch of synthetic images for each domain.
 
         Args:
-            batches: For each lesson, the indices of a batch of its images; a batch may be empty.
+            batches: For each domain in `lessons`, the indices of a batch of its images; a batch may be empty.
         """
         total = [torch.zeros_like(one) for one in self.shared]
         for number, rows in enumerate(batches):

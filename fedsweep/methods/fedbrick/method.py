@@ -132,8 +132,8 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
         """Train all BRICKs on the server's images, so that they imitate the global model's blocks (Eq. 20).
 
-        If each domain has its own BRICKs, these are trained on the server's images of this domain, or on all images if
-        the server has none of this domain. BRICKs that all domains share are trained on all images.
+        The BRICKs of a single domain are trained on the server's images of this domain. If the server has no such
+        images, they are trained on all of its images. BRICKs that all domains share are trained on all images.
         """
         state = self.over.begin_round(state, server, trainer)
         if not self.needs.proxy:

@@ -28,7 +28,7 @@ MIX, SPREAD = "gate/lambda", "gate/spread"
 
 
 class SALConfig(Config):
-    """The settings of Sparsely Activated LoRA (SAL), which selects the blocks of a local expert to train.
+    """The settings of Sparsely Activated LoRA (SAL), which selects the blocks that are trained in a local expert.
 
     Source: FedMS, Section 3.2.
     """
@@ -48,8 +48,8 @@ class SALConfig(Config):
     def is_stuck(self, past: Sequence[float], accuracy: float) -> bool:
         """Return whether a client's accuracy has stalled, in which case SAL activates one more block (Eq. 5).
 
-        The options `queue` and `threshold` define a stalled accuracy: `past` contains `queue` earlier accuracies, and
-        `accuracy` minus their mean is less than `threshold`.
+        The accuracy has stalled if `accuracy` minus the mean of the earlier accuracies in `past` is less than the
+        option `threshold`. If `past` contains fewer accuracies than the option `queue` requires, return False.
         """
         return len(past) == self.queue and accuracy - sum(past) / self.queue < self.threshold
 
