@@ -6,7 +6,7 @@ The files of a trial are written atomically. The key of a trial is a digest of t
     sweep.json                      description of the sweep (SweepManifest)
     experiment.yaml search_space.yaml   copies of the YAML files
     decisions.jsonl                 decisions of the scheduler, if it makes any
-    warm_start.json                 for a warm start, trials of an earlier sweep that the search learns from
+    warm_start.json                 trials of an earlier sweep, if the search learns from them
     trials/<key>/trial.json         configuration of the trial (TrialPlan)
     trials/<key>/checkpoint.safetensors   state and history after the last complete round
     trials/<key>/tsne.csv tsne.png  t-SNE of the features after the last round, if the experiment requests it

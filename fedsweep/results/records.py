@@ -53,7 +53,7 @@ class SweepManifest(Config):
 
 
 class Start(Config):
-    """The starting point of a trial that continues another trial: the key and a round of the other trial."""
+    """The starting point of a trial: the key of another trial, and the round after which this trial continues it."""
 
     key: str = Field(description="key of the other trial, whose state and history are copied")
     round: int = Field(ge=0, description="round of the other trial after which this trial continues")

@@ -120,13 +120,11 @@ class Lease:
                     self.objects.remove(self.path)
 
     def look(self) -> tuple[dict[str, Any] | None, Any]:
-        """Return the process that holds the lease, and the version of the lease object.
+        """Return which other process holds the lease, and the current version of the lease object.
 
-        The process is described by a dict that contains, among others, its `host`. If the lease is free, has expired or
-        belongs to this process, None is returned in place of the dict.
-
-        To acquire the lease, pass the version to `self.objects.write`. If the store supports conditional writes, a
-        lease object that has changed in the meantime is not overwritten.
+        Returns:
+            A dict that describes the other process (its `host`, for example), and the version. In place of the dict,
+            None is returned if no other process holds the lease, or if the lease has expired.
         """
         other, found = self._read()
         if other is None or self._is_mine(other) or is_dead(other.get("process", "")):

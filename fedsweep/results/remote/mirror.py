@@ -1,8 +1,8 @@
 """A local folder that mirrors remote objects.
 
-Changes are detected by size and modification time. The contents of files are not compared. Modification times may be
-rounded to seconds: only checkpoints are rewritten within a second, and each new checkpoint is larger than the previous
-one, so the change is visible in its size.
+Changes are detected by size and modification time. The contents of files are not compared. Modification times may
+be rounded to seconds. This does no harm: only checkpoints are rewritten within a second, and each new checkpoint is
+larger than the previous one.
 """
 
 from __future__ import annotations
@@ -153,8 +153,11 @@ class Mirror:
     def _changed(self, name: str, local: Mark | None) -> bool:
         """Return whether a local file is new, changed or deleted since the file and its object were last equal.
 
-        A file that the mirror may download only in part counts as unchanged as long as it exists, because the local
-        copy may differ from the object.
+        A file that may have been downloaded only in part counts as unchanged as long as it exists.
+
+        Args:
+            name: The name of the file.
+            local: The current version of the file, or None if the file does not exist.
         """
         known = self._known.get(name)
         return known is None or (known.local != local and not (local and Path(name).name in self._shorten))
@@ -162,7 +165,13 @@ class Mirror:
     def _fetch(self, name: str, mark: Mark, whole: bool) -> Known | None:
         """Download an object to its local file.
 
-        Return the new versions of the file and the object, or None if the object no longer exists.
+        Args:
+            name: The name of the file.
+            mark: The version of the object when the store was listed.
+            whole: Whether to download a large object completely.
+
+        Returns:
+            The new versions of the file and the object, or None if the object no longer exists.
         """
         short = None if whole else self._shorten.get(Path(name).name)
         place, path = inside(self.folder, name), f"{self.base}/{name}"
@@ -191,8 +200,8 @@ def _walked(folder: Path) -> Iterator[Path]:
 def _ours(name: str) -> bool:
     """Return whether a file is mirrored.
 
-    All files are mirrored except Ray's own files, hidden files (locks and incomplete files) and names with `..`, which
-    could lead out of the folder.
+    All files are mirrored except Ray's own files and hidden files (locks and incomplete files). Names with `..` are not
+    mirrored either, because they could lead out of the folder.
     """
     parts = name.split("/")
     return parts[0] != SCRATCH and not any(part == "" or part.startswith(".") for part in parts)

@@ -26,8 +26,8 @@ class Node:
     def slots(self, resources: Resources) -> int:
         """Return the number of trials that the node can run at once.
 
-        If the option `gpus_per_trial` is `auto`, a node without a GPU can run no trials. For a node with a GPU, the
-        number then depends only on the cores.
+        If the option `gpus_per_trial` is `auto`, the number is 0 for a node without a GPU. For a node with a GPU, it
+        depends only on the node's cores.
         """
         slots, share = int(self.cpus / resources.cpus_per_trial), resources.gpus_per_trial
         if share == "auto":
@@ -86,9 +86,9 @@ def _nodes(resources: Resources, cluster: Cluster) -> tuple[Node, ...]:
 def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
     """Return the number of trials that run in parallel.
 
-    If the user requested a number (`cluster.at_once`), a Ray cluster runs that many trials, because it may add nodes.
-    Without a cluster, the requested number is only an upper limit. If the user requested no number, as many trials run
-    as fit on the machines.
+    By default, as many trials run as fit on the machines. The user can request another number (`cluster.at_once`). On a
+    Ray cluster, this number is used even if it does not fit, because the cluster may add nodes. Without a cluster, it
+    is only an upper limit.
     """
     if cluster.at_once and not cluster.is_local:
         return cluster.at_once

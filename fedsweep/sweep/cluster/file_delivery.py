@@ -48,8 +48,7 @@ class Item:
     def is_there(self) -> bool:
         """Return whether the item's path exists on this machine.
 
-        The contents are not checked here. Later, the node compares the digests of its data and weights with those on
-        the driver (the process that runs the sweep).
+        The contents are not checked by this method, but later, by a comparison of digests.
         """
         return is_store(data_folder() / self.place) if self.is_set else resolve(self.place).exists()
 

@@ -71,9 +71,9 @@ def installed() -> dict[str, str]:
 
 
 def enter(environment: Mapping[str, str]) -> None:
-    """Set the driver's environment variables in this process.
+    """Set the variables of `environment` in this process.
 
-    A variable that is already set to an absolute path on the node keeps its value.
+    A variable whose current value is an absolute path is not changed.
     """
     own = {name for name in environment if Path(os.environ.get(name, "")).is_absolute()}
     os.environ.update({name: value for name, value in environment.items() if name not in own})

@@ -70,8 +70,8 @@ def _probed(store: Store) -> Iterator[str]:
 def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) -> dict[Node, Findings]:
     """Check the nodes, and map each node to its findings.
 
-    If the actor `library` is given, it sends missing data to the nodes. The nodes that received data are checked again.
-    A node that the cluster loses during the checks is left out.
+    If `library` (a Ray actor) is not None, it sends missing data to the nodes, and these nodes are checked again. A
+    node that the cluster loses during the checks is left out.
 
     Raises:
         UserError: A node does not meet the requirements, or the cluster lost all nodes.
@@ -145,9 +145,9 @@ def _deliver(lacking: Mapping[Node, Sequence[Item]], library: Any, console: Cons
 
 
 def _fetch(environment: Mapping[str, str], items: Sequence[Item], library: Any) -> None:
-    """Download `items` on a node.
+    """Download `items` from the Ray actor `library` to the node on which this function runs.
 
-    The function first sets the driver's environment variables, because the node may run it in a new process.
+    The environment variables in `environment` are set first, because the function may run in a new process.
     """
     enter(environment)
     fetch(items, library)

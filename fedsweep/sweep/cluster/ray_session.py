@@ -56,8 +56,8 @@ def check_address(address: str) -> None:
 def not_followed(address: str) -> str:
     """Return a note if the sweep ignores the environment variable RAY_ADDRESS, and otherwise an empty string.
 
-    Unless `address`, the value of `--address`, names a cluster, a sweep runs on this machine. A forgotten environment
-    variable must not send work and data to other machines.
+    `address` is the value of the option `--address`. A sweep uses a cluster only if this option asks for one. A
+    forgotten environment variable must not send work and data to other machines.
     """
     if address != LOCAL or (other := os.environ.get("RAY_ADDRESS")) in (None, "", LOCAL):
         return ""

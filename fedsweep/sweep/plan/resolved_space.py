@@ -31,8 +31,7 @@ def causes(wrong: Sequence[WrongArm], arms: Collection[Arm], most: int = SHOWN) 
 
     A cause is a set of entries, such as `{"lora.rank": 0}`, that makes every arm with these entries invalid. To find a
     cause, the entries of an invalid arm are dropped one by one. An entry stays dropped if every arm with the remaining
-    entries either has the same error message or contains a cause that was found earlier. Earlier causes matter because
-    an arm with two causes has only one error message.
+    entries has the same error message as the invalid arm. Arms that contain a cause found earlier are not considered.
     """
     everything = {_items(arm): arm for arm in arms}
     left = {_items(one.arm): one.message for one in wrong}

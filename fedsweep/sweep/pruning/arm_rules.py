@@ -109,11 +109,11 @@ def judge(values: Mapping[Arm, Mapping[int, float]], places: int, round: int) ->
 
     The `places` arms with the best means over the seeds are promoted. The worst of these arms is called the last arm.
     Another arm is tied with the last arm if, for at least a quarter of the seeds (rounded up), it is at least as good
-    as the last arm. Of the tied arms, the `places` arms with the best means are promoted, too. All other arms are
-    pruned.
+    as the last arm. Of the tied arms, up to `places` arms (those with the best means) are promoted, too. All other
+    arms are pruned.
 
-    Arms with equal means have the same outcome. With one seed, no arm is tied, so the rule is ordinary successive
-    halving.
+    More arms are promoted if their means equal the lowest mean that is promoted. With one seed, no arm is tied, so the
+    rule is ordinary successive halving.
 
     Args:
         values: The value for each seed of each arm that reached the rung.

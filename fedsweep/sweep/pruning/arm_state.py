@@ -124,9 +124,9 @@ class ArmState(RecordedTrials):
         return [key for key in keys if self._last[key] < until and key not in self._errors]
 
     def _end(self, arm: str) -> int | None:
-        """Return the round after which an arm ended because one of its trials had an error.
+        """Return the round after which a trial of the arm had an error, if the arm was pruned for this reason.
 
-        Return None if the arm was not pruned because of an error.
+        Otherwise, return None.
         """
         pruned = self.verdicts.pruned.get(arm)
         if pruned is None or not pruned.failed:

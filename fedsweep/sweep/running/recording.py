@@ -78,7 +78,7 @@ class Recording(Callback, Stopper):
         self.sync(plan.key)
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Download the reported round. Return False, because this method never stops a trial."""
+        """Download the reported round if the store is remote. Return False, because this method never stops a trial."""
         if (key := result.get("config", {}).get("trial")) is not None:
             self.fetch(key)
         return False
@@ -146,7 +146,7 @@ class Recording(Callback, Stopper):
     def decide(self) -> None:
         """Record outcomes that depend on several trials, for example that a trial's arm is pruned.
 
-        An outcome is recorded once enough trials have reported their metrics. Idle workers may run a trial in advance,
+        An outcome is recorded once enough trials have reported their metrics. Idle workers may run rounds of a trial
         before its arm is promoted. These rounds are hidden at first. Once the arm is promoted, this method shows them.
         """
         if self.state is None:

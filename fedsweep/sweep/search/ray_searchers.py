@@ -158,7 +158,7 @@ class ArmScheduler(FIFOScheduler):
         self.state = state
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Stop the trial if its arm was pruned and the trial has reached the last round of the arm."""
+        """Stop the trial if its arm was pruned and the trial has reached the round at which the arm ended."""
         key = trial.config["trial"]
         if result["round"] in self.state.milestones:
             self.state.refresh(key)

@@ -82,16 +82,13 @@ class Factorial:
     def pairs(self, deciding: set[str], most: int) -> list[Picked]:
         """Return arms that together contain every possible level of each factor, and every possible pair of levels.
 
-        If this takes more than `most` arms, single levels take precedence over pairs.
-
-        Each arm is built around a level or a pair of levels that no earlier arm contains. Every other factor gets the
-        level that adds the most missing pairs. If the chosen levels make a factor of the initial level or pair
-        inactive, other levels are tried.
+        Each arm is built around a target: a level or a pair of levels that no earlier arm contains. Every other factor
+        gets the level that adds the most missing pairs. If these levels make a factor of the target inactive, other
+        levels of the factors in `deciding` are tried.
 
         Args:
-            deciding: The factors that decide whether other factors are active. Other levels are tried only for these
-                factors.
-            most: Largest number of arms to return.
+            deciding: The factors that decide whether other factors are active.
+            most: Largest number of arms to return. If it is too small, some pairs are left out before any single level.
         """
         levels = [(key, number) for key in self.order for number in range(len(self.factors[key]))]
         couples = [pair for pair in combinations(levels, 2) if pair[0][0] != pair[1][0]]

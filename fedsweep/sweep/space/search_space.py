@@ -56,7 +56,10 @@ class Resources(Config):
 
 
 class Rounds(Config):
-    """The default, `measure: rounds`, of a search space: all arms are trained, and every round is recorded."""
+    """The setting `measure: rounds` of a search space, which is the default.
+
+    All arms are trained, and the metrics of every round are recorded.
+    """
 
     name: Literal["rounds"] = "rounds"
 
