@@ -26,7 +26,7 @@ class AllLarge(FederatedMethod):
 class AllSmall(FederatedMethod):
     """FedAvg on a small model that consists of the first blocks of the backbone (FedRA, Section 4.1, baseline 2).
 
-    The option `depth` sets the number of these blocks. By default, it is the number of blocks that fit on the smallest
+    The option `depth` sets the number of these blocks. The default is the number of blocks that fit on the smallest
     client. The other blocks are neither trained nor used for predictions.
     """
 

@@ -26,7 +26,7 @@ from fedsweep.types import Client, ServerState
 
 
 class DepthFL(FederatedMethod, ExportObstacle):
-    """A method in which clients hold the first blocks, and classification heads at several depths teach each other.
+    """A method with classification heads at several depths, which teach each other. Clients hold the first blocks.
 
     Source: FedRA, Section 4.1, baseline 4.
     """

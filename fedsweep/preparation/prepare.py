@@ -77,7 +77,7 @@ class Scratch:
         self.pixels(domain).unlink(missing_ok=True)
 
     def has_domain(self, domain: str, key: str) -> bool:
-        """Return whether the domain's file is complete and was recorded in the log with this key."""
+        """Return whether the domain's file is complete, and the scratch folder's log lists it with this `key`."""
         arrow = self.folder / f"{domain}.arrow"
         return arrow.exists() and self.domains.get(domain) == (key, arrow.stat().st_size)
 

@@ -147,9 +147,10 @@ OnStep = Callable[[int, Tensor], None]
 
 
 def train(session: Session, saved: Saved | None, on_step: OnStep) -> Iterator[EpochRecord]:
-    """Train the backbone and yield a record of each epoch, beginning with the epochs in the checkpoint `saved`.
+    """Train the backbone and yield a record of each epoch.
 
-    A checkpoint is written before each new record is yielded. The random numbers of an epoch depend only on the seed
+    The records in the checkpoint `saved` are yielded first, and training continues after them. A checkpoint is written
+    before each new record is yielded. The random numbers of an epoch depend only on the seed
     and the epoch. Therefore, on a CPU, a resumed run is bit-identical to an uninterrupted run. Raise UserError if the
     loss is not finite.
     """

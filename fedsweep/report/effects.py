@@ -84,7 +84,10 @@ class Factorial:
 
     @property
     def unexplained(self) -> list[Share]:
-        """The non-zero shares of the variation that neither a single factor nor a pair of factors explains."""
+        """The rest of the variation, after all single factors and pairs of factors, without shares of zero.
+
+        The rest consists of interactions of three or more factors, of effects of the seed, and of noise.
+        """
         rest = {"three or more factors": self.higher, "seed": self.of_seeds, "arm by seed": self.rest}
         return [Share(name, share) for name, share in rest.items() if share > 0]
 

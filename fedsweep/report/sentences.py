@@ -147,8 +147,8 @@ def _about_best(
 def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, dotted: Sequence[str]) -> str:
     """Return the label of a comparison of `arm` with `other`, such as `rank 4 against 8`.
 
-    `baseline` contains the hyperparameter values that define the baseline. The label begins with all other
-    hyperparameters, which have the same values in both arms, as in `lr 0.1, rank 4 against 8`.
+    `dotted` lists the varied hyperparameters. Those that are not in `baseline` have the same values in both arms. The
+    label begins with these common values, as in `lr 0.1, rank 4 against 8`.
     """
     differing = [name for name in dotted if (name in arm, arm.get(name)) != (name in other, other.get(name))]
     shared = [name for name in dotted if name in arm and name in other and name not in baseline]

@@ -34,7 +34,7 @@ class ReferenceArm(Config):
 
 
 class Reference(Config):
-    """The values that a paper reports. Tables show them next to the sweep's own values."""
+    """The values that a paper reports, which tables show next to the sweep's own values."""
 
     source: str = Field(description="the paper and its table, e.g. `FedRA (Su, Li and Xue), Table 1`")
     arms: tuple[ReferenceArm, ...] = Field(

@@ -132,7 +132,7 @@ class CohortTrainer:
         return replace(self, round=round, memory=memory or {})
 
     def fit(self, tasks: Sequence[LocalTask]) -> list[ClientUpdate]:
-        """Run all sessions in `tasks`, and return the clients' updates in the same order."""
+        """Run the local training of each task, and return the clients' updates in the same order."""
         parameters = self.model.movable()  # once for all tasks: listing all modules takes as long as a small step
         self.model.train()
         try:

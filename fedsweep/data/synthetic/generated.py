@@ -109,7 +109,7 @@ class Folder(Proportioned):
     def check(self, data: Data) -> None:
         """Raise ValueError if the option `set` names the clients' own data set.
 
-        The clients' data set also contains the test images, which must not become synthetic images.
+        The clients' data set also contains the test images, which must not be used as synthetic images.
         """
         if isinstance(data, PreparedData) and data.set == self.set:
             raise ValueError(

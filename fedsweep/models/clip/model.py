@@ -209,8 +209,8 @@ class LayeredClip(LayeredModel):
     def text_features(self, walk: Walk) -> Tensor:
         """Return the prompts' features as unit vectors (classes, projection).
 
-        Each item of `walk` is a block, or a function that replaces a block of the image encoder. The text encoder skips
-        these functions.
+        An item of `walk` is the number of a block, which both encoders have, or a function that replaces a block of the
+        image encoder. The text encoder skips these functions.
         """
         layers = tuple(step for step in walk if isinstance(step, int))
         if layers in self._known and not torch.is_grad_enabled():

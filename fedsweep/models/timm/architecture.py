@@ -79,7 +79,7 @@ class Architecture:
         return Recipe(call="timm.create_model", model=self.model, arguments=arguments, fetched=fetched)
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments with which timm builds the network in this shape, except the number of classes."""
+        """Return the arguments, except the number of classes, with which timm builds a network of this architecture."""
         size = {"img_size": self.image_size, "in_chans": self.in_chans}
         if self._is_reshaped:
             return size | mixer_shape(self.name, self.patch_size, self.embed_dim, self.num_blocks)

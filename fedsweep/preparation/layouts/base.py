@@ -1,7 +1,7 @@
-"""The base class of layouts, and functions that layouts share, such as those that read list files.
+"""The base class of layouts, and functions that layouts share, such as readers of text files that list images.
 
-A layout is an arrangement of image files in which data sets are published. For each layout, a class lists and reads
-the images of a data set.
+A layout is a way in which published data sets arrange their image files. For each layout, a class lists and reads the
+images of a data set.
 """
 
 from abc import ABC, abstractmethod

@@ -66,7 +66,7 @@ class Place:
 
 @dataclass(eq=False)
 class Remote:
-    """The remote folder that a local folder mirrors. If there is no remote store, the methods have no effect.
+    """The copy of a local folder in a remote store. If there is no remote store, the methods have no effect.
 
     Methods raise UnreachableError if the store does not answer.
     """

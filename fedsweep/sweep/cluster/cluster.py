@@ -26,8 +26,8 @@ class Node:
     def slots(self, resources: Resources) -> int:
         """Return the number of trials that the node can run at once.
 
-        If the option `gpus_per_trial` is `auto`, the number is 0 for a node without a GPU. For a node with a GPU, it
-        depends only on the node's cores.
+        If the option `gpus_per_trial` is `auto`, the number depends only on the node's cores, and is 0 for a node
+        without a GPU.
         """
         slots, share = int(self.cpus / resources.cpus_per_trial), resources.gpus_per_trial
         if share == "auto":

@@ -85,9 +85,10 @@ def _wrong_arms(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def _wrong_conditions(resolved: ResolvedSpace) -> Iterator[str]:
-    """Yield an error message for each useless condition in a setting `when`.
+    """Yield an error message for each useless condition of an axis (setting `when`).
 
-    A condition is useless if it is true in every arm, or if it names a hyperparameter or a value that no arm has.
+    An axis varies only in arms that meet its conditions. A condition is useless if it is true in every arm, or if it
+    names a hyperparameter or a value that no arm has.
     """
     axes = resolved.space.space
     conditions = Conditions(axes, resolved.tentative)

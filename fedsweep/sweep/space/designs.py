@@ -157,7 +157,7 @@ def changes(arm: Arm, values: Mapping[str, Json], named: Mapping[str, Arm] | Non
     """Return the changes that an arm makes to the experiment, by dotted name.
 
     Args:
-        arm: The arm, which may be incomplete.
+        arm: The arm. Hyperparameters that are not in the arm are not changed.
         values: The value that switches off each component, by dotted name.
         named: The changes of each named arm, by the arm's name.
 
