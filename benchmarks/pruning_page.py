@@ -76,6 +76,18 @@ def mean_table(rows: Sequence[Row]) -> str:
     return table(["", "rounds", "survives with all seeds", "with any", "selected", "regret, points"], lines)
 
 
+def order_table(rows: Sequence[Row]) -> str:
+    """Return a table that shows how the outcome of each strategy depends on the order of trials."""
+    ends = ("worst first", "best first")
+    head = ["", "different outcomes", "runs unlike the first", "best arm survived", *(f"pruned, {end}" for end in ends)]
+    lines = [
+        [row["strategy"], str(row["different"]), str(row["unlike"]), f"{row['survived']:.0%}"]
+        + [f"{row[end]} of {row['trials']}" for end in ends]
+        for row in rows
+    ]
+    return table(head, lines)
+
+
 def figure(rows: Sequence[Row]) -> None:
     """Draw survival and regret against the share of rounds for each number of seeds, and write `pruning.png`."""
     counts = sorted({row["seeds"] for row in rows})
@@ -147,22 +159,6 @@ def write(
     by_budget = "\n\n".join(
         f"Results with {n} seed{'s' * (n > 1)}:\n\n{budget_table(of(scores, seeds=n), budgets)}" for n in counts
     )
-    count = shuffles[0]["count"]
-    stopped = table(
-        [
-            "",
-            "different outcomes",
-            "runs unlike the first",
-            "best arm survived",
-            "pruned, worst first",
-            "pruned, best first",
-        ],
-        [
-            [row["strategy"], str(row["different"]), str(row["unlike"]), f"{row['survived']:.0%}"]
-            + [f"{row[end]} of {row['trials']}" for end in ("worst first", "best first")]
-            for row in shuffles
-        ],
-    )
     waited = table(
         ["", *(f"{workers} workers" for workers in dict.fromkeys(row["workers"] for row in waiting))],
         [
@@ -187,8 +183,8 @@ def write(
         means="\n\n".join(f"Means with {n} seed{'s' * (n > 1)}:\n\n{mean_table(of(scores, seeds=n))}" for n in counts),
         defaults=setting_table(of(scores, seeds=counts[-1]), ["grace 1, eta 3", "grace 3, eta 3", "all rounds"]),
         seeds=counts[-1],
-        count=count,
-        stopped=stopped,
+        count=shuffles[0]["count"],
+        stopped=order_table(shuffles),
         waited=waited,
         per=per,
     )

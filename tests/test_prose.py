@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,25 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def documented(path: Path) -> Iterator[tuple[ast.AST, str, str]]:
-    """Yield every node with a docstring, the location of the node, and the docstring."""
+    """Yield every node with a docstring, the location of the node, and the docstring.
+
+    The docstring of an attribute is the string after the assignment.
+    """
+    where = path.relative_to(ROOT).as_posix()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Module | ast.ClassDef | Function) and (text := ast.get_docstring(node)):
-            line = getattr(node, "lineno", 1)
-            yield node, f"{path.relative_to(ROOT).as_posix()}:{line}", text
+            yield node, f"{where}:{getattr(node, 'lineno', 1)}", text
+        if isinstance(node, ast.Module | ast.ClassDef):
+            yield from ((one, f"{where}:{one.lineno}", text) for one, text in attributes(node))
+
+
+def attributes(outer: ast.Module | ast.ClassDef) -> Iterator[tuple[ast.stmt, str]]:
+    """Yield every assignment in a module or class that has a docstring, and the docstring."""
+    for node, after in pairwise(outer.body):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(after, ast.Expr):
+            text = getattr(after.value, "value", None)
+            if isinstance(text, str):
+                yield node, text
 
 
 def is_noun(node: ast.AST) -> bool:
@@ -81,6 +96,11 @@ def test_docstrings_open_with_a_verb_or_a_noun():
 def test_the_allowed_openings_depend_on_the_documented_object(source, count):
     node = ast.parse(source).body[0]
     assert len([*faults(node, ast.get_docstring(node))]) == count
+
+
+def test_docstrings_of_attributes_are_found():
+    (outer,) = ast.parse('class C:\n    a: int = 0\n    "Whether it is there."\n    b = 1').body
+    assert [[*faults(node, text)] for node, text in attributes(outer)] == [["opens with `whether`"]]
 
 
 def test_markdown_lines_are_at_most_120_characters():

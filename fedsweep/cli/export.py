@@ -21,6 +21,8 @@ from fedsweep.results import Store
 if TYPE_CHECKING:
     from fedsweep.export.card import ExportCard
     from fedsweep.export.predict import Predictions
+    from fedsweep.export.which_trial import Named
+    from fedsweep.tracking import Registration
 
 
 def export(
@@ -64,14 +66,7 @@ def export(
     check_target(to)
     home = Store.at(store)
     named = find_trial(home, trial, unfinished)
-    if register is not None:
-        from fedsweep.tracking import Destination, Registration
-
-        shown = named.sweep.folder if named.sweep else named.trial.folder
-        sweep = named.sweep.manifest().id if named.sweep else None
-        destination = Destination.of_sweep(home.root, shown, mlflow)
-        registration = Registration(destination, register, named.name, named.record.plan.key, sweep)
-
+    registration = None if register is None else _registration(register, home, named, mlflow)
     console, target = result_console(), to.absolute()
     with progress_console().status("building the model of the run"):
         card = write(named, target, client)
@@ -80,11 +75,21 @@ def export(
     console.print(f"Exported {card.what} ({arm}seed {card.seed}){taken}.", soft_wrap=True)
     scores = [f"{name} {score:.2%}" for name, score in card.scores.items()][:1] or ["not tested in the run"]
     console.print(f"Written to {relative(target)}: state after round {card.round} ({card.outcome}), {scores[0]}.")
-    if register is not None:
+    if registration is not None:
         with progress_console().status("registering in MLflow"):
             version = registration.add(target, *version_of(card))
         console.print(f"Registered in MLflow as {register}, version {version}.")
     console.print(f"{relative(target / 'README.md')} shows how to load the model without fedsweep.", soft_wrap=True)
+
+
+def _registration(model: str, home: Store, named: Named, mlflow: str | None) -> Registration:
+    """Return the registration of a trial as a version of `model`. The MLflow server is checked."""
+    from fedsweep.tracking import Destination, Registration
+
+    shown = named.sweep.folder if named.sweep else named.trial.folder
+    sweep = named.sweep.manifest().id if named.sweep else None
+    destination = Destination.of_sweep(home.root, shown, mlflow)
+    return Registration(destination, model, named.name, named.record.plan.key, sweep)
 
 
 def version_of(card: ExportCard) -> tuple[str, dict[str, str]]:

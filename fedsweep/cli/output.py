@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -185,6 +185,10 @@ def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
     return True
 
 
+def _incomplete(runs: Sized) -> str:
+    return f"{len(runs)} {'run is' if len(runs) == 1 else 'runs are'} incomplete in MLflow"
+
+
 def show_undelivered(console: Console, recorder: Recorder, page_command: str) -> None:
     """Print a warning if runs are incomplete in MLflow.
 
@@ -192,9 +196,8 @@ def show_undelivered(console: Console, recorder: Recorder, page_command: str) ->
     """
     if missing := recorder.unsynced:
         why = recorder.outage or "MLflow rejected them."
-        runs = "run is" if len(missing) == 1 else "runs are"
         console.print(
-            f"{len(missing)} {runs} incomplete in MLflow: {why} The results folder has everything; run "
+            f"{_incomplete(missing)}: {why} The results folder has everything; run "
             f"`{page_command} --deliver` to copy it to MLflow.",
             style="yellow",
         )
@@ -211,6 +214,5 @@ def show_delivery(console: Console, store: Store, destination: Destination) -> N
     with delivering(console) as tell:
         for what, missing in deliver_all(store, destination, tell):
             reason = "".join(next(iter(missing.values()), "").strip().splitlines()[-1:])
-            runs = "run is" if len(missing) == 1 else "runs are"
-            left_out = f"{len(missing)} {runs} incomplete in MLflow: {reason}"
-            console.print(f"{what}: {left_out if missing else 'complete in MLflow'}")
+            outcome = f"{_incomplete(missing)}: {reason}" if missing else "complete in MLflow"
+            console.print(f"{what}: {outcome}")

@@ -65,9 +65,9 @@ class Backbone(Config, ABC):
     """The base class of backbone configurations."""
 
     has_head: ClassVar[bool] = True
-    """Whether a linear classifier is trained in addition to the adapters."""
+    """True if a linear classifier is trained in addition to the adapters."""
     has_text: ClassVar[bool] = False
-    """Whether the backbone has a text encoder."""
+    """True if the backbone has a text encoder."""
     positions: ClassVar[tuple[str, ...]] = ("l0", "l1", "both")
     """The allowed values of `lora.position`."""
 

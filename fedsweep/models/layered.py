@@ -45,7 +45,7 @@ class LayeredModel(nn.Module, ABC):
     class_names: tuple[str, ...] = ()
     """The names of the classes, in the order of the logits; empty on the meta device."""
     head_is_fresh: bool = False
-    """Whether the head has random initial values instead of pre-trained weights."""
+    """True if the head has random initial values instead of pre-trained weights."""
     mean: Tensor
     std: Tensor
 

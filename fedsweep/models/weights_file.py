@@ -196,14 +196,14 @@ def _check(state: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -
             problem = f"has shape {tuple(found.shape)} in the file, but {tuple(expected.shape)}"
         if problem:
             raise UserError(f"{path} does not fit the model: `{name}` {problem} in the model.")
-    for names, problem in (
-        (own.keys() - state.keys(), "the file lacks {}"),
-        (state.keys() - own.keys(), "the file has {}, but the model does not"),
+    for names, has, end in (
+        (own.keys() - state.keys(), "lacks", ""),
+        (state.keys() - own.keys(), "has", ", but the model does not"),
     ):
         if names:
             first, *more = sorted(names)
             rest = f" and {len(more)} more" if more else ""
-            raise UserError(f"{path} does not fit the model: {problem.format(f'`{first}`{rest}')}.")
+            raise UserError(f"{path} does not fit the model: the file {has} `{first}`{rest}{end}.")
 
 
 def reason(error: Exception) -> str:

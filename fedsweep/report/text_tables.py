@@ -51,9 +51,9 @@ class TextColumn:
     heading: str
     """The heading, of one or several lines."""
     words: bool
-    """Whether cells are left-aligned instead of right-aligned."""
+    """True if cells are left-aligned, and false if they are right-aligned."""
     wraps: bool
-    """Whether cells may be broken between words."""
+    """True if cells may be broken between words."""
     enough: int | None = None
     """An upper bound of `width`, in terminal cells."""
 

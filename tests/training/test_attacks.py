@@ -110,3 +110,9 @@ def test_under_feddyn_with_attackers_a_resumed_run_equals_an_uninterrupted_one(f
 def test_a_share_of_no_client_or_all_clients_is_rejected(tiny, share, said):
     with pytest.raises(UserError, match=rf"`federation\.malicious_share` must {said}"):
         tiny.override({"federation.malicious_share": share}, "test")
+
+
+def test_a_malicious_share_is_rejected_with_a_single_client(tiny):
+    alone = {"data.domains": ["plain"], "federation.depths": [3], "federation.malicious_share": 0.5}
+    with pytest.raises(UserError, match=r"must be 0 if there is only one client, but it is 0\.5"):
+        tiny.override(alone, "test")
