@@ -1,4 +1,4 @@
-"""The output at the end of a sweep if its report cannot be written."""
+"""The output at the end of a sweep if its report cannot be written or its MLflow runs are incomplete."""
 
 import io
 from pathlib import Path
@@ -38,3 +38,15 @@ def test_all_trials_are_in_mlflow_although_the_report_fails(tmp_path: Path, monk
     assert "The report could not be written: too many values to unpack." in said
     assert "run `fedsweep report ablations/lora_rank` to try again." in said
     assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(1, "1 run is incomplete in MLflow"), (2, "2 runs are incomplete in MLflow")]
+)
+def test_a_warning_counts_the_runs_that_are_incomplete_in_mlflow(count: int, said: str) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    recorder = SimpleNamespace(unsynced=dict.fromkeys("ab"[:count], "not written yet"), outage="no answer.")
+    terminal.show_undelivered(console, recorder, "fedsweep ui")  # type: ignore[arg-type]
+    assert console.file.getvalue() == (  # type: ignore[attr-defined]
+        f"{said}: no answer. The results folder has everything; run `fedsweep ui --deliver` to copy it to MLflow.\n"
+    )

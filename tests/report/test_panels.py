@@ -31,6 +31,17 @@ def test_drift_of_finished_trials_is_drawn_by_round(drawn, manifest, trials):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["rank 4", "rank 8 (baseline)"]
 
 
+@pytest.mark.parametrize(
+    ("metric", "explained"), [("drift/head", False), *((name, True) for name in panels.DRIFT_PANELS if "brick" in name)]
+)
+def test_a_brick_is_explained_if_a_panel_shows_one(manifest, trials, metric, explained):
+    trials.arms({8: [0.6]})
+    (trial,) = trials.records
+    history = [replace(record, metrics={**record.metrics, metric: 0.1}) for record in trial.history]
+    drawing = panels.draw_drift(manifest(), summarise(manifest(), [replace(trial, history=history)]))
+    assert ("A BRICK is a small module" in drawing.reading) is explained
+
+
 @pytest.mark.parametrize("draw", [panels.draw_drift, panels.draw_active_blocks])
 def test_without_recorded_metrics_nothing_is_drawn(drawn, manifest, trials, draw):
     trials.arms({8: [0.6]})
