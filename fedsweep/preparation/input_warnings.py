@@ -31,8 +31,8 @@ def blank_warning(paths: Sequence[str]) -> list[str]:
     if not paths:
         return []
     return [
-        f"{_count(len(paths), 'image is', 'images are')} nearly black or of one colour: {summarise_list(paths, SHOWN)}; "
-        "16-bit values are divided by 256, so images that use fewer bits must be rescaled first"
+        f"{_count(len(paths), 'image is', 'images are')} nearly black or of one colour: {summarise_list(paths, SHOWN)}"
+        "; 16-bit values are divided by 256, so images that use fewer bits must be rescaled first"
     ]
 
 
@@ -79,7 +79,8 @@ def _one_sided(plan: Plan) -> Iterator[str]:
     for split, found in lacking.items():
         if found:
             more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-            yield f"{_count(len(found), 'class has', 'classes have')} no {split} image: {', '.join(found[:SHOWN])}{more}"
+            subject = _count(len(found), "class has", "classes have")
+            yield f"{subject} no {split} image: {', '.join(found[:SHOWN])}{more}"
 
 
 def _count(number: int, one: str, several: str) -> str:

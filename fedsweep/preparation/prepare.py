@@ -326,7 +326,13 @@ def _exchange(part: Path, folder: Path, replaced: Path, card: StoreCard) -> None
     The older folder is first renamed to `replaced` and finally deleted. Processes that have mapped its files into
     memory can still read them.
     """
-    keep = {CARD, SOURCES, Scratch.LOG, *(f"{name}.arrow" for name in card.domains), *([CORRUPT] if card.skipped else [])}
+    keep = {
+        CARD,
+        SOURCES,
+        Scratch.LOG,
+        *(f"{name}.arrow" for name in card.domains),
+        *([CORRUPT] if card.skipped else []),
+    }
     for path in part.iterdir():
         if path.name not in keep:
             path.unlink()

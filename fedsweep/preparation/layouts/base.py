@@ -13,7 +13,14 @@ from typing import ClassVar, Literal
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.common.yaml_values import read_text
-from fedsweep.preparation.layouts.disk_listing import Folder, has_unread_format, join, list_folder, summarise_list, unexpected
+from fedsweep.preparation.layouts.disk_listing import (
+    Folder,
+    has_unread_format,
+    join,
+    list_folder,
+    summarise_list,
+    unexpected,
+)
 
 Split = Literal["train", "test"]
 BOTH: tuple[Split, Split] = ("train", "test")
@@ -92,9 +99,7 @@ class Layout(ABC):
                 _check_text(root, item.path)
         kept.sort(key=lambda item: (item.domain, self._order(item.path), item.label))
         absent = tuple(sorted({*found.domains}.difference(domains)))
-        return replace(
-            found, class_names=names[:count], domains=tuple(domains), items=tuple(kept), absent=absent
-        )
+        return replace(found, class_names=names[:count], domains=tuple(domains), items=tuple(kept), absent=absent)
 
     @abstractmethod
     def _find(self, root: Path, num_classes: int | None) -> Listing:
