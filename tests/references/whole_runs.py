@@ -148,10 +148,25 @@ class Averaging:
         return [name for name in theta if block_of(name) in (None, *held)]
 
     def loss(self, round: int, client: str, held: list[int]):
-        return lambda w, images, labels, *_: cross_entropy(self.world.net.logits(w, images, held), labels)
+        return self.loss_on(round, self.world.net.block, held)
+
+    def loss_on(self, round: int, step, layers: list[int]):
+        """Return the loss of a walk over `layers`; `step(w, layer, tokens)` runs the block or its replacement."""
+
+        def whole(w, images, labels, *_):
+            tokens = self.world.net.embed(w, images)
+            for layer in layers:
+                tokens = step(w, layer, tokens)
+            return cross_entropy(self.world.net.classify(w, tokens), labels)
+
+        return whole
 
     def before(self, round: int, theta: Weights) -> Weights:
         return theta
+
+    def forgets(self, round: int) -> bool:
+        """Return whether the base optimizer begins anew in this round."""
+        return False
 
     def client(self, round, client, held, theta, known):
         names = self.trained(client, held, theta)
@@ -172,6 +187,8 @@ class Averaging:
         for round in range(1, world.rounds + 1):
             cohort = world.cohort(round)
             theta = self.before(round, theta)
+            if self.forgets(round):
+                known, h = {}, {}
             held = self.held(round, cohort)
             done = {one: self.client(round, one, held[one], theta, known.get(one)) for one in cohort}
             ends = {one: end for one, (end, _) in done.items()}
@@ -181,10 +198,12 @@ class Averaging:
                 for one in cohort:
                     known[one] = dict(known.get(one, {}))
                     for name, end in ends[one].items():
+                        if "running_" in name:
+                            continue
                         step = alpha * (end - theta[name])
                         known[one][name] = known[one].get(name, 0.0) - step
                         h[name] = h.get(name, 0.0) - world.weight(one) / everyone * step
-                for name in {name for end in ends.values() for name in end}:
+                for name in {name for end in ends.values() for name in end if "running_" not in name}:
                     after[name] = after[name] - h[name] / alpha
             theta = self.after(round, after)
             sizes = {one: len(world.clients[one].labels) for one in cohort}
@@ -253,19 +272,19 @@ class DepthFL(InclusiveFL):
         own = self.heads(len(held))
         return [name for name in theta if block_of(name) in held or name.rpartition(".")[0] in own]
 
-    def outputs(self, w: Weights, images: Tensor, depth: int) -> list[Tensor]:
-        net, tokens, out = self.world.net, self.world.net.embed(w, images), []
-        for layer in range(depth):
-            tokens = net.block(w, layer, tokens)
-            if f"heads.{layer + 1}" in self.heads(depth):
-                out.append(net.classify(w, tokens, f"heads.{layer + 1}"))
-        return [*out, net.classify(w, tokens)] if depth == net.depth else out
+    def outputs(self, w: Weights, images: Tensor, step, layers: list[int]) -> list[Tensor]:
+        net, tokens, out, own = self.world.net, self.world.net.embed(w, images), [], self.heads(len(layers))
+        for place, layer in enumerate(layers, start=1):
+            tokens = step(w, layer, tokens)
+            if f"heads.{place}" in own:
+                out.append(net.classify(w, tokens, f"heads.{place}"))
+        return [*out, net.classify(w, tokens)] if "backbone.head" in own else out
 
-    def loss(self, round, client, held):
+    def loss_on(self, round, step, layers):
         weight = math.exp(-5 * (1 - min(1, (round - 1) / (self.ramp * self.world.rounds))) ** 2)
 
         def whole(w, images, labels, *_):
-            found = self.outputs(w, images, len(held))
+            found = self.outputs(w, images, step, layers)
             loss = sum(cross_entropy(one, labels) for one in found)
             for i, student in enumerate(found):
                 for k, teacher in enumerate(found):
@@ -278,8 +297,108 @@ class DepthFL(InclusiveFL):
         return whole
 
     def predict(self, theta, images):
-        found = self.outputs({**self.world.frozen, **theta}, images, self.world.net.depth)
+        net = self.world.net
+        found = self.outputs({**self.world.frozen, **theta}, images, net.block, list(range(net.depth)))
         return sum(found) / len(found)
+
+
+class FedBRICK(Averaging):
+    """BRICKs over a depth method (Zhang et al., AAAI 2026, Eqs. 17 to 24)."""
+
+    epochs, lr, lambda_w, lambda_theta, lambda_d, norm = 2, 0.01, 0.3, 0.2, 0.7, "mean"
+
+    def __init__(self, world: World, start: Weights, over: type[Averaging], proxy: dict[str, Tensor]) -> None:
+        super().__init__(world, start)
+        self.over, self.proxy = over(world, start), proxy
+        self.held, self.average, self.predict = self.over.held, self.over.average, self.over.predict
+
+    def brick(self, w: Weights, domain: str, layer: int, x: Tensor) -> Tensor:
+        a1, b1, a2, b2 = (w[f"bricks.for_{domain}.{layer}.{one}"] for one in ("a1", "b1", "a2", "b2"))
+        return x * (x @ a1.T @ b1.T).softmax(-1) + x @ a2.T @ b2.T + x
+
+    def before(self, round, theta):
+        world, theta = self.world, dict(theta)
+        adam = {"name": "adam", "lr": self.lr, "betas": (0.9, 0.999), "eps": 1e-8}
+        for domain, images in sorted(self.proxy.items()):
+            w = {**world.frozen, **theta}
+            passed = [world.net.embed(w, images)]
+            for layer in range(world.net.depth):
+                passed.append(world.net.block(w, layer, passed[-1]))
+            rng = world.draw(world.seed, "distillation", round, f"for_{domain}")
+            orders = [rng.permutation(len(images)).tolist() for _ in range(self.epochs)]
+            for layer in range(world.net.depth):
+                names, moments = [f"bricks.for_{domain}.{layer}.{one}" for one in ("a1", "b1", "a2", "b2")], {}
+                for order in orders:
+                    for at in range(0, len(order), world.batch):
+                        rows = torch.tensor(order[at : at + world.batch])
+                        leaves = {name: theta[name].clone().requires_grad_() for name in names}
+                        gap = self.brick(leaves, domain, layer, passed[layer][rows]) - passed[layer + 1][rows]
+                        gradients = torch.autograd.grad((gap**2).mean(), list(leaves.values()))
+                        now = {name: theta[name] for name in names}
+                        theta |= descend(adam, now, moments, dict(zip(names, gradients, strict=True)))
+        return theta
+
+    def client(self, round, client, held, theta, known):
+        world, domain = self.world, self.world.clients[client].domain
+        layers, net = list(range(world.net.depth)), world.net
+        bricks = {name: int(name.split(".")[2]) for name in theta if name.startswith(f"bricks.for_{domain}.")}
+        depth = range(len(held)) if not isinstance(self.over, DepthFL) else layers
+        own = [name for name in self.over.trained(client, list(depth), theta) if not name.startswith("bricks.")]
+        own = [name for name in own if block_of(name) is None] + [n for n in theta if block_of(n) in held]
+        missing = [name for name, layer in bricks.items() if layer not in held]
+        adapters = [name for name in own if ".lora_" in name]
+
+        def in_place(w, layer, x):
+            return net.block(w, layer, x) if layer in held else self.brick(w, domain, layer, x)
+
+        first = self.over.loss_on(round, in_place, layers)
+
+        def stage_one(w, images, labels, *_):
+            w_pull = sum(((w[name] - theta[name]) ** 2).sum() for name in adapters)
+            theta_pull = sum(((w[name] - theta[name]) ** 2).sum() for name in missing)
+            return first(w, images, labels) + self.lambda_w * w_pull + self.lambda_theta * theta_pull
+
+        names = [name for name in theta if name in {*own, *missing}]
+        end, loss = train(world, round, client, theta, names, stage_one, known)
+
+        def stage_two(w, images, labels, progress, rows):
+            gaps, alpha = [], 1 - progress
+
+            def blend(w, layer, x):
+                stand_in = self.brick(w, domain, layer, x)
+                if layer not in held:
+                    return stand_in
+                block = net.block(w, layer, x)
+                square = (stand_in - block.detach()) ** 2
+                gaps.append(square.mean() if self.norm == "mean" else square.sum() / len(images))
+                return alpha * block + (1 - alpha) * stand_in
+
+            task = self.over.loss_on(round, blend, layers)(w, images, labels)
+            return task + self.lambda_d / len(held) * sum(gaps)
+
+        kept = [name for name, layer in bricks.items() if layer in held]
+        second, _ = train(world, round, client, {**theta, **end}, kept, stage_two, known, session=1)
+        return {**end, **second}, loss
+
+
+class FedOT(Averaging):
+    """The lowest and the topmost block around an emulator of every other block (Xiao et al., 2023)."""
+
+    def held(self, round: int, cohort: list[str]) -> dict[str, list[int]]:
+        return {one: [0, 1, 3] for one in cohort}
+
+
+class WithSynthetic(Averaging):
+    """FedAvg whose server trains on synthetic images after each average (FedAG, Section 4.2)."""
+
+    images: Party
+
+    def after(self, round, theta):
+        steps = math.ceil(len(self.images.labels) / self.world.batch)
+        loss = self.loss(round, "server", list(self.server_layers()))
+        given = {"steps": steps, "party": self.images, "base": "fedavg"}
+        end, _ = train(self.world, round, "server", theta, list(theta), loss, **given)
+        return {**theta, **end}
 
 
 def vit_of(model, heads: int, scaling: float) -> Vit:
