@@ -97,7 +97,7 @@ def identity(values: Json | Mapping[str, Json]) -> str:
 
 
 def equality(values: Json | Mapping[str, Json]) -> str:
-    """Return JSON text that is the same for equal values. It does not depend on whether a whole number is written as an integer or as a float.
+    """Return JSON text that is the same for equal values, even if one is an integer and the other a float.
 
     >>> equality({"alpha": 1.0, "on": True}), equality([4, 0.5])
     ('{"alpha": 1, "on": true}', '[4, 0.5]')
@@ -278,7 +278,9 @@ def shown_setting(value: Json, digits: int = 4) -> str:
             named = isinstance(value.get("name"), str)
             fields = {field: one for field, one in value.items() if not (named and field == "name")}
             inner = ", ".join(f"{field} {shown_setting(one, digits)}" for field, one in fields.items())
-            return " ".join([*([shown_setting(value["name"])] if named else []), *([f"({inner})"] if inner or not named else [])])
+            return " ".join(
+                [*([shown_setting(value["name"])] if named else []), *([f"({inner})"] if inner or not named else [])]
+            )
         case _:
             return json.dumps(value)
 

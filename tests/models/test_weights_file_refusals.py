@@ -276,4 +276,6 @@ def test_a_compressed_torch_file_is_rejected(tmp_path):
 def test_tensors_may_share_their_values(tmp_path):
     path, shared = tmp_path / "w.pth", torch.rand(1000)
     torch.save({"x": shared, "tied": shared}, path)
-    assert {name: tensor.tolist() for name, tensor in read(path).items()} == dict.fromkeys(("x", "tied"), shared.tolist())
+    assert {name: tensor.tolist() for name, tensor in read(path).items()} == dict.fromkeys(
+        ("x", "tied"), shared.tolist()
+    )

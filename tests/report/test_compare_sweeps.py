@@ -123,7 +123,7 @@ def test_arms_of_two_sweeps_are_the_same_if_their_numbers_are_equal(manifest):
 def test_arms_that_print_alike_are_listed_with_all_digits(manifest, trials):
     for lr in (0.12345678, 0.12345679):
         trials.add({"optimizer.lr": lr}, 0, [0.1, 0.2])
-    with pytest.raises(UserError, match="values: optimizer.lr=0.12345678; optimizer.lr=0.12345679"):
+    with pytest.raises(UserError, match=r"values: optimizer\.lr=0\.12345678; optimizer\.lr=0\.12345679"):
         Side.of("tiny", manifest(), trials.records, "optimizer.lr=0.123457")
     found = Side.of("tiny", manifest(), trials.records, "optimizer.lr=0.12345679")
     assert [one.arm.values for one in found.arms] == [{"optimizer.lr": 0.12345679}]

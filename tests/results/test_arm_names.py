@@ -95,7 +95,9 @@ def test_an_arm_with_an_object_is_selected_by_its_parts(text):
     assert select(text, [DEALT, POOLED]) == [0]
 
 
-@pytest.mark.parametrize("text", ["", "rank=5", "rank=true", "partition=dirichlt", "rank=4,rank=4", "rank 4 rank 4", ","])
+@pytest.mark.parametrize(
+    "text", ["", "rank=5", "rank=true", "partition=dirichlt", "rank=4,rank=4", "rank 4 rank 4", ","]
+)
 def test_other_texts_select_no_arm(text):
     assert select(text, [DEALT, POOLED, {"lora.rank": 1}]) == []
 
