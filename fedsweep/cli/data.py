@@ -90,7 +90,14 @@ def _resumable(done: str) -> Iterator[None]:
 
 def _print_prepared(made: Prepared, plan: Plan) -> None:
     from fedsweep.preparation.decode import MADE_WITH
-    from fedsweep.preparation.tables import experiment_lines, headline, megabytes, split_words, summary
+    from fedsweep.preparation.tables import (
+        copies_sentences,
+        experiment_lines,
+        headline,
+        megabytes,
+        split_words,
+        summary,
+    )
 
     console, card = result_console(), made.card
     console.print(headline(card))
@@ -101,6 +108,8 @@ def _print_prepared(made: Prepared, plan: Plan) -> None:
     if card.skipped:
         named = ", ".join(card.skipped[:10]) + (" ..." if len(card.skipped) > 10 else "")
         console.print(f"Skipped images, which cannot be decoded: {len(card.skipped)} ({named})")
+    for sentence in copies_sentences(card, made.folder):
+        console.print(Text(sentence, "yellow"), soft_wrap=True)
     verb = "Already prepared" if made.already else "Prepared"
     console.print(f"{verb}: {relative(made.folder)}, {megabytes(card.bytes)} MB, digest {card.digest[:12]}")
     if made.already and card.made_with != MADE_WITH:

@@ -15,7 +15,8 @@ import numpy as np
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.files import locked, write_atomically
 from fedsweep.data.prepared.arrow_files import map_domain, map_file, record_batch, stored_digest, write_domain
-from fedsweep.data.prepared.card import CARD, DomainCard, StoreCard, is_store, read_card
+from fedsweep.data.prepared.card import CARD, COPIES, CopiesCard, DomainCard, StoreCard, is_store, read_card
+from fedsweep.preparation.copies import keep_groups_together
 from fedsweep.preparation.decode import MADE_WITH, Chunk, Corrupt, Done, decode_chunks
 from fedsweep.preparation.plan import DomainPlan, Plan
 
@@ -141,7 +142,7 @@ def prepare(
             corrupt = _make_domains(plan, scratch, workers, progress, chunk)
             _write_corrupt(plan, corrupt, part / CORRUPT, skip_corrupt)
             _check_complete(plan, {one.path for one in corrupt})
-            card = _write_card(plan, scratch, corrupt)
+            card = _write_card(plan, scratch, corrupt, keep_groups_together(plan, part, _checked(plan, part, corrupt)))
             _exchange(part, folder, replaced, card)
             return Prepared(card, folder, already=False)
     except OSError as error:
@@ -294,7 +295,7 @@ def _check_complete(plan: Plan, corrupt: Set[str]) -> None:
                 raise UserError(f"the domain `{domain.name}` has no {split} image that can be decoded.")
 
 
-def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> StoreCard:
+def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt], copies: CopiesCard) -> StoreCard:
     """Write and return the card, with a digest that is computed from the files on disk."""
     skipped = tuple(one.path for one in corrupt)
     card = StoreCard(
@@ -302,13 +303,14 @@ def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> Sto
         size=plan.options.size,
         layout=plan.layout.name,
         class_names=plan.listing.class_names,
-        domains={domain.name: _domain_card(domain, scratch, {*skipped}) for domain in plan.domains},
+        domains={domain.name: _domain_card(scratch.folder / f"{domain.name}.arrow") for domain in plan.domains},
         digest="",
         crop_pct=plan.geometry.crop_pct,
         crop_mode=plan.geometry.crop_mode,
         interpolation=plan.geometry.interpolation,
         test_fraction=plan.options.test_fraction if plan.drawn else None,
         skipped=skipped,
+        copies=copies,
         plan=plan.key(),
         times=plan.times(),
         made_with=MADE_WITH,
@@ -318,21 +320,26 @@ def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> Sto
     return card
 
 
-def _domain_card(domain: DomainPlan, scratch: Scratch, corrupt: Set[str]) -> DomainCard:
-    """Check that the paths and labels in a domain's file match the plan, and return the domain's card.
+def _domain_card(path: Path) -> DomainCard:
+    train, test = map_domain(path)
+    return DomainCard(train=len(train.labels), test=len(test.labels), bytes=path.stat().st_size)
+
+
+def _checked(plan: Plan, folder: Path, corrupt: Sequence[Corrupt]) -> Set[str]:
+    """Check that the paths and labels in the domains' files match the plan, and return the paths of corrupt images.
 
     The check is necessary because the digest does not cover the paths.
     """
-    path = scratch.folder / f"{domain.name}.arrow"
-    train, test = map_domain(path)
-    for part, planned in zip((train, test), domain.parts(corrupt), strict=True):
-        found = zip(part.labels.tolist(), part.paths.to_pylist(), strict=True)
-        if [*found] != [(item.label, item.path) for _, item in planned]:
-            raise UserError(
-                f"{path} contains other labels or images than planned; delete {scratch.folder} and run the same "
-                "command again."
-            )
-    return DomainCard(train=len(train.labels), test=len(test.labels), bytes=path.stat().st_size)
+    skipped = {one.path for one in corrupt}
+    for domain in plan.domains:
+        for part, planned in zip(map_domain(folder / f"{domain.name}.arrow"), domain.parts(skipped), strict=True):
+            found = zip(part.labels.tolist(), part.paths.to_pylist(), strict=True)
+            if [*found] != [(item.label, item.path) for _, item in planned]:
+                raise UserError(
+                    f"{folder / f'{domain.name}.arrow'} contains other labels or images than planned; delete {folder} "
+                    "and run the same command again."
+                )
+    return skipped
 
 
 def _exchange(part: Path, folder: Path, replaced: Path, card: StoreCard) -> None:
@@ -341,7 +348,13 @@ def _exchange(part: Path, folder: Path, replaced: Path, card: StoreCard) -> None
     The older folder is first renamed to `replaced` and finally deleted. Processes that have mapped its files into
     memory can still read them.
     """
-    keep = {CARD, Scratch.LOG, *(f"{name}.arrow" for name in card.domains), *([CORRUPT] if card.skipped else [])}
+    keep = {
+        CARD,
+        Scratch.LOG,
+        *(f"{name}.arrow" for name in card.domains),
+        COPIES,
+        *([CORRUPT] if card.skipped else []),
+    }
     for path in part.iterdir():
         if path.name not in keep:
             path.unlink()
