@@ -51,6 +51,7 @@ def prepare(
     skip_corrupt: Annotated[bool, Option("--skip-corrupt", help="skip images that cannot be decoded")] = False,
     workers: WorkersOption = None,
     force: Annotated[bool, Option("--force", help="replace an existing data set of the same name and size")] = False,
+    strict: Annotated[bool, Option("--strict", help="end with an error instead of warnings about the images")] = False,
 ) -> None:
     """Decode the images of a data set once, so that all trials can share them in memory.
 
@@ -72,7 +73,9 @@ def prepare(
     from fedsweep.preparation.tables import ImageBar
 
     with _resumable("decoded"), ImageBar(console) as bar:
-        made = make_store(plan, processes, skip_corrupt, force, bar)
+        made = make_store(plan, processes, skip_corrupt, force, strict, bar)
+    for warning in made.warnings:
+        console.print(f"Warning: {warning}.", style="yellow", soft_wrap=True)
     _print_prepared(made, plan)
 
 
@@ -91,7 +94,6 @@ def _resumable(done: str) -> Iterator[None]:
 def _print_prepared(made: Prepared, plan: Plan) -> None:
     from fedsweep.preparation.decode import MADE_WITH
     from fedsweep.preparation.tables import (
-        copies_sentences,
         experiment_lines,
         headline,
         megabytes,
@@ -108,10 +110,10 @@ def _print_prepared(made: Prepared, plan: Plan) -> None:
     if card.skipped:
         named = ", ".join(card.skipped[:10]) + (" ..." if len(card.skipped) > 10 else "")
         console.print(f"Skipped images, which cannot be decoded: {len(card.skipped)} ({named})")
-    for sentence in copies_sentences(card, made.folder):
-        console.print(Text(sentence, "yellow"), soft_wrap=True)
     verb = "Already prepared" if made.already else "Prepared"
     console.print(f"{verb}: {relative(made.folder)}, {megabytes(card.bytes)} MB, digest {card.digest[:12]}")
+    if made.already and card.copies is None:
+        console.print("An older version prepared it without looking for exact copies; use `--force` to look for them.")
     if made.already and card.made_with != MADE_WITH:
         console.print(
             f"It was decoded with {card.made_with}, but {MADE_WITH} is installed; use `--force` to decode it again."

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.data.groups import TooFewGroupsError, held_out, linked, merged, repeated
 from fedsweep.data.prepared.arrow_files import map_domain, map_file, record_batch, write_domain
@@ -29,34 +28,67 @@ class _Image:
     pixels: str
 
 
-def keep_groups_together(plan: Plan, folder: Path, corrupt: Set[str]) -> CopiesCard:
-    """Find the groups of a prepared data set, and write the domains' files again if a group has several images.
+@dataclass(frozen=True)
+class Groups:
+    """The groups of a data set's images, and the split that keeps each group on one side where possible.
 
-    Images of the same pixels are one group, and so are images that the layout assigns to the same group. The new files
-    contain the group of each image. A split that was drawn at random is drawn again for all classes with groups of
-    several images. A split that the data set comes with is left as it is.
+    `images` maps each domain to its images, in the order of its file. `groups` and `splits` contain the group and the
+    new split of each image of all domains. `copies` contains the images of each group of identical pixels.
+    """
+
+    images: dict[str, list[_Image]]
+    groups: list[int]
+    splits: list[Split]
+    copies: list[list[str]]
+    card: CopiesCard
+
+    def write(self, folder: Path) -> None:
+        """Write the domains' files again if a group has several images, and list all exact copies in a file."""
+        if not repeated(self.groups):
+            return
+        first = 0
+        for name, own in self.images.items():
+            here = slice(first, first := first + len(own))
+            _rewrite(folder / f"{name}.arrow", own, self.splits[here], self.groups[here])
+        if self.copies:
+            text = "".join("\t".join(own) + "\n" for own in self.copies)
+            (folder / COPIES).write_text(text, encoding="utf-8")
+
+
+def find_groups(plan: Plan, folder: Path, corrupt: Set[str]) -> Groups:
+    """Find the groups of a decoded data set, and draw a split that keeps them together.
+
+    Images of the same pixels are one group, and so are images that the layout assigns to the same group. A split that
+    was drawn at random is drawn again for all classes with groups of several images. A split that the data set comes
+    with is left as it is.
 
     Args:
         plan: The plan of the data set.
-        folder: The folder with the domains' files, to which a list of all exact copies is written.
+        folder: The folder with the domains' files.
         corrupt: The paths of images that are not in the files.
-
-    Raises:
-        UserError: The images of a domain belong to a single group, so that it has no training or no test images.
     """
     of_domain = {domain.name: _images(domain, folder, corrupt) for domain in plan.domains}
     images = [image for own in of_domain.values() for image in own]
     groups = merged(
-        [[image.pixels, *([f"group {image.item.group}"] * (image.item.group is not None))] for image in images]
+        [
+            [image.pixels] if image.item.group is None else [image.pixels, f"group {image.item.group}"]
+            for image in images
+        ]
     )
-    if not repeated(groups):
-        return CopiesCard(groups=0, both_splits=0, other_classes=0)
     splits = _splits(plan, images, groups)
-    first = 0
-    for name, own in of_domain.items():
-        here = slice(first, first := first + len(own))
-        _rewrite(folder / f"{name}.arrow", own, splits[here], groups[here])
-    return _list_copies(images, splits, groups, folder / COPIES)
+    alike: dict[str, list[Item]] = defaultdict(list)
+    for image in images:
+        alike[image.pixels].append(image.item)
+    copies = [own for own in alike.values() if len(own) > 1]
+    named = [sorted(f"{item.domain}:{item.path}" for item in own) for own in copies]
+    sides = Counter(group for group, _ in {*zip(groups, splits, strict=True)})
+    card = CopiesCard(
+        groups=len(copies),
+        both_splits=sum(count > 1 for count in sides.values()),
+        other_classes=sum(len({item.label for item in own}) > 1 for own in copies),
+        example=tuple(named[0]) if named else (),
+    )
+    return Groups(of_domain, groups, splits, named, card)
 
 
 def _images(domain: DomainPlan, folder: Path, corrupt: Set[str]) -> list[_Image]:
@@ -74,7 +106,8 @@ def _images(domain: DomainPlan, folder: Path, corrupt: Set[str]) -> list[_Image]
 def _splits(plan: Plan, images: Sequence[_Image], groups: Sequence[int]) -> list[Split]:
     """Return the split of each image, so that no group of images without a listed split is on two sides.
 
-    A group with a listed training image is a training group, and one with listed test images only is a test group.
+    A group with a listed training image is a training group, and one with listed test images only is a test group. If
+    this leaves a domain without training or test images, the domain keeps the split of the plan.
     """
     listed: dict[int, Split] = {}
     for image, group in zip(images, groups, strict=True):
@@ -94,7 +127,11 @@ def _splits(plan: Plan, images: Sequence[_Image], groups: Sequence[int]) -> list
         if split is None:
             split = image.split if group not in again else "test" if group in tests else "train"
         splits.append(split)
-    return splits
+    sides = {(image.item.domain, split) for image, split in zip(images, splits, strict=True)}
+    return [
+        split if {(image.item.domain, one) for one in BOTH} <= sides else image.split
+        for image, split in zip(images, splits, strict=True)
+    ]
 
 
 def _test_groups(sets: dict[str, np.ndarray], fraction: float) -> set[int]:
@@ -110,12 +147,6 @@ def _test_groups(sets: dict[str, np.ndarray], fraction: float) -> set[int]:
 
 def _rewrite(path: Path, images: Sequence[_Image], splits: Sequence[Split], groups: Sequence[int]) -> None:
     """Write the file of a domain again, with the new split and the group of each image."""
-    for split, purpose in (("train", "training"), ("test", "testing")):
-        if split not in splits:
-            raise UserError(
-                f"the domain `{path.stem}` must have images for training and for testing, but it has none for "
-                f"{purpose}, because too many of its images are exact copies or belong to the same group."
-            )
     order = sorted(range(len(images)), key=lambda i: (splits[i] == "test", images[i].item.label, images[i].item.path))
     train, test = map_domain(path)
     size, kept = train.images.shape[-1], path.with_suffix(".kept")
@@ -134,21 +165,3 @@ def _rewrite(path: Path, images: Sequence[_Image], splits: Sequence[Split], grou
     write_domain(new, batches[0], batches[1], pages)
     new.replace(path)
     kept.unlink()
-
-
-def _list_copies(images: Sequence[_Image], splits: Sequence[Split], groups: Sequence[int], path: Path) -> CopiesCard:
-    """List the exact copies in the file `path`, one line for the paths of each group, and return their numbers."""
-    alike: dict[str, list[int]] = defaultdict(list)
-    for place, image in enumerate(images):
-        alike[image.pixels].append(place)
-    copies = [places for places in alike.values() if len(places) > 1]
-    names = (sorted(f"{images[place].item.domain}:{images[place].item.path}" for place in own) for own in copies)
-    lines = ["\t".join(own) for own in names]
-    if lines:
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    sides = Counter(group for group, _ in {*zip(groups, splits, strict=True)})
-    return CopiesCard(
-        groups=len(copies),
-        both_splits=sum(count > 1 for count in sides.values()),
-        other_classes=sum(len({images[place].item.label for place in own}) > 1 for own in copies),
-    )

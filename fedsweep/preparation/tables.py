@@ -11,10 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedsweep.data.prepared.card import COPIES, StoreCard
+from fedsweep.data.prepared.card import StoreCard
 
 MOST_ROWS = 40  # largest number of classes that are listed one by one by default
-SAME = 4  # largest number of copies of an image that a warning names
 SHORTEST = 2.0  # seconds before the progress bar appears
 
 
@@ -81,35 +80,6 @@ def split_words(card: StoreCard) -> str:
 def _table(first: str, *numbers: str, title: str | None = None) -> Table:
     columns = [Column(heading, justify="right") for heading in numbers]
     return Table(first, *columns, title=title, title_justify="left", box=None)
-
-
-def copies_sentences(card: StoreCard, folder: Path) -> list[str]:
-    """Return sentences on groups of images: exact copies, and groups on both sides of the data set's own split.
-
-    The list is empty if there are none. `folder` is the folder of the prepared data set.
-    """
-    found = card.copies
-    if found is None:
-        return ["Exact copies of images are unknown, because an older version prepared the data set; use `--force`."]
-    sentences = []
-    if found.groups:
-        with (folder / COPIES).open(encoding="utf-8") as file:
-            first = " = ".join(file.readline().rstrip("\n").split("\t")[:SAME])
-        classes = f", {found.other_classes} of them in different classes" if found.other_classes else ""
-        sentences.append(
-            f"Warning: {_counted(found.groups)} of images with identical pixels{classes}, e.g. {first}; "
-            f"{folder / COPIES} lists all of them."
-        )
-    if found.both_splits:
-        sentences.append(
-            f"Warning: {_counted(found.both_splits)} of images (copies, or images of the same video) with training and "
-            "test images, because the data set's own split is kept; accuracy on these test images is too high."
-        )
-    return sentences
-
-
-def _counted(groups: int) -> str:
-    return f"{groups} group{'s' * (groups != 1)}"
 
 
 def summary(card: StoreCard) -> Table:

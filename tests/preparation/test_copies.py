@@ -18,8 +18,7 @@ from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.preparation.layouts.base import Listing
 from fedsweep.preparation.layouts.parquet import Parquet
 from fedsweep.preparation.prepare import prepare
-from fedsweep.preparation.tables import copies_sentences
-from tests.preparation.helpers import DOMAINS, Tree, plan_of
+from tests.preparation.helpers import DOMAINS, Tree, Watched, plan_of
 
 SAME = (
     ["photo/bus/0.png", "photo/bus/1.png", "photo/bus/2.png"],  # within a class
@@ -50,7 +49,7 @@ def places(folder: Path) -> dict[str, tuple[str, int | None, np.ndarray]]:
 
 def test_copies_are_listed_and_stay_on_one_side_of_a_drawn_split(copied):
     made = prepare(plan_of(copied, test_fraction=0.4))
-    assert made.card.copies.model_dump() == {"groups": 3, "both_splits": 0, "other_classes": 1}
+    assert made.card.copies.model_dump(exclude={"example"}) == {"groups": 3, "both_splits": 0, "other_classes": 1}
     lines = (made.folder / COPIES).read_text().splitlines()
     assert sorted([one.split(":")[1] for one in line.split("\t")] for line in lines) == sorted(map(list, SAME))
     found = places(made.folder)
@@ -87,10 +86,10 @@ def test_every_class_keeps_the_share_of_test_images(copied):
 
 def test_a_data_set_without_copies_has_no_groups(tree):
     made = prepare(plan_of(tree))
-    assert made.card.copies.model_dump() == {"groups": 0, "both_splits": 0, "other_classes": 0}
+    assert made.card.copies.model_dump(exclude={"example"}) == {"groups": 0, "both_splits": 0, "other_classes": 0}
     assert not (made.folder / COPIES).exists()
     assert {group for _, group, _ in places(made.folder).values()} == {None}
-    assert copies_sentences(made.card, made.folder) == []
+    assert made.warnings == ()
 
 
 def test_groups_are_loaded_and_part_of_the_digest(copied):
@@ -125,31 +124,37 @@ class Listed(Tree):
 
 def test_the_split_of_the_data_set_is_kept_and_a_warning_printed(copied):
     made = prepare(plan_of(copied, Listed()))
-    assert made.card.copies.model_dump() == {"groups": 3, "both_splits": 1, "other_classes": 1}
+    assert made.card.copies.model_dump(exclude={"example"}) == {"groups": 3, "both_splits": 1, "other_classes": 1}
     found = places(made.folder)
     assert {path: split for path, (split, _, _) in found.items()} == {
         path: "train" if int(path[-5]) < 5 else "test" for path in found
     }
-    assert copies_sentences(made.card, made.folder) == [
-        "Warning: 3 groups of images with identical pixels, 1 of them in different classes, e.g. "
-        f"photo:photo/bus/0.png = photo:photo/bus/1.png = photo:photo/bus/2.png; "
-        f"{made.folder / COPIES} lists all of them.",
-        "Warning: 1 group of images (copies, or images of the same video) with training and test images, because the "
-        "data set's own split is kept; accuracy on these test images is too high.",
-    ]
+    expected = (
+        "3 groups of images have identical pixels, 1 of them in different classes, e.g. photo:photo/bus/0.png = "
+        "photo:photo/bus/1.png = photo:photo/bus/2.png; each group is kept together, see `copies.txt`",
+        "1 group of copies or related images has both training and test images, because the split of the data set is "
+        "kept or all images of a domain are copies; the accuracy on such test images is too high",
+    )
+    assert made.warnings == prepare(plan_of(copied, Listed())).warnings == expected
 
 
-def test_a_domain_of_copies_is_an_error(tmp_path):
+def test_strict_rejects_copies_and_decodes_nothing_again(copied):
+    with pytest.raises(UserError, match=r"`--strict` allows no warnings, but 3 groups of images have identical pixels"):
+        prepare(plan_of(copied), strict=True)
+    source = Watched()
+    prepare(plan_of(copied, source))
+    assert source.seen == []
+
+
+def test_a_domain_of_copies_keeps_its_split_with_a_warning(tmp_path):
     for domain in DOMAINS:
         (tmp_path / "x" / domain / "cat").mkdir(parents=True)
         for number in range(3):
-            Image.new("RGB", (16, 16), (9, 9, 9)).save(tmp_path / "x" / domain / "cat" / f"{number}.png")
-    with pytest.raises(UserError) as refused:
-        prepare(plan_of(tmp_path / "x"))
-    assert str(refused.value) == (
-        "the domain `photo` must have images for training and for testing, but it has none for testing, because too "
-        "many of its images are exact copies or belong to the same group."
-    )
+            Image.new("RGB", (16, 16), (9, 99, 199)).save(tmp_path / "x" / domain / "cat" / f"{number}.png")
+    made = prepare(plan_of(tmp_path / "x"))
+    assert [(one.train, one.test) for one in made.card.domains.values()] == [(2, 1), (2, 1)]
+    assert made.card.copies.both_splits == 1
+    assert "1 group of copies or related images has both training and test images" in made.warnings[-1]
 
 
 def test_the_groups_of_a_parquet_file_stay_together(tmp_path):
@@ -163,7 +168,7 @@ def test_the_groups_of_a_parquet_file_stay_together(tmp_path):
     table = pa.table({"image": images, "label": [row // 30 for row in range(60)], "group": group})
     pq.write_table(table, tmp_path / "scans" / "photo.parquet")
     made = prepare(plan_of(tmp_path / "scans", Parquet(), test_fraction=0.3))
-    assert made.card.copies.model_dump() == {"groups": 0, "both_splits": 0, "other_classes": 0}
+    assert made.card.copies.model_dump(exclude={"example"}) == {"groups": 0, "both_splits": 0, "other_classes": 0}
     train, test = map_domain(made.folder / "photo.arrow")
     sides = [
         {path: int(number) for path, number in zip(part.paths.to_pylist(), part.groups, strict=True)}
@@ -173,9 +178,3 @@ def test_the_groups_of_a_parquet_file_stay_together(tmp_path):
     assert len(sides[1]) == 20  # two groups of each class
     of_group = {(group[int(path.split(":")[1])], number) for side in sides for path, number in side.items()}
     assert len(of_group) == len({number for _, number in of_group}) == 12
-
-
-def test_an_older_data_set_has_unknown_copies(tree):
-    made = prepare(plan_of(tree))
-    (sentence,) = copies_sentences(made.card.model_copy(update={"copies": None}), made.folder)
-    assert "--force" in sentence

@@ -31,6 +31,7 @@ class CopiesCard(Config):
     groups: int = Field(ge=0, description="number of groups of images with identical pixels")
     both_splits: int = Field(ge=0, description="number of groups with training and test images")
     other_classes: int = Field(ge=0, description="number of groups of identical images with different classes")
+    example: tuple[str, ...] = Field((), description="the images of the first group of identical images")
 
 
 class StoreCard(Config):
@@ -61,6 +62,7 @@ class StoreCard(Config):
     )
     skipped: tuple[str, ...] = Field((), description="images that could not be decoded")
     copies: CopiesCard | None = Field(None, description="exact copies among the images; null in older cards")
+    blank: tuple[str, ...] = Field((), description="images that are nearly black or of one colour after decoding")
     plan: str = Field("", description="SHA-256 of the list of source files and of all options")
     times: str = Field("", description="SHA-256 of the source files' modification times; empty in older cards")
     made_with: str = Field("", description="name and version of the decoder, which can affect the last bit of a pixel")
