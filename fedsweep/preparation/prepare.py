@@ -131,7 +131,8 @@ def prepare(
 
     Raises:
         UserError: Another process is preparing the data set, the folder `plan.folder` contains other files or was
-            prepared from other images, an image is corrupt, the disk is full, or there are warnings and `strict` is true.
+            prepared from other images, an image is corrupt, the disk is full, or `strict` is true and there are
+            warnings.
     """
     folder = plan.folder
     part, replaced = folder.with_name(f"{folder.name}.part"), folder.with_name(f".{folder.name}.replaced")

@@ -50,8 +50,8 @@ def other_format(tree: Path) -> None:
 
 
 CASES = {
-    nearly_black: "2 images are nearly black or of one colour: `photo/cat/dark.png`, `photo/cat/one.png`; 16-bit values "
-    "are divided by 256, so images that use fewer bits must be rescaled first",
+    nearly_black: "2 images are nearly black or of one colour: `photo/cat/dark.png`, `photo/cat/one.png`; 16-bit "
+    "values are divided by 256, so images that use fewer bits must be rescaled first",
     other_case: "`Cat` and `cat` are different classes, although their names are alike",
     single: "1 class has no test image: `owl` of `sketch` (1 in training)",
     empty: "1 class folder is empty: `photo/cat`",
