@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.data.groups import TooFewGroupsError, held_out, linked, merged, repeated
 from fedsweep.data.prepared.arrow_files import map_domain, map_file, record_batch, write_domain
@@ -66,6 +67,9 @@ def find_groups(plan: Plan, folder: Path, corrupt: Set[str]) -> Groups:
         plan: The plan of the data set.
         folder: The folder with the domains' files.
         corrupt: The paths of images that are not in the files.
+
+    Raises:
+        UserError: A file does not contain the planned images.
     """
     of_domain = {domain.name: _images(domain, folder, corrupt) for domain in plan.domains}
     images = [image for own in of_domain.values() for image in own]
@@ -92,10 +96,18 @@ def find_groups(plan: Plan, folder: Path, corrupt: Set[str]) -> Groups:
 
 
 def _images(domain: DomainPlan, folder: Path, corrupt: Set[str]) -> list[_Image]:
-    """Return the images of a domain in the order of its file."""
-    found = []
-    parts = zip(map_domain(folder / f"{domain.name}.arrow"), domain.parts(corrupt), BOTH, strict=True)
-    for part, planned, split in parts:
+    """Return the images of a domain in the order of its file.
+
+    Raise UserError unless the paths and labels in the file match the plan. The check is necessary because the digest of
+    the data set does not cover the paths.
+    """
+    found, path = [], folder / f"{domain.name}.arrow"
+    for part, planned, split in zip(map_domain(path), domain.parts(corrupt), BOTH, strict=True):
+        written = zip(part.labels.tolist(), part.paths.to_pylist(), strict=True)
+        if [*written] != [(item.label, item.path) for _, item in planned]:
+            raise UserError(
+                f"{path} contains other labels or images than planned; delete {folder} and run the same command again."
+            )
         for row, (_, item) in enumerate(planned):
             found.append(_Image(item, split, hashlib.blake2b(part.images[row].data, digest_size=16).hexdigest()))
             if row % RELEASE == 0:

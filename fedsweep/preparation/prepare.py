@@ -157,7 +157,7 @@ def prepare(
             _write_corrupt(plan, corrupt, part / CORRUPT, skip_corrupt)
             _check_complete(plan, {one.path for one in corrupt})
             reject(plan, warnings := [*warnings, *blank_warning(blank)], strict)
-            groups = find_groups(plan, part, _checked(plan, part, corrupt))
+            groups = find_groups(plan, part, {one.path for one in corrupt})
             reject(plan, warnings := [*warnings, *copies_warnings(groups.card)], strict)
             groups.write(part)
             write_sources(part, plan.stamps)
@@ -316,23 +316,6 @@ def _write_card(
 def _domain_card(path: Path) -> DomainCard:
     train, test = map_domain(path)
     return DomainCard(train=len(train.labels), test=len(test.labels), bytes=path.stat().st_size)
-
-
-def _checked(plan: Plan, folder: Path, corrupt: Sequence[Corrupt]) -> Set[str]:
-    """Check that the paths and labels in the domains' files match the plan, and return the paths of corrupt images.
-
-    The check is necessary because the digest does not cover the paths.
-    """
-    skipped = {one.path for one in corrupt}
-    for domain in plan.domains:
-        for part, planned in zip(map_domain(folder / f"{domain.name}.arrow"), domain.parts(skipped), strict=True):
-            found = zip(part.labels.tolist(), part.paths.to_pylist(), strict=True)
-            if [*found] != [(item.label, item.path) for _, item in planned]:
-                raise UserError(
-                    f"{folder / f'{domain.name}.arrow'} contains other labels or images than planned; delete {folder} "
-                    "and run the same command again."
-                )
-    return skipped
 
 
 def _exchange(part: Path, folder: Path, replaced: Path, card: StoreCard) -> None:

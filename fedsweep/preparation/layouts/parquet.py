@@ -177,7 +177,7 @@ class _Table:
                     raise UserError(
                         f"{self.path}: a split must be one of {', '.join(SPLITS)}, but it is `{splits[row]}`."
                     )
-            yield Item(f"{self.path.name}:{row}", label, str(domains[row]), split, groups and str(groups[row]))
+            yield Item(f"{self.path.name}:{row}", label, str(domains[row]), split, str(groups[row]) if groups else None)
 
 
 def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
