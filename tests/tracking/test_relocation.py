@@ -1,6 +1,7 @@
 """A copied or moved results folder, whose artifacts MLflow shows instead of those of the original."""
 
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ def original(tmp_path_factory: pytest.TempPathFactory, new_store: NewStore) -> S
 def addresses(root: Path) -> list[str]:
     client = Destination.of(root).client()
     experiment = client.get_experiment_by_name("group/tiny")
+    assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     return [experiment.artifact_location, run.info.artifact_uri]
 
@@ -46,10 +48,8 @@ def test_a_copy_that_cannot_be_corrected_is_an_error(
     original: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(original.root, tmp_path / "copy")
-    connect = relocation.sqlite3.connect
-    monkeypatch.setattr(
-        relocation.sqlite3, "connect", lambda path, timeout: connect(f"file:{path}?mode=ro", timeout, uri=True)
-    )
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda path, timeout: connect(f"file:{path}?mode=ro", timeout, uri=True))
     with pytest.raises(UserError) as refused:
         relocation.relocate(tmp_path / "copy")
     assert str(refused.value) == (
