@@ -9,8 +9,9 @@ from rich.text import Text
 from typer import Argument, Option
 
 from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, StoreOption, check_format, listed
-from fedsweep.cli.output import relative, result_console
+from fedsweep.cli.output import awaiting, progress_console, relative, result_console
 from fedsweep.common.errors import UserError, disk_is_full
+from fedsweep.common.progress import loading
 from fedsweep.results import Store
 from fedsweep.results.table_columns import check_columns
 
@@ -42,7 +43,8 @@ def report(
 
     Example: `fedsweep report ablations/lora_rank --columns worst_domain,megabytes_up,rounds_to=0.7 --format latex`
     """
-    from fedsweep.report import write_report
+    with loading(progress_console(), "the report", "fedsweep.report"):
+        from fedsweep.report import write_report
 
     check_format(format, ("terminal", *FILES))
     if format == "parquet" and sys.stdout.isatty():
@@ -57,7 +59,8 @@ def report(
         manifest = manifest.model_copy(update={"columns": tuple(listed(columns))})
     folder = found.folder / "report"
     try:
-        made = write_report(manifest, trials, folder)
+        with awaiting("Writing the report"):
+            made = write_report(manifest, trials, folder)
     except OSError as error:
         if disk_is_full(error):
             raise
@@ -86,7 +89,8 @@ def compare(
 
     Example: `fedsweep compare ablations/lora_rank:lora.rank=4 ablations/lora_rank:lora.rank=16`
     """
-    from fedsweep.report.compare_sweeps import LEFT_OUT_FIRST, Pairing
+    with loading(progress_console(), "the statistics", "fedsweep.report"):
+        from fedsweep.report.compare_sweeps import LEFT_OUT_FIRST, Pairing
 
     check_format(format, ("terminal", "markdown", "csv"))
     home = Store.at(store)
