@@ -47,7 +47,7 @@ class Config(BaseModel):
     what_a_name_is: ClassVar[str] = "a hyperparameter of this run"
     """The end of the sentence "`NAME` is not ...", the error message about an unknown name."""
     all_mistakes: ClassVar[bool] = False
-    """Whether an error message lists all invalid values instead of only the first one."""
+    """True if an error message lists all invalid values instead of only the first one."""
 
     @classmethod
     def of(cls, data: Mapping[str, Json], where: str) -> Self:

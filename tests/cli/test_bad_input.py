@@ -272,8 +272,8 @@ RANKS = "{grid: [1, 4, 8, 16]}"
         ((f"\n  lora.rank: {RANKS}", ""), ": `space` must be a mapping of names to values, but it is null."),
         ((RANKS, "[1, 8]"), ": each axis of `space` must name its kind; write `lora.rank: {grid: [1, 8]}` instead of "
          "`lora.rank: [1, 8]`."),
-        ((RANKS, "8\n  optimizer.lr: [0.1, 0.03]"), ": each axis of `space` must name its kind; write `lora.rank: {grid: "
-         "[8]}` instead of `lora.rank: 8`, and `optimizer.lr: {grid: [0.1, 0.03]}` instead of `optimizer.lr: [0.1, "
+        ((RANKS, "8\n  optimizer.lr: [0.1, 0.03]"), ": each axis of `space` must name its kind; write "
+         "`lora.rank: {grid: [8]}` instead of `lora.rank: 8`, and `optimizer.lr: {grid: [0.1, 0.03]}` instead of `optimizer.lr: [0.1, "
          "0.03]`."),
         ((RANKS, "{uniform: [1, 8]}"), ": `search` grid needs `grid` values for each axis, but `space.lora.rank` has "
          "`uniform`; to sample from ranges, write `search: {name: tpe, samples: 24}`."),
@@ -298,7 +298,8 @@ RANKS = "{grid: [1, 4, 8, 16]}"
          "loss/train, allocation/gamma, allocation/gamma_star, allocation/idle, lora/residual, lora/relative_norm, "
          "bytes/down, bytes/up, parameters/held, parameters/trained."),
         (("mode: max", "mode: best"), ": `objective.mode` must be 'max' or 'min', but it is \"best\"."),
-        (("{lora.rank: 8}", "{lora.rank: 7}"), ": `baseline` must be one of the arms, but {'lora.rank': 7} is not; write "
+        (("{lora.rank: 8}", "{lora.rank: 7}"), ": `baseline` must be one of the arms, but {'lora.rank': 7} is not; "
+         "write "
          "`baseline: {lora.rank: 1}` or `baseline: {lora.rank: 4}` or `baseline: {lora.rank: 8}` or `baseline: "
          "{lora.rank: 16}`."),
         (("[0, 1, 2]", "[0, 0]"), ": `seeds` must be distinct and not negative, but they are [0, 0]."),

@@ -188,7 +188,8 @@ def test_a_baseline_without_a_counterpart_of_each_arm_is_rejected(read):
     assert read(grid(GRIDDED, baseline=whole)).space.baseline == whole
     not_there = {"method": "fedra", "method.beta": 0.1}
     assert refusal(read, grid(GRIDDED, baseline=not_there)) == (
-        f": `baseline` must be one of the arms, but {not_there} is not; write `baseline: {{method: fedra, lora.rank: 2}}` or "
+        f": `baseline` must be one of the arms, but {not_there} is not; write "
+        "`baseline: {method: fedra, lora.rank: 2}` or "
         "`baseline: {method: fedra, lora.rank: 4}` or `baseline: {method: all_small, lora.rank: 2}` or "
         "`baseline: {method: all_small, lora.rank: 4}` or one of 4 other arms."
     )
