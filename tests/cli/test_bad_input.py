@@ -273,7 +273,8 @@ RANKS = "{grid: [1, 4, 8, 16]}"
         ((RANKS, "[1, 8]"), ": each axis of `space` must name its kind; write `lora.rank: {grid: [1, 8]}` instead of "
          "`lora.rank: [1, 8]`."),
         ((RANKS, "8\n  optimizer.lr: [0.1, 0.03]"), ": each axis of `space` must name its kind; write "
-         "`lora.rank: {grid: [8]}` instead of `lora.rank: 8`, and `optimizer.lr: {grid: [0.1, 0.03]}` instead of `optimizer.lr: [0.1, "
+         "`lora.rank: {grid: [8]}` instead of `lora.rank: 8`, and `optimizer.lr: {grid: [0.1, 0.03]}` instead "
+         "of `optimizer.lr: [0.1, "
          "0.03]`."),
         ((RANKS, "{uniform: [1, 8]}"), ": `search` grid needs `grid` values for each axis, but `space.lora.rank` has "
          "`uniform`; to sample from ranges, write `search: {name: tpe, samples: 24}`."),
