@@ -24,6 +24,7 @@ from fedsweep.report.intervals_and_power import (
     bootstrap_interval,
     detectable_effect,
     power,
+    seeds_interval,
     seeds_needed,
     t_interval,
 )
@@ -162,6 +163,26 @@ def test_a_tiny_difference_needs_too_many_seeds():
     assert seeds_needed(0.001, 0.05) is None
 
 
+def test_the_range_of_seeds_contains_the_true_number_in_four_of_five_sweeps():
+    """A single estimate says little: with three seeds, the middle 80% of them span 4 to over 250 for a true 22."""
+    rng, level, truth = np.random.default_rng(0), 0.05 / 3, 22
+    difference = next(one / 1000 for one in range(500, 1500) if seeds_needed(one / 1000, level) == truth)
+    spreads = [float(np.std(rng.normal(difference, 1, 3), ddof=1)) for _ in range(600)]
+    ranges = [seeds_interval(difference, spread, 3, level) for spread in spreads]
+    inside = [low <= truth <= (high or 10_001) for low, high in ranges]
+    assert np.mean(inside) == pytest.approx(0.8, abs=0.04)
+    estimates = sorted(seeds_needed(difference / spread, level) for spread in spreads)
+    assert estimates[60] < truth / 2 < 2 * truth < estimates[-60]
+
+
+def test_more_seeds_give_a_narrower_range_around_the_estimate():
+    ranges = [seeds_interval(0.01, 0.02, n, 0.05) for n in (3, 6, 20, 100)]
+    estimate = seeds_needed(0.5, 0.05)
+    assert all(low < estimate < high for low, high in ranges)
+    assert [high - low for low, high in ranges] == sorted((high - low for low, high in ranges), reverse=True)
+    assert seeds_interval(0.0, 0.02, 3, 0.05) == (None, None)
+
+
 def test_planning_uses_the_level_of_holm_and_only_undetected_differences():
     alone = one([0.01, 0.03, -0.01])
     baseline = dict.fromkeys(range(3), 0.5)
@@ -173,6 +194,8 @@ def test_planning_uses_the_level_of_holm_and_only_undetected_differences():
     clear = one([0.100, 0.102, 0.101])
     assert clear.verdict == "higher"
     assert clear.seeds_needed is None
+    assert clear.seeds_range is None
+    assert alone.seeds_range[0] < alone.seeds_needed < alone.seeds_range[1]
     assert clear.detectable == pytest.approx(0.001 * detectable_effect(3, 0.05))
 
 
