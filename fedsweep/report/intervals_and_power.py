@@ -115,6 +115,6 @@ def seeds_interval(difference: float, spread: float, n: int, level: float) -> tu
         level: The level of the test.
     """
     tail, free = (1 - PLANNING) / 2, n - 1
-    borders = stats.chi2.isf([tail, 1 - tail], free)
+    borders = [float(stats.chi2.isf(share, free)) for share in (tail, 1 - tail)]
     low, high = (seeds_needed(abs(difference) / (spread * (free / border) ** 0.5), level) for border in borders)
     return low, high

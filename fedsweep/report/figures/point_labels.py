@@ -63,7 +63,7 @@ def label_points(
         others: The x and y of the points without a label.
     """
     scale = 72 / axes.figure.dpi  # from pixels to points
-    spots = [_spot(axes, x, y, scale) for x, y, *_ in [*named, *others]]
+    spots = [_spot(axes, x, y, scale) for x, y in [*((x, y) for x, y, _ in named), *others]]
     blocked = [Box(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in spots]
     lines = [pair for line in axes.lines for pair in _segments(line, scale)]
     corner = axes.get_window_extent()
