@@ -68,7 +68,7 @@ def _ends(row: Row, arms: Sequence[ArmStatistics], manifest: SweepManifest) -> f
     """Return the distance from 0 to the farthest end of a row, in the unit of the axis."""
     found = row[2]
     ends = [found.difference or 0.0, *(found.interval or ()), *_of_seeds(row, arms)]
-    return canvas.scale_of(manifest.metric) * max(map(abs, ends))
+    return float(canvas.scale_of(manifest.metric) * max(map(abs, ends)))
 
 
 def _reach(ends: Sequence[float]) -> tuple[float, bool]:
