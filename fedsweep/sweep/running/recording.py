@@ -19,6 +19,7 @@ from fedsweep.sweep.plan.reuse import Reuse
 from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_replacement import Generations
 from fedsweep.sweep.running.display import LiveTable
+from fedsweep.sweep.running.watched import Stop
 from fedsweep.tracking import Recorder
 
 LOST_WORKERS = 3
@@ -65,6 +66,7 @@ class Recording(Callback, Stopper):
     packing: Packing
     state: ArmState | Generations | None = None
     """The arms that are halved together, or the population; None for independent trials."""
+    stop: Stop = field(default_factory=Stop)
     _shown: dict[str, int] = field(default_factory=dict, init=False)
     _lost: Counter[str] = field(default_factory=Counter, init=False)
 
@@ -92,15 +94,21 @@ class Recording(Callback, Stopper):
             self.writes.remote_error = LOST
         return self.writes.disk_full or bool(self.writes.remote_error)
 
+    def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        """End Ray Tune's loop if the sweep was interrupted."""
+        self.stop.check()
+
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
     ) -> None:
         """Show a reported round, which is already on disk, in the live table and in MLflow."""
+        self.stop.check_abandoned()
         self.writes.disk_full |= result.get("kind") == "full"
         self.sync(trial.config["trial"])
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         """Record the end of a trial that reached its last round, reported an error or was stopped by the scheduler."""
+        self.stop.check_abandoned()
         key, result = trial.config["trial"], trial.last_result
         last = result.get("round", 0)
         if (kind := result.get("kind")) is not None:
@@ -122,6 +130,7 @@ class Recording(Callback, Stopper):
 
         The trial is started again, unless all its rounds are recorded or it has lost too many workers.
         """
+        self.stop.check_abandoned()
         key = trial.config["trial"]
         self.fetch(key)
         history = self.sweep.trial(key).history()
