@@ -52,11 +52,15 @@ class ImageSet:
     For m images and n examples, `images` is uint8 (m, 3, height, width), and `labels` is int64 (n,). Example i is
     `images[rows[i]]` with the label `labels[i]`, so subsets can share the pixels. If `rows` is None, example i is
     `images[i]`.
+
+    `groups` (n,), int64, is the group of each example, such as the scan or the video that it shows. A number means the
+    same group in all sets of a data set. If `groups` is None, every example is a group of its own.
     """
 
     images: Tensor | PixelStack
     labels: Tensor
     rows: Tensor | None = None
+    groups: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -88,7 +92,8 @@ class ImageSet:
 
     def select(self, index: Tensor) -> ImageSet:
         """Return the examples at `index` (k,) as a new set that shares the pixels with this one."""
-        return ImageSet(self.images, self.labels[index], index if self.rows is None else self.rows[index])
+        groups = None if self.groups is None else self.groups[index]
+        return ImageSet(self.images, self.labels[index], index if self.rows is None else self.rows[index], groups)
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of images (size, 3, height, width) and labels (size,) in order.

@@ -51,6 +51,7 @@ def prepare(
     skip_corrupt: Annotated[bool, Option("--skip-corrupt", help="skip images that cannot be decoded")] = False,
     workers: WorkersOption = None,
     force: Annotated[bool, Option("--force", help="replace an existing data set of the same name and size")] = False,
+    strict: Annotated[bool, Option("--strict", help="end with an error instead of warnings about the images")] = False,
 ) -> None:
     """Decode the images of a data set once, so that all trials can share them in memory.
 
@@ -72,7 +73,9 @@ def prepare(
     from fedsweep.preparation.tables import ImageBar
 
     with _resumable("decoded"), ImageBar(console) as bar:
-        made = make_store(plan, processes, skip_corrupt, force, bar)
+        made = make_store(plan, processes, skip_corrupt, force, strict, bar)
+    for warning in made.warnings:
+        console.print(f"Warning: {warning}.", style="yellow", soft_wrap=True)
     _print_prepared(made, plan)
 
 

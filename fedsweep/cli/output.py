@@ -128,6 +128,8 @@ def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None)
         f"({plan.num_trials * rounds} rounds in all), {side}.\nSeeds: {', '.join(map(str, plan.space.seeds))}; "
         f"search: {plan.space.search.name}; scheduler: {plan.space.scheduler.name}."
     )
+    for change in plan.unnamed_changes():
+        console.print(f"{change}.", style="yellow")
     if estimate:
         with console.status("measuring one round"):
             seconds, fit = measured(plan, most, cluster or HERE)

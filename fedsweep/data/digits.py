@@ -52,18 +52,21 @@ class DigitsData(Data):
     def load(self) -> FederatedData:
         """Return the rendered domains, with uint8 images (n, 3, 16, 16).
 
+        The group of an image is the number of its scan, which is the same in every style.
+
         A held-out domain is tested on its test split only, because the scans in its training split are also training
         images of the other domains.
         """
-        scans, labels = read_scans()
-        glyphs = enlarge(scans / 16)
+        found, labels = read_scans()
+        glyphs = enlarge(found / 16)
         order = torch.randperm(len(labels), generator=_generator("split"))
         test, train = order.tensor_split([round(len(labels) * self.test_fraction)])
         train, test = train.sort().values, test.sort().values
         domains = []
         for name in self.domains:
             images = to_uint8(RENDERERS[name](glyphs, _generator("style", name)))
-            domains.append(Domain(name, ImageSet(images[train], labels[train]), ImageSet(images[test], labels[test])))
+            parts = (ImageSet(images[scans], labels[scans], groups=scans) for scans in (train, test))
+            domains.append(Domain(name, *parts))
         classes = tuple("0123456789")
         ours, others = ([one for one in domains if (one.name in self.held_out_domains) == out] for out in (False, True))
         return FederatedData("digits", classes, tuple(ours), content_digest(classes, domains), tuple(others))

@@ -1,6 +1,7 @@
 """Partitions, which are rules that divide the training images among clients.
 
 Before the division, a random part of each domain's training images can be held out for the server (proxy images).
+Images of the same group, such as the renderings of a scan, are never divided between training and held-out images.
 """
 
 from abc import ABC, abstractmethod
@@ -16,9 +17,12 @@ from torch import Tensor
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
+from fedsweep.data.dealing import deal_by_dirichlet, deal_evenly
+from fedsweep.data.groups import TooFewGroupsError, held_out, linked, wanted
 from fedsweep.types import Client, ClientId, FederatedData, ImageSet, PixelStack
 
 POOL = "pool"  # the domain of clients with images of several domains
+MOST_CLIENTS = 100_000  # enough for any data set; more clients would only delay the error about too few images
 
 
 @dataclass(frozen=True)
@@ -102,19 +106,19 @@ class Partition(Config, ABC):
             UserError: There are too few images for the number of clients, or a domain or a client has too few images to
                 hold some of them out.
         """
-        shares = {one.name: _hold_out(one.train, self.proxy_share, seed, "proxy", one.name) for one in data.domains}
-        sources = {name: rest for name, (_, rest) in shares.items()}
+        proxy, sources = _hold_out({one.name: one.train for one in data.domains}, self.proxy_share, seed, "proxy")
         if self.pools:
             sources = {POOL: pool(list(sources.values()))}
         dealt: dict[ClientId, ImageSet] = {}
         for source, images in sources.items():
             dealt.update(zip(self.ids(source), self.cut(images, source, seed), strict=True))
-        clients = []
-        for client, domain in self.clients_of([one.name for one in data.domains]).items():
-            test, rest = _hold_out(dealt[client], self.test_share, seed, "test", client)
-            validation, train = _hold_out(rest, self.validation_share, seed, "validation", client)
-            clients.append(Client(client, domain, train, capacities[client], validation, test))
-        return Split(tuple(clients), {name: proxy for name, (proxy, _) in shares.items() if proxy is not None})
+        test, rest = _hold_out(dealt, self.test_share, seed, "test")
+        validation, train = _hold_out(rest, self.validation_share, seed, "validation")
+        clients = (
+            Client(client, domain, train[client], capacities[client], validation.get(client), test.get(client))
+            for client, domain in self.clients_of([one.name for one in data.domains]).items()
+        )
+        return Split(tuple(clients), proxy)
 
     @property
     def takes_synthetic(self) -> bool:
@@ -132,23 +136,53 @@ class Partition(Config, ABC):
         return replace(parts, clients=clients, synthetic=synthetic)
 
 
-def _hold_out(whole: ImageSet, share: float, seed: int, purpose: str, name: str) -> tuple[ImageSet | None, ImageSet]:
-    """Hold out a random `share` of the examples in `whole`, and return the held-out part and the rest.
+def _hold_out(
+    sets: Mapping[str, ImageSet], share: float, seed: int, purpose: str
+) -> tuple[dict[str, ImageSet], dict[str, ImageSet]]:
+    """Hold out a random `share` of the examples of each set, and return the held-out parts and the rests.
 
-    The held-out part is None if `share` is 0. Both parts keep the original order. `purpose` and `name` select the
-    random stream.
+    No group has examples both in a held-out part and in a rest. Sets without groups of several examples are divided
+    example by example, each with a random stream of its own. All other sets are divided together.
+
+    Args:
+        sets: The sets, keyed by the name of a client or a domain.
+        share: The share of the examples of each set that is held out.
+        seed: The seed of the run.
+        purpose: The purpose of the held-out examples, which selects the random stream.
+
+    Returns:
+        The held-out parts, and the rests. If `share` is 0, there are no held-out parts. All parts keep the original
+        order.
     """
     if share == 0:
-        return None, whole
-    if len(whole) < 2:
-        raise UserError(f"`partition.{purpose}_share` {share:g} needs at least 2 images, but {name} has {len(whole)}.")
-    count = min(max(round(share * len(whole)), 1), len(whole) - 1)
-    order = torch.from_numpy(stream(seed, purpose, name).permutation(len(whole)))
-    return whole.select(order[:count].sort().values), whole.select(order[count:].sort().values)
+        return {}, dict(sets)
+    for name, whole in sets.items():
+        if len(whole) < 2:
+            raise UserError(
+                f"`partition.{purpose}_share` {share:g} needs at least 2 images, but {name} has {len(whole)}."
+            )
+    groups = {name: whole.groups.numpy() for name, whole in sets.items() if whole.groups is not None}
+    together = {name: groups[name] for name in linked(groups)}
+    try:
+        chosen = held_out(together, share, stream(seed, purpose, "groups")) if together else np.array([])
+    except TooFewGroupsError as error:
+        raise UserError(
+            f"`partition.{purpose}_share` {share:g} holds out whole groups of images, such as the frames of a video, "
+            f"but {error.name} has too few groups: {error.groups}."
+        ) from None
+    held, rest = {}, {}
+    for name, whole in sets.items():
+        if name in together:
+            out = torch.from_numpy(np.isin(together[name], chosen))
+        else:
+            order = torch.from_numpy(stream(seed, purpose, name).permutation(len(whole)))
+            out = torch.zeros(len(whole), dtype=torch.bool).index_fill(0, order[: wanted(share, len(whole))], True)
+        held[name], rest[name] = (whole.select(part.nonzero().flatten()) for part in (out, ~out))
+    return held, rest
 
 
 def pool(sets: Sequence[ImageSet]) -> ImageSet:
-    """Join image sets into one set without copying pixels."""
+    """Join image sets into one set without copying pixels. It has groups if all sets have groups."""
     if len(sets) == 1:
         return sets[0]
     parts, rows, start = list[Tensor](), [], 0
@@ -156,7 +190,9 @@ def pool(sets: Sequence[ImageSet]) -> ImageSet:
         parts += one.parts
         rows.append(start + (torch.arange(len(one)) if one.rows is None else one.rows))
         start += len(one.images)
-    return ImageSet(PixelStack(tuple(parts)), torch.cat([one.labels for one in sets]), torch.cat(rows))
+    groups = [one.groups for one in sets if one.groups is not None]
+    of_all = torch.cat(groups) if len(groups) == len(sets) else None
+    return ImageSet(PixelStack(tuple(parts)), torch.cat([one.labels for one in sets]), torch.cat(rows), of_all)
 
 
 def numbered(prefix: str, count: int) -> list[ClientId]:
@@ -168,7 +204,6 @@ def numbered(prefix: str, count: int) -> list[ClientId]:
     return [f"{prefix}{number:0{digits}d}" for number in range(count)]
 
 
-TRIES = 1000
 Alpha = Annotated[
     float,
     Field(
@@ -184,53 +219,6 @@ MinSize = Annotated[
         description="smallest number of images per client; the division is redrawn until every client has enough",
     ),
 ]
-
-
-def deal_by_dirichlet(
-    labels: Tensor, clients: int, alpha: float, min_size: int, rng: np.random.Generator, whose: str
-) -> list[Tensor]:
-    """Divide the examples of each class among clients in proportions drawn from a Dirichlet distribution.
-
-    The examples of a class are shuffled and divided in the proportions p ~ Dirichlet(alpha, ..., alpha). The
-    proportions of all classes are redrawn until every client has at least `min_size` examples.
-
-    Args:
-        labels: The class of each example, int64 (n,).
-        clients: The number of clients.
-        alpha: The concentration of the Dirichlet distribution; a small value gives each client few classes.
-        min_size: The smallest number of examples per client.
-        rng: The random generator.
-        whose: The source of the examples, e.g. "domain art", for error messages.
-
-    Returns:
-        For each client, the positions of its examples in `labels`, in ascending order.
-
-    Raises:
-        UserError: There are too few examples, or no draw gives every client `min_size` examples.
-    """
-    if clients * min_size > len(labels):
-        raise UserError(
-            f"`partition.min_size` {min_size} for each of {clients} clients needs {clients * min_size} images, "
-            f"but {whose} has {len(labels)}."
-        )
-    of_example = labels.numpy()
-    classes = [rng.permutation(np.flatnonzero(of_example == label)) for label in np.unique(of_example)]
-    counts = np.array([len(positions) for positions in classes])[:, None]
-    best = 0
-    for _ in range(TRIES):
-        shares = rng.dirichlet(np.full(clients, alpha), size=len(classes))
-        ends = np.rint(shares.cumsum(axis=1) * counts).astype(np.int64)  # (classes, clients)
-        ends[:, -1] = counts[:, 0]  # the sum may differ from 1 by rounding
-        smallest = int(np.diff(ends, prepend=0, axis=1).sum(axis=0).min())
-        if smallest >= min_size:
-            parts = [np.split(positions, end[:-1]) for positions, end in zip(classes, ends, strict=True)]
-            return [torch.from_numpy(np.sort(np.concatenate(mine))) for mine in zip(*parts, strict=True)]
-        best = max(best, smallest)
-    raise UserError(
-        f"`partition.alpha` {alpha:g} leaves one of the {clients} clients of {whose} with fewer images than "
-        f"`partition.min_size` {min_size} in each of {TRIES} draws (at best {best} of {len(labels)}); "
-        "increase alpha, or decrease the number of clients or the minimum."
-    )
 
 
 class FeatureSkew(Partition):
@@ -250,7 +238,7 @@ class FeatureLabelSkew(Partition):
     """
 
     name: Literal["feature_label_skew"] = "feature_label_skew"
-    clients_per_domain: int = Field(5, gt=0, description="K, the number of clients of each domain")
+    clients_per_domain: int = Field(5, gt=0, le=MOST_CLIENTS, description="K, the number of clients of each domain")
     alpha: Alpha = 0.5
     min_size: MinSize = 10
 
@@ -264,7 +252,7 @@ class FeatureLabelSkew(Partition):
         Each domain has its own random stream.
         """
         rng, whose = stream(seed, "dirichlet", source), f"domain {source}"
-        parts = deal_by_dirichlet(images.labels, self.clients_per_domain, self.alpha, self.min_size, rng, whose)
+        parts = deal_by_dirichlet(images, self.clients_per_domain, self.alpha, self.min_size, rng, whose)
         return [images.select(rows) for rows in parts]
 
 
@@ -273,7 +261,7 @@ class Pooled(Partition, ABC):
 
     pools: ClassVar = True
 
-    clients: int = Field(10, gt=0, description="N, the number of clients")
+    clients: int = Field(10, gt=0, le=MOST_CLIENTS, description="N, the number of clients")
 
     def ids(self, source: str) -> list[ClientId]:
         """Return the ids of all clients, in the form `client-<number>`."""
@@ -291,14 +279,11 @@ class Iid(Pooled):
     def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
         """Divide the images at random into one part per client.
 
-        The sizes of the parts differ by at most one image.
+        The sizes of the parts differ by at most one image. Groups of several images are dealt one after the other, each
+        to the client with the fewest images.
         """
-        if len(images) < self.clients:
-            raise UserError(
-                f"`partition.clients` must be at most {len(images)}, the number of images, but it is {self.clients}."
-            )
-        order = torch.from_numpy(stream(seed, "iid").permutation(len(images)))
-        return [images.select(share.sort().values) for share in order.tensor_split(self.clients)]
+        parts = deal_evenly(images, self.clients, stream(seed, "iid"))
+        return [images.select(rows) for rows in parts]
 
 
 class LabelSkew(Pooled):
@@ -314,7 +299,7 @@ class LabelSkew(Pooled):
     def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
         """Divide the pooled images of each class among the clients in proportions drawn from Dirichlet(alpha)."""
         rng, whose = stream(seed, "dirichlet", source), "the pool of all domains"
-        parts = deal_by_dirichlet(images.labels, self.clients, self.alpha, self.min_size, rng, whose)
+        parts = deal_by_dirichlet(images, self.clients, self.alpha, self.min_size, rng, whose)
         return [images.select(rows) for rows in parts]
 
 

@@ -25,6 +25,7 @@ from fedsweep.preparation.layouts.base import Item, Layout
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """Accepted formats. For some other formats, PIL starts external programs, which would be unsafe."""
 LARGEST = 178_956_970  # pixels before or after resizing: PIL's limit against decompression bombs
+NEARLY_BLACK = 32  # an image is nearly black if all its decoded pixels are below this value, of 255
 MADE_WITH = f"Pillow {PIL.__version__}"
 FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
@@ -162,17 +163,18 @@ class Done:
     """The result of decoding the chunk with the key `key`.
 
     `corrupt` lists the images that cannot be decoded. `crc` is the CRC-32 of the pixels of all other images, in the
-    order of the chunk.
+    order of the chunk. `blank` lists the paths of images that are nearly black or of one colour.
     """
 
     key: str
     crc: int
     corrupt: tuple[Corrupt, ...]
+    blank: tuple[str, ...] = ()
 
 
 def decode_chunk(chunk: Chunk) -> Done:
     """Decode the images of a chunk into the file `chunk.pixels`, or raise UserError if an image file cannot be read."""
-    crc, corrupt = 0, []
+    crc, corrupt, blank = 0, [], []
     stream = chunk.layout.read(chunk.root, chunk.items)
     length = chunk.geometry.image_bytes
     with chunk.pixels.open("r+b", buffering=0) as file:
@@ -183,13 +185,16 @@ def decode_chunk(chunk: Chunk) -> Done:
                 reason = error.strerror or one_line(error)
                 raise UserError(f"{chunk.root / item.path} cannot be read: {reason}.") from None
             try:
-                pixels = decode(data, chunk.geometry).tobytes()
+                decoded = decode(data, chunk.geometry)
             except CorruptImageError as error:
                 corrupt.append(Corrupt(slot, item.path, str(error)))
                 continue
+            if decoded.max() < NEARLY_BLACK or decoded.min() == decoded.max():
+                blank.append(item.path)
+            pixels = decoded.tobytes()
             _write_at(file.fileno(), pixels, slot * length, chunk.pixels)
             crc = zlib.crc32(pixels, crc)
-    return Done(chunk.key, crc, tuple(corrupt))
+    return Done(chunk.key, crc, tuple(corrupt), tuple(blank))
 
 
 def _write_at(file: int, data: bytes, offset: int, path: Path) -> None:

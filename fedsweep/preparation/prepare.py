@@ -15,9 +15,11 @@ import numpy as np
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.files import locked, write_atomically
 from fedsweep.data.prepared.arrow_files import map_domain, map_file, record_batch, stored_digest, write_domain
-from fedsweep.data.prepared.card import CARD, DomainCard, StoreCard, is_store, read_card
+from fedsweep.data.prepared.card import CARD, DomainCard, StoreCard
 from fedsweep.preparation.decode import MADE_WITH, Chunk, Corrupt, Done, decode_chunks
+from fedsweep.preparation.input_warnings import blank_warning, plan_warnings, reject
 from fedsweep.preparation.plan import DomainPlan, Plan
+from fedsweep.preparation.source_files import SOURCES, existing_card, write_sources
 
 CORRUPT = "corrupt.txt"
 SHOWN = 10  # largest number of corrupt images that an error message lists
@@ -48,7 +50,7 @@ class Scratch:
                 self.domains[entry["domain"]] = (entry["key"], entry["bytes"])
             else:
                 corrupt = tuple(Corrupt(*one) for one in entry["corrupt"])
-                self.chunks[entry["chunk"]] = Done(entry["chunk"], entry["crc"], corrupt)
+                self.chunks[entry["chunk"]] = Done(entry["chunk"], entry["crc"], corrupt, tuple(entry.get("blank", ())))
 
     def _append(self, entry: dict[str, object]) -> None:
         with self.log.open("ab") as file:
@@ -60,7 +62,7 @@ class Scratch:
     def add(self, done: Done) -> None:
         """Record a finished chunk in the log."""
         self.chunks[done.key] = done
-        self._append({"chunk": done.key, "crc": done.crc, "corrupt": done.corrupt})
+        self._append({"chunk": done.key, "crc": done.crc, "corrupt": done.corrupt, "blank": done.blank})
 
     def pixels(self, domain: str) -> Path:
         """Return the path of the temporary file with a domain's pixels."""
@@ -100,6 +102,8 @@ class Prepared:
     card: StoreCard
     folder: Path
     already: bool
+    warnings: tuple[str, ...]
+    """Sentences without a full stop about input that was probably not intended."""
 
 
 def prepare(
@@ -107,6 +111,7 @@ def prepare(
     workers: int = 1,
     skip_corrupt: bool = False,
     force: bool = False,
+    strict: bool = False,
     progress: Progress = lambda done, total: None,
     chunk: int = CHUNK,
 ) -> Prepared:
@@ -119,12 +124,14 @@ def prepare(
         workers: The number of processes that decode images.
         skip_corrupt: Whether to leave out corrupt images instead of raising UserError.
         force: Whether to replace an existing prepared data set.
+        strict: Whether to raise UserError instead of returning warnings.
         progress: A function that is called with the number of decoded images and the total number of images.
         chunk: The number of images that a worker decodes at a time.
 
     Raises:
         UserError: Another process is preparing the data set, the folder `plan.folder` contains other files or was
-            prepared from other images, an image is corrupt, or the disk is full.
+            prepared from other images, an image is corrupt, the disk is full, or `strict` is true and there are
+            warnings.
     """
     folder = plan.folder
     part, replaced = folder.with_name(f"{folder.name}.part"), folder.with_name(f".{folder.name}.replaced")
@@ -135,15 +142,22 @@ def prepare(
             if replaced.exists() and not folder.exists():  # an exchange was killed between its two renames
                 replaced.rename(folder)
             shutil.rmtree(replaced, ignore_errors=True)
-            if (found := _existing(plan, force)) is not None:
-                return Prepared(found, folder, already=True)
+            warnings = plan_warnings(plan)
+            if (found := existing_card(plan, force)) is not None:
+                reject(plan, warnings := [*warnings, *blank_warning(found.blank)], strict)
+                return Prepared(found, folder, True, tuple(warnings))
+            reject(plan, warnings, strict)
             scratch = Scratch(part)
-            corrupt = _make_domains(plan, scratch, workers, progress, chunk)
+            chunks = _make_domains(plan, scratch, workers, progress, chunk)
+            corrupt = [bad for one in chunks for bad in one.corrupt]
+            blank = sorted(path for one in chunks for path in one.blank)
             _write_corrupt(plan, corrupt, part / CORRUPT, skip_corrupt)
             _check_complete(plan, {one.path for one in corrupt})
-            card = _write_card(plan, scratch, corrupt)
+            reject(plan, warnings := [*warnings, *blank_warning(blank)], strict)
+            write_sources(part, plan.stamps)
+            card = _write_card(plan, scratch, corrupt, blank)
             _exchange(part, folder, replaced, card)
-            return Prepared(card, folder, already=False)
+            return Prepared(card, folder, False, tuple(warnings))
     except OSError as error:
         hint = "set FEDSWEEP_DATA to use another data folder."
         if os.path.exists(part / Scratch.LOG):  # unlike Path.exists, this raises no PermissionError
@@ -152,39 +166,10 @@ def prepare(
         raise UserError(f"{error.filename or part} cannot be written: {reason}; {hint}") from None
 
 
-def _existing(plan: Plan, force: bool) -> StoreCard | None:
-    """Return the card of the existing prepared data set, or None if the data set has to be prepared.
-
-    Raise UserError if the folder exists but is not a prepared data set. Unless `force` is true, also raise UserError if
-    the data set was prepared from other files or with other options.
-    """
-    folder = plan.folder
-    if not folder.exists():
-        return None
-    if not is_store(folder):
-        raise UserError(f"{folder} exists, but it is not a prepared data set; move it away or choose another NAME.")
-    if force:
-        return None
-    card = read_card(folder)
-    if card.plan != plan.key():
-        raise UserError(
-            f"{folder} was prepared from other images or with other options; use `--force` to replace it, or another "
-            "NAME to keep it."
-        )
-    # Older cards contain no times; for these, no file may be newer than the card.
-    newer = max(time for _, time in plan.stamps.values()) > (folder / CARD).stat().st_mtime_ns
-    if card.times != plan.times() and (card.times or newer):
-        raise UserError(
-            f"the modification times of files in {plan.root} have changed since {folder} was prepared, so the images "
-            "may have changed; use `--force` to prepare them again."
-        )
-    return card
-
-
-def _make_domains(plan: Plan, scratch: Scratch, workers: int, progress: Progress, length: int) -> list[Corrupt]:
+def _make_domains(plan: Plan, scratch: Scratch, workers: int, progress: Progress, length: int) -> list[Done]:
     """Decode the images of all domains, and write each domain's file as soon as its last chunk is decoded.
 
-    Corrupt images are left out of the files and returned. `length` is the number of images per chunk.
+    Corrupt images are left out of the files. `length` is the number of images per chunk.
     """
     chunks = {one.name: plan.chunks(one, length, scratch.pixels(one.name)) for one in plan.domains}
     keys = {one.name: plan.domain_key(one, chunks[one.name]) for one in plan.domains}
@@ -217,7 +202,7 @@ def _make_domains(plan: Plan, scratch: Scratch, workers: int, progress: Progress
             waiting[domain.name] -= 1
             if not waiting[domain.name]:
                 finish(domain)
-    return [bad for own in chunks.values() for one in own for bad in scratch.chunks[one.key].corrupt]
+    return [scratch.chunks[one.key] for own in chunks.values() for one in own]
 
 
 def _check_space(plan: Plan, domains: Sequence[DomainPlan], folder: Path) -> None:
@@ -294,7 +279,7 @@ def _check_complete(plan: Plan, corrupt: Set[str]) -> None:
                 raise UserError(f"the domain `{domain.name}` has no {split} image that can be decoded.")
 
 
-def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> StoreCard:
+def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt], blank: Sequence[str]) -> StoreCard:
     """Write and return the card, with a digest that is computed from the files on disk."""
     skipped = tuple(one.path for one in corrupt)
     card = StoreCard(
@@ -309,6 +294,7 @@ def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> Sto
         interpolation=plan.geometry.interpolation,
         test_fraction=plan.options.test_fraction if plan.drawn else None,
         skipped=skipped,
+        blank=tuple(blank),
         plan=plan.key(),
         times=plan.times(),
         made_with=MADE_WITH,
@@ -341,7 +327,13 @@ def _exchange(part: Path, folder: Path, replaced: Path, card: StoreCard) -> None
     The older folder is first renamed to `replaced` and finally deleted. Processes that have mapped its files into
     memory can still read them.
     """
-    keep = {CARD, Scratch.LOG, *(f"{name}.arrow" for name in card.domains), *([CORRUPT] if card.skipped else [])}
+    keep = {
+        CARD,
+        SOURCES,
+        Scratch.LOG,
+        *(f"{name}.arrow" for name in card.domains),
+        *([CORRUPT] if card.skipped else []),
+    }
     for path in part.iterdir():
         if path.name not in keep:
             path.unlink()

@@ -157,14 +157,15 @@ class Pairing:
         return here if here == there else f"{here} / {there}"
 
     def _apart(self) -> str:
-        """Return a sentence that lists the hyperparameters in which side A and side B differ.
+        """Return a sentence that lists the hyperparameters and derived values in which side A and side B differ.
 
         Only the first pair of arms is used: one trial of each arm is compared, if possible with the same seed.
         """
         first, second = (one.arm.trials for one in self.pairs[0])
         by_seed = {trial.plan.seed: trial for trial in second}
         pairs = [(trial, by_seed[trial.plan.seed]) for trial in first if trial.plan.seed in by_seed]
-        here, there = (flat(trial.plan.config) for trial in (*pairs, (first[0], second[0]))[0])
+        plans = [trial.plan for trial in (*pairs, (first[0], second[0]))[0]]
+        here, there = ({**flat(plan.config), **plan.derived} for plan in plans)
         different = [name for name in {**here, **there} if name != "seed" and here.get(name) != there.get(name)]
         if not different:
             return "All hyperparameters of A and B are equal."

@@ -21,6 +21,7 @@ from fedsweep.results import SweepManifest
 from fedsweep.results.arms import IN_WORDS, Arm, is_accuracy, setting, shown_setting
 from fedsweep.results.history import ACCUMULATED
 from fedsweep.results.records import stand_in, warning
+from fedsweep.results.unnamed_changes import ResolvedArm, unnamed_changes
 
 SECOND_UNITS = {"megabytes/sent": " MB", "bytes/up": " bytes", "bytes/down": " bytes", "seconds/round": " s"}
 LABELLED = 8  # a sentence names at most this many efficient arms; the table marks all of them
@@ -81,6 +82,7 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
         percent=is_accuracy(manifest.metric),
         accumulated=ACCUMULATED,
         stand_ins=_about_stand_ins(arms, dotted),
+        unnamed=_unnamed(arms),
         baseline=_baseline(manifest.baseline, arms, dotted),
         tested=[one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None],
         columns=asked_columns(manifest),
@@ -117,6 +119,11 @@ def _about_stand_ins(arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> li
         warning(made, "all arms" if len(named) == len(arms) else f"arm{'s' * (len(named) > 1)}: {'; '.join(named)}")
         for made, named in found.items()
     ]
+
+
+def _unnamed(arms: Sequence[ArmStatistics]) -> list[str]:
+    plans = [one.arm.trials[0].plan for one in arms]
+    return unnamed_changes([ResolvedArm(plan.arm, plan.config, plan.derived) for plan in plans])
 
 
 def _about_best(

@@ -69,6 +69,9 @@ class TrialPlan(Config):
     config: dict[str, Json] = Field(description="resolved configuration of the run, nested as in an experiment file")
     digests: dict[str, str] = Field(default_factory=dict, description="digests of the run's data and weights")
     marks: dict[str, str] = Field(default_factory=dict, description="provenance of the results, as tags keyed by name")
+    derived: dict[str, float] = Field(
+        default_factory=dict, description="values that the run computes from several settings, e.g. LoRA's scaling"
+    )
     start: Start | None = Field(None, description="the trial and round that this trial continues; null for none")
 
     @property

@@ -78,8 +78,16 @@ def test_prepare_warns_about_another_version_of_the_decoder(prepared, call: Call
 
 def test_a_data_set_from_another_source_is_replaced_only_with_force(prepared, tree, call: Call, refused: Refused):
     (tree / "photo" / "bus" / "0.png").unlink()
-    assert "use `--force` to replace it" in refused(*PREPARE)
+    assert "(removed: `photo/bus/0.png`); use `--force` to replace it" in refused(*PREPARE)
     assert "Prepared: data/animals-16" in call(*PREPARE, "--force").out
+
+
+def test_prepare_prints_warnings_and_rejects_them_on_demand(tree, call: Call, refused: Refused):
+    (tree / "photo" / "bus").rename(tree / "photo" / "Bus")
+    warning = "`Bus` and `bus` are different classes, although their names are alike"
+    assert refused(*PREPARE, "--strict").endswith(f"tree: `--strict` allows no warnings, but {warning}.")
+    answer = call(*PREPARE)
+    assert (answer.code, answer.err) == (0, f"Warning: {warning}.\n")
 
 
 def test_corrupt_images_are_listed_and_skipped_on_demand(tree, call: Call, refused: Refused):

@@ -43,6 +43,13 @@ def test_a_dry_run_prints_the_experiment(own: Call):
     assert "12 trials of fedra_digits with 12 rounds" in own("show", SPACE).out
 
 
+def test_a_dry_run_names_a_scaling_that_changes_with_the_rank(own: Call):
+    alone = own("tune", SPACE, "--dry-run").out
+    both = own("tune", SPACE, "lora.alpha=8.0", "lora.scaling=null", "--dry-run").out
+    assert "differs between arms" not in alone
+    assert "\nscaling differs between arms: 8, 2, 1, 0.5 (lora.alpha / lora.rank).\n" in both
+
+
 @pytest.mark.parametrize("words", [(), ("--experiment", "own")])
 def test_a_resumed_sweep_keeps_the_experiment(own: Call, tmp_path, words):
     sweep = new_sweep(Plan.read(SPACE, {"local.steps": 1}, OWN), Store(tmp_path / "mlruns"))

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
+from fedsweep.data.dealing import deal_by_dirichlet
 from fedsweep.data.partition import (
     POOL,
     AnyPartition,
@@ -20,7 +21,6 @@ from fedsweep.data.partition import (
     LabelSkew,
     PartitionConfig,
     Split,
-    deal_by_dirichlet,
 )
 from fedsweep.types import Domain, FederatedData, ImageSet
 from tests.references.dirichlet import cut
@@ -56,6 +56,11 @@ def numbers(images: ImageSet) -> list[int]:
 
 def divide(kind: AnyPartition, data: FederatedData, seed: int = 0) -> Split:
     return kind.split(data, dict.fromkeys(kind.clients_of([one.name for one in data.domains]), 3), seed)
+
+
+def plain(labels: torch.Tensor) -> ImageSet:
+    """Return empty images with `labels` and without groups."""
+    return ImageSet(torch.zeros(len(labels), 3, 0, 0, dtype=torch.uint8), labels)
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind["name"])
@@ -186,7 +191,7 @@ def test_iid_shares_differ_by_at_most_one_image():
 )
 def test_dirichlet_shares_are_disjoint_and_reach_the_minimum(counts, clients, alpha, seed):
     labels = torch.tensor([label for label, count in enumerate(counts) for _ in range(count)])
-    parts = deal_by_dirichlet(labels, clients, alpha, 2, np.random.default_rng(seed), "a test")
+    parts = deal_by_dirichlet(plain(labels), clients, alpha, 2, np.random.default_rng(seed), "a test")
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(len(labels)))
     assert len(parts) == clients
     assert min(map(len, parts)) >= 2
@@ -200,7 +205,7 @@ def test_dirichlet_equals_the_reference():
     by_class = [cut(positions, share) for positions, share in zip(order, shares, strict=True)]
     expected = [sorted(itertools.chain(*mine)) for mine in zip(*by_class, strict=True)]
     assert min(map(len, expected)) >= 1
-    found = deal_by_dirichlet(labels, 3, 0.7, 1, stream(1, "test"), "a test")
+    found = deal_by_dirichlet(plain(labels), 3, 0.7, 1, stream(1, "test"), "a test")
     assert [part.tolist() for part in found] == expected
 
 

@@ -2,10 +2,13 @@
 
 import pytest
 
+from fedsweep.common.config import flat
 from fedsweep.federation.build_and_run import build, run, run_resumably, split
+from fedsweep.federation.derived_values import derived_values
 from fedsweep.federation.rounds import federate
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.checkpoint import Checkpoint, load, load_history, save
+from fedsweep.results.unnamed_changes import COHORT_SHARE, DERIVED, IMAGES, SCALING, STEPS, TRAINED_SHARE
 from fedsweep.types import RoundResult
 from tests.compare import identical, identical_rounds
 
@@ -101,3 +104,32 @@ def test_a_stopped_run_continues_with_identical_results(short, tmp_path, stop):
     assert identical(whole[:stop], begun)
     assert [(record.round, dict(record.metrics)) for record in whole] == expected
     assert identical(load_history(path), whole)
+
+
+POOLED = {"name": "iid", "clients": 4}
+PAIRS = {"name": "feature_label_skew", "clients_per_domain": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "value"),
+    [
+        ({"lora.alpha": 8, "lora.scaling": None, "lora.rank": 2}, SCALING, 4.0),
+        ({"lora.alpha": None, "lora.scaling": 2.0, "lora.rank": 2}, SCALING, 2.0),
+        ({"method": "fedot", "backbone": "digits_clip", "federation.depths": [6]}, SCALING, None),
+        ({"partition": POOLED, "federation.depths": [4], "federation.clients_per_round": 1}, COHORT_SHARE, 0.25),
+        ({"partition": POOLED, "federation.depths": [4], "federation.clients_per_round": None}, COHORT_SHARE, 1.0),
+        ({"partition": PAIRS, "federation.clients_per_round": "one_per_domain"}, COHORT_SHARE, 0.5),
+        ({"local": {"batch_size": 16, "steps": 5}}, IMAGES, 80),
+        ({"local": {"batch_size": 16, "steps": "epoch", "epochs": 2}}, STEPS, 125.0),
+        ({"local": {"batch_size": 16, "steps": "epoch", "epochs": 2}}, IMAGES, None),
+        ({"partition.proxy_share": 0.5, "partition.test_share": 0.2}, TRAINED_SHARE, 0.4),
+    ],
+)
+def test_values_that_a_run_derives_from_its_settings(tiny, changes, name, value):
+    assert derived_values(tiny.override(changes, "test")).get(name) == value
+
+
+def test_the_settings_that_state_a_derived_value_exist(tiny):
+    stated = {one for derived in DERIVED.values() for one in derived.stated_by}
+    assert len(stated) == 5
+    assert stated <= {*flat(tiny), "local.epochs"}

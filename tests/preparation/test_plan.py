@@ -79,7 +79,7 @@ def test_file_times_and_the_roots_name_do_not_change_the_key(tree, tmp_path):
     assert plan_of(write_tree(tmp_path / "third", images=9)).key() != plan_of(tree).key()
 
 
-OTHER_TIMES = "the modification times of files in .* use `--force` to prepare them again"
+OTHER_TIMES = r"was prepared \(`photo/cat/b.bmp`\), so the images may have changed; use `--force` to prepare them"
 
 
 @pytest.mark.parametrize("noted", [True, False])

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -66,7 +67,9 @@ def test_the_card_is_read_back_as_it_was_written(tree):
     made = prepare(plan_of(tree))
     assert read_card(made.folder) == made.card
     assert (made.card.layout, made.card.size, made.card.test_fraction, made.card.skipped) == ("tree", 16, 0.2, ())
-    assert sorted(path.name for path in made.folder.iterdir()) == ["card.json", "photo.arrow", "sketch.arrow"]
+    assert sorted(path.name for path in made.folder.iterdir()) == [
+        *("card.json", "photo.arrow", "sketch.arrow", "sources.parquet"),
+    ]
 
 
 def test_workers_and_chunks_do_not_change_a_byte(tree):
@@ -93,13 +96,21 @@ def test_an_existing_prepared_data_set_is_found_without_reading_images(tree):
     assert len(source.seen) == 60  # the layout records all reads
 
 
-@pytest.mark.parametrize("change", ["file", "fraction", "classes"])
+CHANGES = {
+    "file": "removed: `photo/bus/0.png`",
+    "fraction": "test fraction 0.5 instead of 0.2",
+    "classes": "number of classes 2 instead of 3; removed: `photo/dog/0.png`, `photo/dog/1.png`, `photo/dog/2.png` "
+    "and 17 more",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_another_source_or_option_is_an_error_unless_forced(tree, change):
     first = prepare(plan_of(tree)).card
     options = {"fraction": {"test_fraction": 0.5}, "classes": {"classes": 2}}.get(change, {})
     if change == "file":
         (tree / "photo" / "bus" / "0.png").unlink()
-    with pytest.raises(UserError, match="from other images or with other options; use `--force` to replace it"):
+    with pytest.raises(UserError, match=re.escape(f"other options ({CHANGES[change]}); use `--force` to replace it")):
         prepare(plan_of(tree, **options))
     assert read_card(store_folder("set", 16)) == first
     forced = prepare(plan_of(tree, **options), force=True)
@@ -107,6 +118,20 @@ def test_another_source_or_option_is_an_error_unless_forced(tree, change):
     assert forced.card.digest != first.digest
     assert read_card(forced.folder) == forced.card
     assert sorted(path.name for path in forced.folder.parent.iterdir()) == [".set-16.lock", "set-16"]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_added_removed_and_replaced_files_are_named(tree, listed):
+    made = prepare(plan_of(tree))
+    if not listed:  # a data set of an earlier version
+        (made.folder / "sources.parquet").unlink()
+    (tree / "photo" / "bus" / "0.png").unlink()
+    shutil.copy(tree / "photo" / "bus" / "1.png", tree / "sketch" / "dog" / "new.png")
+    Image.new("RGB", (60, 60)).save(tree / "photo" / "cat" / "3.png")
+    with pytest.raises(UserError) as error:
+        prepare(plan_of(tree))
+    replaced = "; replaced: `photo/cat/3.png`" if listed else ""
+    assert f"(added: `sketch/dog/new.png`; removed: `photo/bus/0.png`{replaced}); use" in str(error.value)
 
 
 def test_a_folder_that_is_not_a_prepared_data_set_is_never_replaced(tree):

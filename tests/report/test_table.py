@@ -3,9 +3,11 @@
 import csv
 import io
 import re
+from dataclasses import replace
 
 import pytest
 
+from fedsweep.report import write_report
 from fedsweep.report.formats import data_frame
 from tests.report.helpers import printed, rows_of, tabulate
 
@@ -157,6 +159,18 @@ def test_losses_are_not_percentages_and_lower_is_better(manifest, trials, baseli
     assert better in table.findings()[0]
     assert "points" not in table.markdown()
     assert "lower is better" in table.markdown()
+
+
+def test_every_format_names_a_scaling_that_changes_with_the_rank(manifest, ablation, tmp_path):
+    assert not [one for one in tabulate(manifest(), ablation).caption() if "differs between" in one]
+    for place, trial in enumerate(ablation.records):
+        plan = trial.plan.model_copy(update={"derived": {"scaling": 8 / trial.plan.arm["lora.rank"]}})
+        ablation.records[place] = replace(trial, plan=plan)
+    write_report(manifest(), ablation.records, tmp_path)
+    written = [(tmp_path / name).read_text() for name in ("table.md", "table.tex", "report.html")]
+    expected = "Besides what the arms name, scaling differs between arms: 4, 2, 1, 0.5, 0.25 (lora.alpha / lora.rank)."
+    for text in [printed(tabulate(manifest(), ablation), 120), *written]:
+        assert expected in re.sub(r"\s+", " ", text)
 
 
 def test_the_caption_counts_unfinished_trials(manifest, ablation):

@@ -49,6 +49,7 @@ class StoreCard(Config):
         description="share of each class drawn at random for the test split; null if the data set has its own split",
     )
     skipped: tuple[str, ...] = Field((), description="images that could not be decoded")
+    blank: tuple[str, ...] = Field((), description="images that are nearly black or of one colour after decoding")
     plan: str = Field("", description="SHA-256 of the list of source files and of all options")
     times: str = Field("", description="SHA-256 of the source files' modification times; empty in older cards")
     made_with: str = Field("", description="name and version of the decoder, which can affect the last bit of a pixel")

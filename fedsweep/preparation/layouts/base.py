@@ -6,14 +6,21 @@ images of a data set.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Literal
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.common.yaml_values import read_text
-from fedsweep.preparation.layouts.disk_listing import Folder, join, list_folder, summarise_list, unexpected
+from fedsweep.preparation.layouts.disk_listing import (
+    Folder,
+    has_unread_format,
+    join,
+    list_folder,
+    summarise_list,
+    unexpected,
+)
 
 Split = Literal["train", "test"]
 BOTH: tuple[Split, Split] = ("train", "test")
@@ -48,6 +55,8 @@ class Listing:
     domains: tuple[str, ...]
     items: tuple[Item, ...]
     absent: tuple[str, ...] = ()  # domains of the published data set that are missing in the root
+    empty: tuple[str, ...] = ()  # class folders without images
+    unread: tuple[str, ...] = ()  # image files in class folders whose format is not supported
     nameless: bool = False  # True if the layout has no domains, so that the only domain is named after the root
 
 
@@ -90,7 +99,7 @@ class Layout(ABC):
                 _check_text(root, item.path)
         kept.sort(key=lambda item: (item.domain, self._order(item.path), item.label))
         absent = tuple(sorted({*found.domains}.difference(domains)))
-        return Listing(names[:count], tuple(domains), tuple(kept), absent, found.nameless)
+        return replace(found, class_names=names[:count], domains=tuple(domains), items=tuple(kept), absent=absent)
 
     @abstractmethod
     def _find(self, root: Path, num_classes: int | None) -> Listing:
@@ -143,6 +152,7 @@ def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: t
     """
     names: set[str] = set()
     images: list[tuple[str, str, str, Split | None]] = []
+    empty, unread = list[str](), list[str]()
     for domain, folder, split in places:
         before = len(images)
         outer = list_folder(root / folder)
@@ -156,11 +166,13 @@ def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: t
                 )
             names.add(name := inner.path.name)
             images += [(join(folder, name, image), name, domain, split) for image in inner.images]
+            empty += [] if inner.images else [join(folder, name)]
+            unread += [join(folder, name, one) for one in inner.files if has_unread_format(one)]
         if len(images) == before:
             raise UserError(f"the domain `{domain}` is empty: there are no images in {outer.path}/<class>/.")
     labels = {name: label for label, name in enumerate(sorted(names))}
     items = (Item(path, labels[name], domain, split) for path, name, domain, split in images)
-    return Listing(tuple(labels), domains, tuple(items))
+    return Listing(tuple(labels), domains, tuple(items), empty=tuple(empty), unread=tuple(unread))
 
 
 def check_domains(root: Path, domains: Sequence[str]) -> None:

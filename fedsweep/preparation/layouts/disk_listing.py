@@ -22,6 +22,10 @@ IMAGE_SUFFIXES = frozenset(
         ".webp",
     }  # also in upper case, e.g. .JPEG
 )
+UNREAD_SUFFIXES = frozenset(
+    {".avif", ".dng", ".heic", ".heif", ".ico", ".jfif", ".jp2", ".jpe", ".jxl", ".npy", ".psd", ".svg", ".tga"}
+)
+"""Suffixes of image files that no layout reads."""
 BROKEN = "is a broken link or not a regular file"
 _NOT_DATA = "__MACOSX"  # the resource forks that macOS puts into archives
 
@@ -56,6 +60,11 @@ def is_image(name: str) -> bool:
     (True, False)
     """
     return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+
+
+def has_unread_format(name: str) -> bool:
+    """Return whether a file name has the suffix of an image format that no layout reads, such as `.heic`."""
+    return os.path.splitext(name)[1].lower() in UNREAD_SUFFIXES
 
 
 def list_folder(path: Path | str) -> Folder:

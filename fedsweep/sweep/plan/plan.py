@@ -16,12 +16,14 @@ from fedsweep.common.randomness import stream
 from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.data.data_config import load
 from fedsweep.federation.build_and_run import check_content, content_digests
+from fedsweep.federation.derived_values import derived_values
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.capabilities import OwnWeights
 from fedsweep.results import Start, TrialPlan
 from fedsweep.results.arms import ABLATED, Arm, Reference, agrees, arm_label, counterparts, identity, shown_setting
 from fedsweep.results.history import ACCUMULATED
 from fedsweep.results.table_columns import check_columns
+from fedsweep.results.unnamed_changes import ResolvedArm, unnamed_changes
 from fedsweep.sweep.plan.model_counts import COUNTS
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace
 from fedsweep.sweep.space.axes import Conditions, condition, holds
@@ -240,6 +242,12 @@ class Plan(ResolvedSpace):
         reported = {name for _, config in self.configs for name in config.metrics()} if of_domains else set()
         return paper if of_domains <= reported else None
 
+    def unnamed_changes(self) -> list[str]:
+        """Return one clause for each setting or derived value that arms change without naming it."""
+        return unnamed_changes(
+            [ResolvedArm(arm, config.model_dump(mode="json"), derived_values(config)) for arm, config in self.configs]
+        )
+
     def preflight(self) -> None:
         """Raise UserError if a trial's data or weights are missing or unsuitable.
 
@@ -287,7 +295,15 @@ class Plan(ResolvedSpace):
         content += [start.model_dump()] if start is not None else []
         key, marks = _sha256(content)[:16], resolved.marks()
         return TrialPlan(
-            key=key, number=number, arm=arm, seed=seed, config=config, digests=digests, marks=marks, start=start
+            key=key,
+            number=number,
+            arm=arm,
+            seed=seed,
+            config=config,
+            digests=digests,
+            marks=marks,
+            derived=derived_values(resolved),
+            start=start,
         )
 
     def digests(self) -> dict[str, str]:

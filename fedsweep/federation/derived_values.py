@@ -1,0 +1,23 @@
+"""Values that a run computes from several of its settings, such as the scaling of LoRA."""
+
+from fedsweep.federation.run_config import RunConfig
+from fedsweep.results.unnamed_changes import COHORT_SHARE, IMAGES, SCALING, STEPS, TRAINED_SHARE
+
+
+def derived_values(config: RunConfig) -> dict[str, float]:
+    """Return the derived values of a run, keyed by the names in `fedsweep.results.unnamed_changes`.
+
+    A value is left out if the run does not have it. For example, a method without LoRA has no scaling.
+    """
+    clients, size, local = config.client_domains(), config.federation.clients_per_round, config.local
+    cohort = len(set(clients.values())) if size == "one_per_domain" else size or len(clients)
+    partition = config.partition
+    kept = (1 - partition.proxy_share) * (1 - partition.test_share) * (1 - partition.validation_share)
+    found = {COHORT_SHARE: cohort / len(clients), TRAINED_SHARE: kept}
+    if config.method.needs.lora:
+        found[SCALING] = config.lora.effective_scaling
+    if isinstance(local.steps, int):
+        found[IMAGES] = local.steps * local.batch_size
+    else:
+        found[STEPS] = 1000 * local.epochs / local.batch_size
+    return {name: round(value, 12) for name, value in found.items()}

@@ -1,0 +1,87 @@
+"""Warnings about images and folders that can be prepared, but probably not as intended."""
+
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+from fedsweep.common.errors import UserError
+from fedsweep.preparation.layouts.disk_listing import summarise_list
+from fedsweep.preparation.plan import Plan
+
+SHOWN = 3  # a warning names at most this many files or classes
+
+
+def plan_warnings(plan: Plan) -> list[str]:
+    """Return one warning for each kind of problem that the plan of a preparation has.
+
+    The kinds are class names that are nearly equal, empty class folders, image files in unsupported formats, and
+    classes without training or test images.
+    """
+    return [
+        *_similar_classes(plan.listing.class_names),
+        *_empty_folders(plan.listing.empty),
+        *_left_out(plan.listing.unread),
+        *_one_sided(plan),
+    ]
+
+
+def blank_warning(paths: Sequence[str]) -> list[str]:
+    """Return a warning about decoded images that are nearly black or of one colour; empty if there are none."""
+    if not paths:
+        return []
+    return [
+        f"{_count(len(paths), 'image is', 'images are')} nearly black or of one colour: {summarise_list(paths, SHOWN)}"
+        "; 16-bit values are divided by 256, so images that use fewer bits must be rescaled first"
+    ]
+
+
+def reject(plan: Plan, warnings: Sequence[str], strict: bool) -> None:
+    """Raise UserError if there are warnings and `strict` is true."""
+    if strict and warnings:
+        raise UserError(f"{plan.root}: `--strict` allows no warnings, but {'; '.join(warnings)}.")
+
+
+def _similar_classes(names: Sequence[str]) -> Iterator[str]:
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        plain = unicodedata.normalize("NFKC", name).casefold()
+        alike[re.sub(r"[\s_-]+", " ", plain).strip()].append(name)
+    for group in alike.values():
+        if len(group) > 1:
+            yield f"{' and '.join(f'`{one}`' for one in group)} are different classes, although their names are alike"
+
+
+def _empty_folders(folders: Sequence[str]) -> Iterator[str]:
+    if folders:
+        yield f"{_count(len(folders), 'class folder is', 'class folders are')} empty: {summarise_list(folders, SHOWN)}"
+
+
+def _left_out(paths: Sequence[str]) -> Iterator[str]:
+    if paths:
+        yield (
+            f"{_count(len(paths), 'file is', 'files are')} left out, because the format cannot be read: "
+            f"{summarise_list(paths, SHOWN)}"
+        )
+
+
+def _one_sided(plan: Plan) -> Iterator[str]:
+    """Yield a warning about the classes that have training images but no test images in a domain, or vice versa."""
+    lacking: dict[str, list[str]] = {"test": [], "training": []}
+    for domain in plan.domains:
+        train, test = (Counter(item.label for _, item in part) for part in domain.parts(frozenset()))
+        for label in sorted({*train, *test}):
+            where = f"`{plan.listing.class_names[label]}` of `{domain.name}`"
+            if not test[label]:
+                lacking["test"].append(f"{where} ({train[label]} in training)")
+            elif not train[label]:
+                lacking["training"].append(f"{where} ({test[label]} in test)")
+    for split, found in lacking.items():
+        if found:
+            more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+            subject = _count(len(found), "class has", "classes have")
+            yield f"{subject} no {split} image: {', '.join(found[:SHOWN])}{more}"
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"

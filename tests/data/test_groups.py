@@ -1,0 +1,222 @@
+"""Groups of images, such as the renderings of a scan, are on one side of every split in a run."""
+
+import itertools
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsweep.common.errors import UserError
+from fedsweep.data.data_config import DigitsData, load
+from fedsweep.data.dealing import deal_by_dirichlet
+from fedsweep.data.groups import TooFewGroupsError, held_out, labels_of_groups, linked, merged, repeated
+from fedsweep.data.partition import Split, pool
+from fedsweep.types import Domain, FederatedData, ImageSet
+from tests.data.test_partition import KINDS, divide, partition
+
+SHARES = ("proxy_share", "test_share", "validation_share")
+CLASSES = 5
+
+
+def images(groups: np.ndarray, labels: np.ndarray) -> ImageSet:
+    return ImageSet(torch.zeros(len(groups), 3, 1, 1), torch.from_numpy(labels), groups=torch.from_numpy(groups))
+
+
+def videos() -> FederatedData:
+    """Return one domain in which each group, a video, has 1 to 9 frames of one class."""
+    rng = np.random.default_rng(0)
+    of_video = np.repeat(np.arange(150), rng.integers(1, 10, 150))
+    cut = int(np.searchsorted(of_video, 120))
+    train, test = (images(part, part % CLASSES) for part in (of_video[:cut], of_video[cut:]))
+    return FederatedData("videos", tuple("abcde"), (Domain("ucf", train, test),), "digest")
+
+
+def copies() -> FederatedData:
+    """Return three domains with copies of a few images, within a domain, in other domains and under other labels."""
+    rng, domains, first = np.random.default_rng(1), [], 100
+    for name, size in (("photo", 200), ("sketch", 260), ("art", 150)):
+        groups = np.arange(first, first + size)
+        groups[rng.choice(size, 20, replace=False)] = rng.integers(0, 25, 20)
+        train, test = (images(part, rng.integers(CLASSES, size=len(part))) for part in (groups, groups[:0]))
+        domains.append(Domain(name, train, test))
+        first += size
+    return FederatedData("copies", tuple("abcde"), tuple(domains), "digest")
+
+
+SOURCES = {
+    "digits": cache(lambda: load(DigitsData())),
+    "one style": cache(lambda: load(DigitsData(domains=("plain",)))),
+    "videos": cache(videos),
+    "copies": cache(copies),
+}
+
+
+def groups_of(found: ImageSet | None) -> set[int]:
+    return set() if found is None else set(found.groups.tolist())
+
+
+def sides(parts: Split, data: FederatedData) -> dict[str, set[int]]:
+    """Return the groups of all images with the same use in a run, over all clients and domains."""
+    of_clients = {
+        use: set().union(*(groups_of(getattr(client, use)) for client in parts.clients))
+        for use in ("train", "validation", "test")
+    }
+    proxy = set().union(*map(groups_of, parts.proxy.values()))
+    return of_clients | {
+        "proxy": proxy,
+        "the data set's test split": set().union(*(groups_of(one.test) for one in data.domains)),
+    }
+
+
+def traced(found: ImageSet | None) -> list[tuple[int, int]]:
+    """Return the tensor and the row of each image."""
+    places = found.places(torch.arange(len(found))) if found is not None else ()
+    return [(part.data_ptr(), row) for part, _, rows in places for row in rows.tolist()]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["name"])
+@pytest.mark.parametrize("used", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 1, 1), (1, 1, 1)], ids=str)
+def test_no_group_is_on_two_sides_and_no_image_is_lost(source, kind, used):
+    data = SOURCES[source]()
+    shares = {name: share for name, share, on in zip(SHARES, (0.1, 0.2, 0.15), used, strict=True) if on}
+    for seed in (0, 3):
+        parts = divide(partition(kind | shares), data, seed)
+        for (one, groups), (other, others) in itertools.combinations(sides(parts, data).items(), 2):
+            assert not groups & others, f"{one} and {other} share groups"
+        found = [
+            image
+            for client in parts.clients
+            for use in ("train", "validation", "test")
+            for image in traced(getattr(client, use))
+        ]
+        found += [image for one in parts.proxy.values() for image in traced(one)]
+        assert sorted(found) == sorted(image for one in data.domains for image in traced(one.train))
+        for client in parts.clients:
+            assert len(client.train) > 0
+            assert [bool(client.test), bool(client.validation)] == [bool(used[1]), bool(used[2])]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("kind", KINDS[2:4], ids=lambda kind: kind["name"])
+def test_a_pooled_group_reaches_one_client(source, kind):
+    counts = Counter(
+        group for client in divide(partition(kind), SOURCES[source]()).clients for group in groups_of(client.train)
+    )
+    assert len(counts) > 100
+    assert set(counts.values()) == {1}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["name"])
+def test_shares_are_met_on_average(source, kind):
+    data = SOURCES[source]()
+    parts = divide(partition(kind | {"test_share": 0.2, "proxy_share": 0.1}), data)
+    rest = sum(len(one.train) for one in parts.clients)
+    tests, proxies = sum(len(one.test) for one in parts.clients), sum(map(len, parts.proxy.values()))
+    assert tests / (tests + rest) == pytest.approx(0.2, abs=0.02)
+    assert proxies / (proxies + tests + rest) == pytest.approx(0.1, abs=0.01)
+
+
+def test_groups_without_copies_do_not_change_a_division():
+    """Images that are all different are divided as before groups were known."""
+    data = videos()
+    (domain,) = data.domains
+    rows = torch.from_numpy(np.unique(domain.train.groups.numpy(), return_index=True)[1])
+    single = domain.train.select(rows)
+    alike = ImageSet(single.images, single.labels, single.rows)
+    for kind in KINDS:
+        both = [
+            divide(
+                partition(kind | {"min_size": 2} if "min_size" in kind else kind).model_copy(
+                    update=dict.fromkeys(SHARES, 0.2)
+                ),
+                FederatedData("x", data.class_names, (Domain("ucf", one, domain.test),), "digest"),
+            )
+            for one in (single, alike)
+        ]
+        for one, other in zip(*(parts.clients for parts in both), strict=True):
+            for use in ("train", "validation", "test"):
+                assert traced(getattr(one, use)) == traced(getattr(other, use))
+
+
+GROUPS = st.lists(st.integers(0, 12), min_size=2, max_size=30)
+
+
+@given(st.lists(GROUPS, min_size=1, max_size=5), st.floats(0.01, 0.99), st.integers(0, 9))
+def test_held_out_groups_leave_images_on_both_sides_of_every_set(sets, share, seed):
+    named = {str(place): np.array(own) for place, own in enumerate(sets)}
+    try:
+        out = held_out(named, share, np.random.default_rng(seed))
+    except TooFewGroupsError:
+        return
+    for own in named.values():
+        assert 0 < np.isin(own, out).sum() < len(own)
+
+
+def test_a_single_group_cannot_be_held_out():
+    one = FederatedData(
+        "x", ("a",), (Domain("photo", images(np.zeros(9, int), np.zeros(9, int)), images(*np.zeros((2, 1), int))),), "d"
+    )
+    with pytest.raises(UserError) as refused:
+        divide(partition({"name": "feature_skew", "test_share": 0.2}), one)
+    assert str(refused.value) == (
+        "`partition.test_share` 0.2 holds out whole groups of images, such as the frames of a video, but photo has too "
+        "few groups: 1."
+    )
+
+
+def test_sets_with_groups_of_several_images_are_linked():
+    sets = {"a": [0, 1, 2], "b": [3, 3], "c": [4, 5], "d": [5], "e": []}
+    assert linked({name: np.array(own, np.int64) for name, own in sets.items()}) == ["b", "c", "d"]
+    assert linked({}) == []
+
+
+def test_the_label_of_a_group_is_the_most_frequent_and_then_the_smallest():
+    places, labels, sizes = labels_of_groups(np.array([7, 3, 7, 7, 3, 9]), np.array([1, 4, 2, 2, 0, 5]))
+    assert (places.tolist(), labels.tolist(), sizes.tolist()) == ([1, 0, 1, 1, 0, 2], [0, 2, 5], [2, 3, 1])
+
+
+def test_images_with_a_common_key_are_one_group():
+    assert merged([["v1", "x"], ["v2"], ["v3", "x"], ["v1"], ["v2", "z"], ["v4", "z"], []]) == [0, 1, 0, 0, 1, 1, 2]
+    assert [repeated([]), repeated([0, 1]), repeated([0, 1, 0])] == [False, False, True]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_class_is_divided_at_the_borders_of_groups_nearest_to_the_drawn_shares(seed):
+    rng = np.random.default_rng(seed)
+    groups = np.repeat(np.arange(60), rng.integers(1, 8, 60))
+    found = deal_by_dirichlet(images(groups, groups % 2), 4, 1.0, 1, np.random.default_rng(seed), "a test")
+    rng = np.random.default_rng(seed)
+    orders = [rng.permutation(np.arange(label, 60, 2)) for label in (0, 1)]
+    counts = [set(groups[part.numpy()].tolist()) for part in found]
+    assert sum(map(len, counts)) == 60
+    for _ in range(100):  # until every client has an image
+        shares = rng.dirichlet(np.ones(4), size=2).cumsum(axis=1)
+        borders = []
+        for order, share in zip(orders, shares, strict=True):
+            sums = np.concatenate([[0], np.bincount(groups)[order].cumsum()])
+            borders.append([int(np.abs(sums - np.rint(one * sums[-1])).argmin()) for one in share[:-1]])
+        parts = [np.split(order, border) for order, border in zip(orders, borders, strict=True)]
+        expected = [set(np.concatenate(mine).tolist()) for mine in zip(*parts, strict=True)]
+        if min(map(len, expected)):
+            break
+    assert counts == expected
+
+
+def test_pooled_sets_have_groups_only_if_all_have():
+    one = images(np.arange(3), np.zeros(3, int))
+    assert pool([one, one]).groups.tolist() == [0, 1, 2, 0, 1, 2]
+    assert pool([one, ImageSet(one.images, one.labels)]).groups is None
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("label_skew", "clients"), ("iid", "clients"), ("feature_label_skew", "clients_per_domain")]
+)
+def test_a_number_of_clients_that_no_data_set_has_is_rejected_at_once(name, count):
+    with pytest.raises(ValueError, match=count):
+        partition({"name": name, count: 1_000_000_000})
