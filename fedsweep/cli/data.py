@@ -17,6 +17,7 @@ from fedsweep.cli.output import progress_console, relative, result_console
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import data_folder, find, find_either
+from fedsweep.common.progress import waiting
 from fedsweep.common.yaml_values import parse_overrides
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def prepare(
     from fedsweep.preparation.plan import Options, make_plan
 
     processes, console = worker_count(workers), progress_console()
-    with console.status("listing the images"):  # DomainNet has 0.6 million
+    with waiting(console, "Listing the images"):  # DomainNet has 0.6 million
         plan = make_plan(Options(name, size, layout, backbone, test_fraction, classes), root)
 
     from fedsweep.preparation.prepare import prepare as make_store
@@ -93,7 +94,13 @@ def _resumable(done: str) -> Iterator[None]:
 
 def _print_prepared(made: Prepared, plan: Plan) -> None:
     from fedsweep.preparation.decode import MADE_WITH
-    from fedsweep.preparation.tables import experiment_lines, headline, megabytes, split_words, summary
+    from fedsweep.preparation.tables import (
+        experiment_lines,
+        headline,
+        megabytes,
+        split_words,
+        summary,
+    )
 
     console, card = result_console(), made.card
     console.print(headline(card))
@@ -106,6 +113,8 @@ def _print_prepared(made: Prepared, plan: Plan) -> None:
         console.print(f"Skipped images, which cannot be decoded: {len(card.skipped)} ({named})")
     verb = "Already prepared" if made.already else "Prepared"
     console.print(f"{verb}: {relative(made.folder)}, {megabytes(card.bytes)} MB, digest {card.digest[:12]}")
+    if made.already and card.copies is None:
+        console.print("An older version prepared it without looking for exact copies; use `--force` to look for them.")
     if made.already and card.made_with != MADE_WITH:
         console.print(
             f"It was decoded with {card.made_with}, but {MADE_WITH} is installed; use `--force` to decode it again."
@@ -172,7 +181,7 @@ def show(
     from fedsweep.preparation.tables import MOST_ROWS, counts_table, headline, label_counts, split_words
 
     if verify:
-        with progress_console().status("reading all pixels"):
+        with waiting(progress_console(), "Reading all pixels"):
             found = stored_digest(folder, card)
     if verify and found != card.digest:
         raise UserError(

@@ -218,7 +218,9 @@ def _start(console: Console) -> None:
 
     cpus, gpus = available_cpus(), logical.count if (logical := logical_gpus()) else None
     # The thread that shows the message must not receive the signals that this thread holds back.
-    with kept_handlers(), console.status("Starting Ray on this machine ...") as status:
+    with kept_handlers(), console.status("Starting Ray ...") as status:
+        if not console.is_terminal:
+            console.print("Starting Ray ...")
         for attempt in range(1, STARTS + 1):
             try:
                 ray.init(address=LOCAL, num_cpus=cpus, num_gpus=gpus, include_dashboard=False, **QUIET)

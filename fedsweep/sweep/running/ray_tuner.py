@@ -17,6 +17,7 @@ from ray.tune.search import Searcher
 from rich.console import Console
 
 from fedsweep.common.paths import environment
+from fedsweep.common.progress import waiting
 from fedsweep.results import SweepStore, TrialPlan, TrialRecord
 from fedsweep.results.records import TAKEN_FROM
 from fedsweep.results.remote.mirror import SCRATCH
@@ -64,18 +65,20 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
     clear_leftovers(sweep, rounds, retry=plan.sampled is None, together=scheduler.name == "arms")
     sweep.show(plan.space.columns, asked="columns" in plan.request.options)
     recorder, writes = Recorder(ready.store, plan.name, ready.destination), WriteGuard()
-    recorder.open_sweep(sweep.manifest(), sweep.folder)
-    sweep.remote.push()
-    reuse = Reuse(ready.store, sweep)
-    planned = None if plan.sampled else [reuse.give(one, together=scheduler.name == "arms") for one in plan.grid()]
-    trials = sweep.trials()
+    with waiting(console, "Recording the sweep in MLflow, and looking for earlier trials"):
+        recorder.open_sweep(sweep.manifest(), sweep.folder)
+        sweep.remote.push()
+        reuse = Reuse(ready.store, sweep)
+        planned = None if plan.sampled else [reuse.give(one, together=scheduler.name == "arms") for one in plan.grid()]
+        trials = sweep.trials()
     done = [trial for trial in trials if trial.outcome is not None]
     if reused := sum(TAKEN_FROM in trial.plan.marks for trial in done):
         console.print(
             f"{reused} of {plan.num_trials} trials {'is' if reused == 1 else 'are'} reused from earlier sweeps; "
             "add `--fresh` to run all trials again."
         )
-    display = LiveTable(console, plan.space.objective.metric, rounds, plan.num_trials, done)
+    parallel = side_by_side(plan, ready.cluster)
+    display = LiveTable(console, plan.space.objective.metric, rounds, plan.num_trials, done, parallel)
     packing = Packing(
         plan.space.resources.gpus_per_trial,
         most_on_a_gpu(plan.space.resources, ready.cluster),
@@ -110,9 +113,9 @@ def _run_trials(
     recording.sync_all()
     try:
         if _any_left(ready.plan, recording, trials):
-            watch, display = Watch(ready.cluster), recording.display
+            watch = Watch(ready.cluster)
             body = functools.partial(_tune, ready, recording, planned)
-            run_watched(body, recording.stop, watch.lost, display.console.print)
+            run_watched(body, recording.stop, watch.lost, recording.display.stop)
     except RayLostError as error:
         lost = str(error)
     except KeyboardInterrupt:  # a second one

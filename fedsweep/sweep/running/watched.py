@@ -73,7 +73,7 @@ class Stop:
             raise StoppedError
 
 
-def run_watched(body: Callable[[], None], stop: Stop, lost: Callable[[], str], say: Callable[[str], object]) -> None:
+def run_watched(body: Callable[[], None], stop: Stop, lost: Callable[[], str], announce: Callable[[], object]) -> None:
     """Run `body` in a thread, and wait until it ends.
 
     The first interrupt asks `body` to stop, and the second one is raised. Waiting in the main thread keeps both
@@ -83,7 +83,7 @@ def run_watched(body: Callable[[], None], stop: Stop, lost: Callable[[], str], s
         body: The function that runs Ray Tune. It calls `stop.check` in Ray Tune's loop.
         stop: The request to stop `body`.
         lost: A function that returns the name of a process of Ray that has ended, or an empty string.
-        say: A function that prints a message.
+        announce: A function that is called at the first interrupt.
 
     Raises:
         RayLostError: A process of Ray has ended.
@@ -115,7 +115,7 @@ def run_watched(body: Callable[[], None], stop: Stop, lost: Callable[[], str], s
                 stop.abandoned = True
                 raise
             stop.asked = True
-            say("Stopping: the recorded rounds are kept (interrupt again to stop at once).")
+            announce()
     if errors and not stop.asked:
         if name := lost():
             raise RayLostError(name) from None
