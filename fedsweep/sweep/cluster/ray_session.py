@@ -260,8 +260,10 @@ def lost_process() -> str:
     """Return the process that has ended although Ray on this machine needs it, or an empty string if there is none."""
     import ray
 
-    node = ray._private.worker._global_node
-    for name, kind in (("raylet", "raylet"), ("GCS", "gcs_server")) if node is not None else ():
+    node: Any = ray._private.worker._global_node
+    if node is None:
+        return ""
+    for name, kind in (("raylet", "raylet"), ("GCS", "gcs_server")):
         if any(one.process.poll() is not None for one in node.all_processes.get(kind, ())):
             return f"the {name} on this machine"
     return ""

@@ -1,6 +1,7 @@
 """The thread that runs Ray Tune, under interrupts and the loss of Ray. No Ray is started."""
 
 import contextlib
+import functools
 import signal
 import socket
 import threading
@@ -11,6 +12,11 @@ import pytest
 from fedsweep.sweep.cluster.cluster import Cluster
 from fedsweep.sweep.running import watched
 from fedsweep.sweep.running.watched import RayLostError, Stop, StoppedError, Watch, run_watched
+
+
+def wait_for(event: threading.Event) -> None:
+    """Imitate a call that is blocked in Ray's C++ code until `event` is set."""
+    event.wait()
 
 
 def loop(stop: Stop) -> None:
@@ -42,7 +48,7 @@ def test_the_second_interrupt_does_not_wait_for_a_blocked_call() -> None:
     for after in (0.1, 0.3):
         threading.Timer(after, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
-        run_watched(lambda: blocked.wait() and None, stop, lambda: "", lambda: None)
+        run_watched(functools.partial(wait_for, blocked), stop, lambda: "", lambda: None)
     assert stop.abandoned
     with pytest.raises(StoppedError):
         stop.check_abandoned()
@@ -56,7 +62,7 @@ def test_a_lost_process_ends_the_wait_for_a_blocked_call(asked: bool, monkeypatc
     stop, blocked = Stop(), threading.Event()
     stop.asked = asked
     with contextlib.nullcontext() if asked else pytest.raises(RayLostError, match=r"^the GCS$"):
-        run_watched(lambda: blocked.wait() and None, stop, lambda: "the GCS", lambda: None)
+        run_watched(functools.partial(wait_for, blocked), stop, lambda: "the GCS", lambda: None)
     assert stop.abandoned
     blocked.set()
 
@@ -68,7 +74,7 @@ def test_a_head_node_counts_as_lost_after_several_attempts(monkeypatch: pytest.M
         watch = Watch(Cluster(address))
         time.sleep(0.02)
         assert watch.lost() == ""
-    answers = []
+    answers: list[str] = []
     while len(answers) < 50 and not (answers and answers[-1]):
         time.sleep(0.02)
         answers.append(watch.lost())
