@@ -1,6 +1,6 @@
 #!/bin/bash
 # One sweep on several nodes of a SLURM cluster: sbatch deploy/slurm.sh ablations/lora_rank --seeds 0,1,2
-# If the time limit or a node failure ended the sweep, submit it again with --resume (docs/cluster.md).
+# If the time limit or a node failure ends the job, SLURM runs it again, and the sweep is resumed (docs/cluster.md).
 #SBATCH --job-name=fedsweep
 #SBATCH --nodes=3
 #SBATCH --ntasks-per-node=1
@@ -10,6 +10,8 @@
 #SBATCH --exclusive
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:INT@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
 #SBATCH --output=fedsweep-%j.log
 
 set -euo pipefail
@@ -57,16 +59,44 @@ while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[2]):
     time.sleep(1)
 END
 
-# The sweep runs in the background, so that SLURM's warning signal reaches this script, which then interrupts the sweep
-# as with Ctrl-C. Without job control (-m), bash would start the sweep with interrupts ignored.
+# After a restart, the sweep that this job has started is resumed. If the job ended before it created a sweep, it starts
+# one. A file with the time of the job's first start tells the job's sweep from the sweeps of other jobs.
+begun=".fedsweep_job_$SLURM_JOB_ID"
+store=${FEDSWEEP_STORE:-mlruns}
+arguments=("$@")
+for ((i = 0; i < $#; i++)); do
+    case ${arguments[i]} in
+        --store) store=${arguments[i + 1]:-} ;;
+        --store=*) store=${arguments[i]#--store=} ;;
+    esac
+done
+restarts=${SLURM_RESTART_COUNT:-0}
+if ((restarts > 0)) && [[ -e $begun && " $* " != *" --resume "* ]]; then
+    if [[ $store == *://* || -n $(find "$store/sweeps/$1" -name sweep.json -newer "$begun" 2> /dev/null) ]]; then
+        arguments+=(--resume)
+    fi
+else
+    touch "$begun"
+fi
+
+# The sweep runs in the background, so that SLURM's signals reach this script, which then ends the sweep as with Ctrl-C.
+# Without job control (-m), bash would start the sweep with interrupts ignored.
 set -m
-fedsweep tune "$@" --address "$address:$port" &
+fedsweep tune "${arguments[@]}" --address "$address:$port" &
 sweep=$!
-trap 'kill -INT "$sweep"' INT TERM
+limit=no
+trap 'limit=yes; kill -TERM "$sweep"' INT # SLURM's warning before the time limit
+trap 'kill -TERM "$sweep"' TERM # scancel
 code=0
 wait "$sweep" || code=$?
 while kill -0 "$sweep" 2> /dev/null; do # the signal ended the first wait, but the sweep is still running
     code=0
     wait "$sweep" || code=$?
 done
+if [[ $limit == yes && $code == 143 ]] && ((restarts < 100)); then # trials are left to run
+    finish
+    scontrol requeue "$SLURM_JOB_ID"
+else
+    rm -f "$begun"
+fi
 exit "$code"

@@ -16,7 +16,11 @@ from fedsweep.cli.pretrain import pretrain
 from fedsweep.cli.report import compare, report
 from fedsweep.cli.tune import tune
 from fedsweep.common.errors import UserError, disk_is_full, one_line
+from fedsweep.common.signals import ending_signals_interrupt
 from fedsweep.results.remote.objects import UnreachableError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, which typer also gives to a command that another signal interrupts."""
 
 app = typer.Typer(
     add_completion=False,
@@ -40,6 +44,15 @@ _command = get_command(app)
 
 
 def main() -> None:
+    """Run the command line. A command that SIGTERM or SIGHUP ends has the exit code 128 plus the signal's number."""
+    with ending_signals_interrupt() as received:
+        try:
+            _main()
+        except SystemExit as end:
+            raise SystemExit(received.status if end.code == INTERRUPTED else end.code) from None
+
+
+def _main() -> None:
     """Run the command line.
 
     If a command raises UserError, print the error message to stderr and exit with code 2.
@@ -55,7 +68,7 @@ def main() -> None:
         hint = "" if words.endswith("?") else f"; see `{where} --help`."
         _end(f"{words[0].lower()}{words[1:]}{hint}", 2)
     except (KeyboardInterrupt, typer.Abort):
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:  # the reader of the pipe has ended, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None

@@ -170,8 +170,10 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
     else:
         show_unsent(console, session.sweep.remote, result.folder)
     if session.interrupted:
+        cause = f"Stopped because {session.lost} was killed or has crashed," if session.lost else "Stopped"
+        kept = ", and all recorded rounds are kept" if session.lost else ""
         console.print(
-            f"Stopped with {tally['finished']} of {session.plan.num_trials} trials finished. "
+            f"{cause} with {tally['finished']} of {session.plan.num_trials} trials finished{kept}. "
             "To continue, run the same command with --resume."
         )
     elif tally["failed"]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsweep import cli
-from fedsweep.sweep.cluster import cluster
+from fedsweep.sweep.cluster import cluster, ray_session
 from fedsweep.sweep.running import ray_tuner as tuner
 from fedsweep.tracking import single_run as recorded_run
 
@@ -41,7 +41,7 @@ def call(read_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(tuner, "ray_session", too_late)
+    monkeypatch.setattr(ray_session, "ray_session", too_late)
     monkeypatch.setattr(tuner, "Recorder", too_late)
     monkeypatch.setattr(recorded_run, "record_run", too_late)
     monkeypatch.setattr(cluster, "available_cpus", lambda: 2)

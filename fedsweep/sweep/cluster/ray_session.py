@@ -1,25 +1,28 @@
 """Functions that start Ray on this machine, or connect to a Ray cluster, for the duration of a sweep."""
 
+import atexit
 import contextlib
 import logging
 import os
 import re
 import secrets
-import signal
 import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
+
+from rich.console import Console
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.process_usage import logical_gpus
+from fedsweep.common.signals import kept_handlers
 from fedsweep.sweep.cluster.cluster import HERE, LOCAL, Cluster, Node, available_cpus, ray_is_running
 
 RAY_SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a call after the end of a session must not start Ray again
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
@@ -32,11 +35,18 @@ RAY_SETTINGS = {
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
 # Despite its name, this variable works on every system. With 0, Ray's servers listen on 127.0.0.1 only.
-LOCAL_SETTINGS = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+LOCAL_SETTINGS = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # If the GCS is killed, Ray ends this process after 60 s by default. The report and MLflow may need more time.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
+    "RAY_gcs_server_port_wait_time_s": "120",
+}
 JOINING_SETTINGS = {"RAY_NUM_REDIS_GET_RETRIES": "3"}  # try 3 times, not 20, if a cluster rejects the token
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
 HOST_AND_PORT = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})")
 ANSWER_SECONDS = 10.0
+STARTS = 4
+"""Number of attempts to start Ray on this machine. Ray gives up an attempt after 30 seconds."""
 TOKEN_HINT = "set RAY_AUTH_TOKEN_PATH to the file with the cluster's token (docs/cluster.md, Security)"  # noqa: S105
 
 
@@ -103,7 +113,7 @@ def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
     import ray
 
     try:
-        with _captured_stderr() as said:
+        with kept_handlers(), _captured_stderr() as said:
             ray.init(address, **QUIET)
     except Exception as error:  # ConnectionError, AuthenticationError, RuntimeError of another version
         ray.shutdown()
@@ -176,11 +186,11 @@ def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
 
 
 @contextlib.contextmanager
-def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
+def ray_session(cluster: Cluster = HERE, console: Console | None = None) -> Iterator[None]:
     """Provide Ray for the trials: the joined cluster, the Ray instance of this process, or a new Ray instance.
 
     Only a new Ray instance is shut down at the end, so a notebook can run several sweeps with the instance that it has
-    started.
+    started. The console shows a message while a new Ray instance starts.
 
     Raises:
         UserError: Ray does not start on this machine, or the instance of this process has several nodes.
@@ -192,15 +202,7 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
     import ray
 
     if not (running := ray_is_running()):
-        cpus, gpus = available_cpus(), logical.count if (logical := logical_gpus()) else None
-        try:
-            ray.init(address=LOCAL, num_cpus=cpus, num_gpus=gpus, include_dashboard=False, **QUIET)
-        except Exception as error:  # a plain Exception if a node takes longer than the 30 s that Ray waits
-            ray.shutdown()
-            raise UserError(
-                f"Ray did not start on this machine ({one_line(error).split('. ')[0]}). Ray waits for 30 seconds, "
-                "which may be too short on a busy machine; run the same command with --resume to try again."
-            ) from None
+        _start(console or Console(quiet=True))
     elif (nodes := len(_alive(ray.nodes()))) > 1:
         raise UserError(
             f"this process has joined a Ray cluster of {nodes} nodes; call `ray.shutdown()` to leave it, and use "
@@ -210,38 +212,71 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _running(stop: bool = True) -> Iterator[None]:
-    """Silence Tune's logs, and handle SIGTERM (sent by `ray job stop`) like Ctrl-C, for the duration of the block.
-
-    Ray is shut down at the end if `stop` is true.
-    """
+def _start(console: Console) -> None:
+    """Start Ray on this machine, and try again if the machine is too busy to start it in time."""
     import ray
 
+    cpus, gpus = available_cpus(), logical.count if (logical := logical_gpus()) else None
+    # The thread that shows the message must not receive the signals that this thread holds back.
+    with kept_handlers(), console.status("Starting Ray ...") as status:
+        if not console.is_terminal:
+            console.print("Starting Ray ...")
+        for attempt in range(1, STARTS + 1):
+            try:
+                ray.init(address=LOCAL, num_cpus=cpus, num_gpus=gpus, include_dashboard=False, **QUIET)
+                return
+            except Exception as error:  # a plain Exception if a node takes longer than the 30 s that Ray waits
+                ray.shutdown()
+                told, late = one_line(error).split(". ")[0], "timed out" in str(error)
+                if not late or attempt == STARTS:
+                    tries = f" after {attempt} attempts of 30 seconds" if late else ""
+                    raise UserError(
+                        f"Ray did not start on this machine{tries} ({told}); nothing was recorded, so run the same "
+                        "command again, when the machine is less busy."
+                    ) from None
+            waiting = f"This machine is busy: Ray has not started yet (attempt {attempt + 1} of {STARTS}) ..."
+            status.update(waiting)
+            if not console.is_terminal:
+                console.print(waiting)
+
+
+@contextlib.contextmanager
+def _running(stop: bool = True) -> Iterator[None]:
+    """Silence Tune's logs for the duration of the block. Ray is shut down at the end if `stop` is true."""
+    import ray
+
+    # Ray would print the last page of its log if a raylet is lost; the sweep says in one sentence what is kept.
+    ray._private.worker.print_to_stdstream = lambda *_, **__: None
     for noisy in ("ray.tune", "ray.tune.execution.tune_controller", "ray.tune.tune"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _interrupt)  # again, because Ray's own handler would end the process at once
     try:
         yield
     finally:
         if stop:
-            ray.shutdown()
+            _abandon() if lost_process() else ray.shutdown()
 
 
-@contextlib.contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C within the block, so that the report is written before the process ends."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def lost_process() -> str:
+    """Return the process that has ended although Ray on this machine needs it, or an empty string if there is none."""
+    import ray
+
+    node: Any = ray._private.worker._global_node
+    if node is None:
+        return ""
+    for name, kind in (("raylet", "raylet"), ("GCS", "gcs_server")):
+        if any(one.process.poll() is not None for one in node.all_processes.get(kind, ())):
+            return f"the {name} on this machine"
+    return ""
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    handler = signal.getsignal(signal.SIGINT)  # Tune's handler while trials run; some background jobs ignore SIGINT
-    (handler if callable(handler) else signal.default_int_handler)(number, frame)
+def _abandon() -> None:
+    """Kill what is left of a Ray that has lost a process. `ray.shutdown` may wait for the lost process."""
+    import ray
+
+    if (node := ray._private.worker._global_node) is not None:
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
+    closing = threading.Thread(target=ray.shutdown, name="ray.shutdown", daemon=True)
+    closing.start()
+    closing.join(ANSWER_SECONDS / 2)
+    if closing.is_alive():
+        atexit.unregister(ray.shutdown)

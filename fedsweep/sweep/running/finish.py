@@ -26,6 +26,8 @@ class SweepResult:
     report: Report | None
     """None if no trial has recorded a round, or if the report could not be written."""
     report_error: Exception | None
+    interrupted_status: int = 130
+    """The exit status if the session was interrupted: 128 plus the number of the signal."""
 
     @property
     def folder(self) -> Path:
@@ -51,22 +53,26 @@ class SweepResult:
     def status(self) -> int:
         """The exit status of the command.
 
-        It is 130 if trials are left to run, 1 if a trial or the report failed, and otherwise 0. If results could not be
-        stored, it is always 1.
+        It is 128 plus the number of the signal if trials are left to run (130 after Ctrl-C), 1 if a trial or the report
+        failed, and otherwise 0. If results could not be stored, or if Ray has lost a process, it is always 1.
         """
-        lacking = self.disk_full or self.session.remote_error or self.session.sweep.remote.unsent
-        if self.session.interrupted:
-            return 1 if lacking else 130
+        session = self.session
+        lacking = self.disk_full or session.remote_error or session.lost or session.sweep.remote.unsent
+        if session.interrupted:
+            return 1 if lacking else self.interrupted_status
         return int(bool(lacking or self.tally["failed"] or self.report_error))
 
 
 def finish(
-    session: SessionOutcome, console: Console, show: Callable[[Report], object] = lambda report: None
+    session: SessionOutcome,
+    console: Console,
+    show: Callable[[Report], object] = lambda report: None,
+    interrupted_status: int = 130,
 ) -> SweepResult:
     """Write the report of a sweep, end its MLflow run, and upload the results to the remote store, if there is one.
 
     The MLflow run is ended even if the report cannot be written. `show` is called with the report before MLflow is
-    contacted, because MLflow may be slow to answer.
+    contacted, because MLflow may be slow to answer. `interrupted_status` is the exit status if trials are left to run.
     """
     folder = session.sweep.folder / "report"
     report, failed = None, None
@@ -79,7 +85,7 @@ def finish(
         failed = error
     if report is not None:
         show(report)
-    result = SweepResult(session, report, failed)
+    result = SweepResult(session, report, failed, interrupted_status)
     counts = {f"trials/{name}": float(number) for name, number in result.tally.items()}
     status = "KILLED" if session.interrupted else "FINISHED"
     with delivering(console) as tell:

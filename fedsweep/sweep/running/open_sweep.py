@@ -38,16 +38,25 @@ class Prepared:
     """The check that each worker makes before its first trial; None without a cluster."""
 
 
+def check_new(plan: Plan, store: Store) -> None:
+    """Raise UserError if no new sweep can be created.
+
+    The reason is that the store is read-only, or that the search cannot learn from the sweep that `search.warm_start`
+    names.
+    """
+    check_writable(store.root)
+    store.check_writable()
+    warm_start.collect(plan, store)
+
+
 def new_sweep(plan: Plan, store: Store, fresh: bool = False) -> SweepStore:
     """Create the folder of a new sweep, and return the folder.
 
     If `fresh` is true, the sweep reuses no trials of earlier sweeps.
 
     Raises:
-        UserError: The store is read-only, or the search cannot learn from the sweep that `search.warm_start` names.
+        UserError: The search cannot learn from the sweep that `search.warm_start` names.
     """
-    check_writable(store.root)
-    store.check_writable()
     known = warm_start.collect(plan, store)
     manifest = _manifest(plan, fresh)
     sweep = store.sweep(plan.name, manifest.id)
@@ -119,6 +128,13 @@ def exclusively(sweep: SweepStore) -> Iterator[None]:
         finally:
             with contextlib.suppress(OSError):  # only a cache, and the disk may be full
                 sweep.remote.save()
+
+
+def any_left(sweep: SweepStore) -> bool:
+    """Return whether a resumed sweep may have trials to run: unfinished or failed trials, or a population."""
+    trials, planned = sweep.trials(), sweep.manifest().trials
+    ended = [trial for trial in trials if trial.outcome is not None and trial.outcome.outcome != "failed"]
+    return planned is None or len(ended) < max(planned, len(trials))
 
 
 def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool = False) -> None:

@@ -4,7 +4,7 @@ This module imports Ray, which reads its environment variables on import. Call `
 this module.
 """
 
-import contextlib
+import functools
 import secrets
 import shutil
 from collections.abc import Sequence
@@ -17,13 +17,12 @@ from ray.tune.search import Searcher
 from rich.console import Console
 
 from fedsweep.common.paths import environment
-from fedsweep.common.progress import announced_stop, waiting
+from fedsweep.common.progress import waiting
 from fedsweep.results import SweepStore, TrialPlan, TrialRecord
 from fedsweep.results.records import TAKEN_FROM
 from fedsweep.results.remote.mirror import SCRATCH
 from fedsweep.sweep.cluster.cluster import most_on_a_gpu
 from fedsweep.sweep.cluster.packing import Packing
-from fedsweep.sweep.cluster.ray_session import ray_session
 from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.plan.reuse import Reuse
@@ -35,6 +34,7 @@ from fedsweep.sweep.running.open_sweep import Prepared, clear_leftovers, mark_fi
 from fedsweep.sweep.running.recording import Recording, WriteGuard
 from fedsweep.sweep.running.time_estimate import side_by_side
 from fedsweep.sweep.running.trainable import train
+from fedsweep.sweep.running.watched import RayLostError, Watch, run_watched
 from fedsweep.sweep.search.ray_searchers import ArmScheduler, JointSearch, PlannedSearch, SampledSearch
 from fedsweep.tracking import Recorder
 
@@ -53,6 +53,8 @@ class SessionOutcome:
     """True if the session ended because the disk is full."""
     remote_error: str = ""
     """The reason why the remote store is incomplete; empty if it is complete."""
+    lost: str = ""
+    """The process of Ray whose end has ended the session; empty if there is none."""
 
 
 def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
@@ -93,29 +95,31 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
         state = ArmState(plan, scheduler, sweep, planned or ())
     recording = Recording(sweep, recorder, display, rounds, reuse, writes, packing, state)
     with display.live:
-        _run_trials(ready, recording, planned, trials)
+        lost = _run_trials(ready, recording, planned, trials)
     trials = [recording.shown(trial.plan.key) for trial in sweep.trials()]
     for trial in trials:
         if trial.outcome is None:
             recorder.interrupt(trial)
     interrupted = _any_left(plan, recording, trials)
-    return SessionOutcome(plan, sweep, recorder, trials, interrupted, writes.disk_full, writes.remote_error)
+    return SessionOutcome(plan, sweep, recorder, trials, interrupted, writes.disk_full, writes.remote_error, lost)
 
 
 def _run_trials(
     ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | None, trials: Sequence[TrialRecord]
-) -> None:
-    sweep, writes = recording.sweep, recording.writes
+) -> str:
+    """Run the trials, record their outcomes, and return the process of Ray that was lost, if any."""
+    sweep, writes, lost = recording.sweep, recording.writes, ""
     recording.decide()
     recording.sync_all()
-    # Ray handles the first Ctrl-C itself; a second one, or one while Ray starts, is raised.
-    display = recording.display
-    with contextlib.suppress(KeyboardInterrupt), announced_stop(display.stop):
+    try:
         if _any_left(ready.plan, recording, trials):
-            display.say("Starting Ray ...")
-            with ray_session(ready.cluster):
-                display.say("")
-                _tune(ready, recording, planned)
+            watch = Watch(ready.cluster)
+            body = functools.partial(_tune, ready, recording, planned)
+            run_watched(body, recording.stop, watch.lost, recording.display.stop)
+    except RayLostError as error:
+        lost = str(error)
+    except KeyboardInterrupt:  # a second one
+        pass
     if (summary := recording.packing.summary()) is not None:
         recording.display.console.print(summary)
     with writes.catching():
@@ -125,6 +129,7 @@ def _run_trials(
     recording.sync_all()
     with writes.catching():
         sweep.remote.push(needed=True)
+    return lost
 
 
 def _any_left(plan: Plan, recording: Recording, trials: Sequence[TrialRecord]) -> bool:

@@ -11,7 +11,6 @@ from ray.tune import Callback, Stopper
 from ray.tune.experiment import Trial
 
 from fedsweep.common.errors import disk_is_full
-from fedsweep.common.progress import announce_stop
 from fedsweep.results import Outcome, OutcomeName, SweepStore, TrialPlan, TrialRecord
 from fedsweep.results.remote import LOST
 from fedsweep.results.remote.objects import UnreachableError
@@ -20,6 +19,7 @@ from fedsweep.sweep.plan.reuse import Reuse
 from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_replacement import Generations
 from fedsweep.sweep.running.display import LiveTable
+from fedsweep.sweep.running.watched import Stop
 from fedsweep.tracking import Recorder
 
 LOST_WORKERS = 3
@@ -66,9 +66,9 @@ class Recording(Callback, Stopper):
     packing: Packing
     state: ArmState | Generations | None = None
     """The arms that are halved together, or the population; None for independent trials."""
+    stop: Stop = field(default_factory=Stop)
     _shown: dict[str, int] = field(default_factory=dict, init=False)
     _lost: Counter[str] = field(default_factory=Counter, init=False)
-    _announces: bool = field(default=False, init=False)
 
     def announce(self, plan: TrialPlan) -> None:
         """Write the plan of a trial before Ray starts the trial."""
@@ -95,20 +95,20 @@ class Recording(Callback, Stopper):
         return self.writes.disk_full or bool(self.writes.remote_error)
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Announce Ctrl-C from now on, because Tune has installed its own handler after the sweep's."""
-        if not self._announces:
-            self._announces = True
-            announce_stop(self.display.stop)
+        """End Ray Tune's loop if the sweep was interrupted."""
+        self.stop.check()
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
     ) -> None:
         """Show a reported round, which is already on disk, in the live table and in MLflow."""
+        self.stop.check_abandoned()
         self.writes.disk_full |= result.get("kind") == "full"
         self.sync(trial.config["trial"])
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         """Record the end of a trial that reached its last round, reported an error or was stopped by the scheduler."""
+        self.stop.check_abandoned()
         key, result = trial.config["trial"], trial.last_result
         last = result.get("round", 0)
         if (kind := result.get("kind")) is not None:
@@ -130,6 +130,7 @@ class Recording(Callback, Stopper):
 
         The trial is started again, unless all its rounds are recorded or it has lost too many workers.
         """
+        self.stop.check_abandoned()
         key = trial.config["trial"]
         self.fetch(key)
         history = self.sweep.trial(key).history()

@@ -106,26 +106,34 @@ def tune(
         UserError: The search space is invalid, or a machine, the store or the MLflow server cannot be used. The error
             is raised before any trial starts.
     """
-    from fedsweep.sweep.cluster.ray_session import prepare_environment, sigterm_interrupts
+    from fedsweep.common.signals import ending_signals_interrupt
+    from fedsweep.sweep.cluster.ray_session import prepare_environment, ray_session
 
     console = console or Console(quiet=True)
-    with sigterm_interrupts(), _prepared(options, console) as ready:
-        from fedsweep.sweep.running.open_sweep import exclusively, new_sweep, resumed_sweep
+    with ending_signals_interrupt() as received, _prepared(options, console) as ready, contextlib.ExitStack() as held:
+        from fedsweep.sweep.running.open_sweep import any_left, check_new, exclusively, new_sweep, resumed_sweep
 
-        if options.resumed is not None:
-            sweep = resumed_sweep(ready.plan, ready.store, options.resumed)
-        else:
-            sweep = new_sweep(ready.plan, ready.store, options.fresh)
-        with exclusively(sweep):
-            prepare_environment(ready.cluster)
+        prepare_environment(ready.cluster)
+        with contextlib.ExitStack() as ray:
+            # Ray starts before a folder or an MLflow run is created, so that nothing stays open if it does not start.
+            if options.resumed is None:
+                check_new(ready.plan, ready.store)
+                ray.enter_context(ray_session(ready.cluster, console))
+                sweep = new_sweep(ready.plan, ready.store, options.fresh)
+                held.enter_context(exclusively(sweep))
+            else:
+                sweep = resumed_sweep(ready.plan, ready.store, options.resumed)
+                held.enter_context(exclusively(sweep))
+                if any_left(sweep):
+                    ray.enter_context(ray_session(ready.cluster, console))
             with waiting(console, "Loading Ray"):
                 from fedsweep.sweep.running.ray_tuner import run  # imports ray, which reads the environment
 
             session = run(ready, sweep, console)
-            with waiting(console, "Loading the report"):
-                from fedsweep.sweep.running.finish import finish  # imports the report, which would delay the trials
+        with waiting(console, "Loading the report"):
+            from fedsweep.sweep.running.finish import finish  # imports the report, which would delay the trials
 
-            return finish(session, console, show)
+        return finish(session, console, show, received.status)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """The addresses, node resources and tokens of a sweep's cluster. No Ray is started."""
 
+import io
 import os
 import signal
 import socket
@@ -8,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import ray
+from rich.console import Console
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.process_usage import COUNT, SIZE
+from fedsweep.common.signals import ending_signals_interrupt
 from fedsweep.sweep.cluster import cluster
 from fedsweep.sweep.cluster import ray_session as joining
 from fedsweep.sweep.cluster.cluster import Cluster, Node, check_resources, concurrency, most_on_a_gpu
@@ -172,23 +175,55 @@ def test_a_ray_that_takes_too_long_to_start_gives_a_clear_error(clean: Path, mon
             "startup or the GCS has become overloaded."
         )
 
-    monkeypatch.setattr("ray.init", too_long)
+    attempts: list[int] = []
+    monkeypatch.setattr("ray.init", lambda **given: attempts.append(1) or too_long())
+    said = io.StringIO()
     with pytest.raises(UserError) as refused:
-        ray_session().__enter__()
+        ray_session(console=Console(file=said, width=200)).__enter__()
     assert str(refused.value) == (
-        "Ray did not start on this machine (The current node timed out during startup). Ray waits for 30 seconds, "
-        "which may be too short on a busy machine; run the same command with --resume to try again."
+        "Ray did not start on this machine after 4 attempts of 30 seconds (The current node timed out during startup); "
+        "nothing was recorded, so run the same command again, when the machine is less busy."
     )
+    assert len(attempts) == 4
+    assert [line for line in said.getvalue().splitlines() if "busy" in line] == [
+        f"This machine is busy: Ray has not started yet (attempt {number} of 4) ..." for number in (2, 3, 4)
+    ]
 
 
-def test_sigterm_interrupts_a_sweep_like_ctrl_c(clean: Path, monkeypatch: pytest.MonkeyPatch):
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("ray.init", lambda **_: None)
-    try:
-        with pytest.raises(KeyboardInterrupt), ray_session():
-            signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def test_ray_that_starts_at_the_second_attempt_is_used(clean: Path, monkeypatch: pytest.MonkeyPatch):
+    answers = [Exception("The current node timed out during startup."), None]
+
+    def init(**given: object) -> None:
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    monkeypatch.setattr("ray.init", init)
+    with ray_session():
+        assert answers == []
+
+
+def test_another_error_at_the_start_of_ray_is_not_repeated(clean: Path, monkeypatch: pytest.MonkeyPatch):
+    attempts: list[int] = []
+
+    def init(**given: object) -> None:
+        attempts.append(1)
+        raise ValueError("no such flag")
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(UserError, match=r"^Ray did not start on this machine \(no such flag\); "):
+        ray_session().__enter__()
+    assert len(attempts) == 1
+
+
+def test_the_start_of_ray_keeps_the_handler_of_sigterm(clean: Path, monkeypatch: pytest.MonkeyPatch):
+    def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # like Ray, whose handler ends the process
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("ray.init", init)
+    with ending_signals_interrupt() as received, pytest.raises(KeyboardInterrupt):
+        ray_session().__enter__()
+    assert received.status == 143
 
 
 def test_a_rejection_that_ray_writes_to_stderr_is_understood_and_not_shown(clean, monkeypatch, capfd):

@@ -1,6 +1,7 @@
 """The recipes in deploy/, whose settings Ray, KubeRay, SLURM and fedsweep's command line accept."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -143,6 +144,66 @@ def test_both_kuberay_manifests_describe_the_same_cluster():
     assert cluster_of("kuberay_job.yaml") == cluster_of("kuberay_cluster.yaml")
 
 
+STUBS = {
+    "scontrol": '[ "$1" = show ] && echo node1 || echo "$*" >> requeued',
+    "srun": 'case "$*" in *hostname*) echo 10.0.0.1 ;; *) exec sleep 60 ;; esac',
+    "ray": "exit 0",
+    "python": "cat > /dev/null; echo token",
+    "fedsweep": """echo "$*" > called
+mkdir -p mlruns/sweeps/tiny/old
+[ -n "$FINISH" ] && exit 0
+trap 'exit 143' TERM
+kill -"$SIGNAL" "$PPID"
+while :; do sleep 0.05; done""",
+}
+"""Programs in place of those that the SLURM script calls, as shell scripts."""
+
+
+def slurm(folder: Path, **variables: str) -> tuple[int, str, bool]:
+    """Run the SLURM script without SLURM.
+
+    Returns:
+        The exit code, the arguments of `fedsweep`, and whether the job was queued again.
+    """
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    (programs / "activate").touch()
+    for name, body in STUBS.items():
+        (programs / name).write_text(f"#!/bin/bash\n{body}\n")
+        (programs / name).chmod(0o755)
+    (folder / "requeued").unlink(missing_ok=True)
+    job = {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_NODELIST": "n"}
+    path = {
+        "PATH": f"{programs}:/usr/bin:/bin",
+        "FEDSWEEP_ENV": str(folder),
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+    }
+    done = subprocess.run(
+        ["bash", DEPLOY / "slurm.sh", "tiny", "--seeds", "0"],
+        env={"FINISH": "", "SIGNAL": "INT", **path, **job, **variables},
+        cwd=folder,
+        capture_output=True,
+        timeout=60,
+    )
+    return done.returncode, (folder / "called").read_text().strip(), (folder / "requeued").exists()
+
+
+def test_the_slurm_script_queues_the_job_again_and_resumes_its_own_sweep(tmp_path: Path):
+    new = "tune tiny --seeds 0 --address 10.0.0.1:20007"
+    resumed = "tune tiny --seeds 0 --resume --address 10.0.0.1:20007"
+    assert slurm(tmp_path) == (143, new, True)  # the time limit
+    assert slurm(tmp_path, SLURM_RESTART_COUNT="1") == (143, new, True)  # the job had not created a sweep yet
+    manifest = tmp_path / "mlruns" / "sweeps" / "tiny" / "old" / "sweep.json"
+    manifest.touch()
+    later = (tmp_path / ".fedsweep_job_7").stat().st_mtime + 5
+    os.utime(manifest, (later, later))
+    assert slurm(tmp_path, SLURM_RESTART_COUNT="2") == (143, resumed, True)
+    assert slurm(tmp_path, SLURM_RESTART_COUNT="3", SIGNAL="TERM") == (143, resumed, False)  # scancel
+    assert slurm(tmp_path, FINISH="yes") == (0, new, False)
+    assert not list(tmp_path.glob(".fedsweep_job_*")) + list(tmp_path.glob(".ray_token_*"))
+
+
 def test_the_slurm_script_is_bash_and_requests_what_it_uses():
     path = DEPLOY / "slurm.sh"
     subprocess.run(["bash", "-n", path], check=True)
@@ -150,6 +211,8 @@ def test_the_slurm_script_is_bash_and_requests_what_it_uses():
     lines = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", text, re.MULTILINE)
     assert len(lines) == text.count("#SBATCH")
     asked = dict(lines)
+    assert "requeue" in asked
+    assert asked["open-mode"] == "append"  # the log of the first start is kept
     assert asked["ntasks-per-node"] == "1"  # one Ray on each node
     assert int(asked["nodes"]) > 1
     assert {"cpus-per-task", "gpus-per-node", "mem", "exclusive"} <= asked.keys()

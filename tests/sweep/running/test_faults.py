@@ -104,6 +104,42 @@ def test_a_killed_worker_a_killed_driver_and_two_ctrl_c_do_not_change_the_arms(
     assert_the_same(tmp_path, undisturbed)
 
 
+def end(process: subprocess.Popen[str], number: signal.Signals, victims: str) -> None:
+    """Send a signal to the driver's whole process group (`group`), or to Ray's process with the name `victims`."""
+    if victims == "group":
+        os.killpg(process.pid, number)
+        return
+    found = [one for one in psutil.Process(process.pid).children() if one.name() == victims]
+    assert len(found) == 1
+    found[0].send_signal(number)
+
+
+def test_a_lost_ray_and_sigterm_to_all_processes_end_the_session_with_a_table(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    write_space(tmp_path, "arms", ARMS)
+    lost = "was killed or has crashed, with 0 of 6 trials finished, and all recorded rounds are kept. To continue, run"
+    cases = (
+        (signal.SIGKILL, "raylet", 1, f"Stopped because the raylet on this machine {lost}"),
+        (signal.SIGKILL, "gcs_server", 1, f"Stopped because the GCS on this machine {lost}"),
+        (signal.SIGTERM, "group", 143, "Stopped with 0 of 6 trials finished. To continue, run"),
+    )
+    for number, (kind, victims, code, sentence) in enumerate(cases):
+        process = start(tmp_path, "tune", "arms", *(["--resume"] if number else []))
+        wait_for_rounds(tmp_path, "arms", number + 1, process)
+        end(process, kind, victims)
+        out, error = process.communicate(timeout=120)
+        assert process.returncode == code, out + error
+        assert sentence in " ".join(out.split()), out + error
+        assert "Traceback" not in out + error
+        assert "raylet)" not in out + error  # Ray's own log
+        parents, children, _ = runs(tmp_path, "arms")
+        assert {run.info.status for run in (*parents, *children)} <= {"KILLED", "FINISHED"}
+        assert (newest(tmp_path, "arms").folder / "report" / "table.csv").exists()
+    fedsweep(tmp_path, "tune", "arms", "--resume")
+    assert_the_same(tmp_path, undisturbed)
+
+
 FULL_DISK = """
 mount -t tmpfs -o size={room}k none {store} || exit 77
 {tune} tune arms > first.txt 2>&1; code=$?

@@ -14,6 +14,7 @@ from fedsweep.federation.run_config import RunConfig
 from fedsweep.report import Report
 from fedsweep.results import Outcome, TrialPlan
 from fedsweep.sweep import TuneOptions, tune
+from fedsweep.sweep.cluster import ray_session
 from fedsweep.sweep.running import ray_tuner
 from fedsweep.sweep.running.open_sweep import Prepared
 from fedsweep.sweep.running.recording import Recording
@@ -38,7 +39,7 @@ def in_process(tmp_path: Path, new_store: NewStore, monkeypatch: pytest.MonkeyPa
             recording.end(trial.key, Outcome(outcome="finished", round=last.round))
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ray_tuner, "ray_session", contextlib.nullcontext)
+    monkeypatch.setattr(ray_session, "ray_session", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(ray_tuner, "_tune", fit)
     monkeypatch.setattr("fedsweep.report.write_figures", lambda *_: ())
     new_store(tmp_path / "mlruns")
@@ -77,6 +78,22 @@ def test_tune_writes_the_report_ends_the_parent_run_and_returns_the_outcome(
     assert {run.info.status for run in (parent, *children)} == {"FINISHED"}
     assert parent.data.metrics["trials/finished"] == 2
     assert_mlflow_equals_store(tmp_path, "tiny")
+
+
+def test_nothing_is_opened_if_ray_does_not_start(
+    in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*_: object) -> None:
+        raise UserError("Ray did not start on this machine.")
+
+    monkeypatch.setattr(ray_session, "ray_session", late)
+    before = sorted((tmp_path / "mlruns").iterdir())
+    options = TuneOptions("tiny", {"federation.rounds": 1}, {"seeds": [0]})
+    with pytest.raises(UserError, match="Ray did not start"):
+        tune(options)
+    assert not list((tmp_path / "mlruns").rglob("sweep.json"))
+    assert sorted((tmp_path / "mlruns").iterdir()) == before
+    assert in_process == []
 
 
 def test_options_that_contradict_each_other_are_rejected() -> None:

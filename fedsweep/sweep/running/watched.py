@@ -1,0 +1,122 @@
+"""Execution of Ray Tune in a thread, while the main thread handles signals and watches Ray's processes."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from fedsweep.sweep.cluster.cluster import Cluster
+from fedsweep.sweep.cluster.ray_session import lost_process
+
+LOOK_SECONDS = 0.2
+"""Seconds between two checks of Ray's processes on this machine."""
+CONNECT_SECONDS = 5.0
+"""Seconds between two attempts to connect to a cluster's head node."""
+SIGNAL_SECONDS = 0.5
+"""Seconds to wait for a signal after Ray was lost. `scancel` sends SIGTERM to all processes at the same time."""
+FAILURES = 4
+"""Number of failed attempts in a row after which the head node counts as lost."""
+
+
+class RayLostError(Exception):
+    """The error raised if a process that Ray cannot work without has ended. The message names the process."""
+
+
+class StoppedError(Exception):
+    """The error that ends Ray Tune's loop after an interrupt."""
+
+
+class Watch:
+    """A watch over the processes without which Ray waits for a minute and then ends this process."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.address = None if cluster.is_local else cluster.address
+        self._failures, self._next = 0, time.monotonic() + CONNECT_SECONDS
+
+    def lost(self) -> str:
+        """Return the name of a process that has ended, or an empty string if all processes are running."""
+        if self.address is not None:
+            return self._lost_head(self.address)
+        return lost_process()
+
+    def _lost_head(self, address: str) -> str:
+        if time.monotonic() < self._next:
+            return ""
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+            self._failures = 0
+        except OSError:
+            self._failures += 1
+        self._next = time.monotonic() + CONNECT_SECONDS
+        return f"the head node {address}" if self._failures >= FAILURES else ""
+
+
+class Stop:
+    """The request to stop Ray Tune, set by the main thread and read in Ray Tune's loop."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        """True after the first interrupt."""
+        self.abandoned = False
+        """True if the main thread no longer waits for Ray Tune, whose thread then must not write anything."""
+
+    def check(self) -> None:
+        """Raise StoppedError if the main thread has asked to stop."""
+        if self.asked or self.abandoned:
+            raise StoppedError
+
+    def check_abandoned(self) -> None:
+        """Raise StoppedError if the main thread no longer waits, or if Ray has lost a process."""
+        self.abandoned |= bool(lost_process())
+        if self.abandoned:
+            raise StoppedError
+
+
+def run_watched(body: Callable[[], None], stop: Stop, lost: Callable[[], str], announce: Callable[[], object]) -> None:
+    """Run `body` in a thread, and wait until it ends.
+
+    The first interrupt asks `body` to stop, and the second one is raised. Waiting in the main thread keeps both
+    effective even if `body` is blocked in Ray's C++ code, which does not react to signals.
+
+    Args:
+        body: The function that runs Ray Tune. It calls `stop.check` in Ray Tune's loop.
+        stop: The request to stop `body`.
+        lost: A function that returns the name of a process of Ray that has ended, or an empty string.
+        announce: A function that is called at the first interrupt.
+
+    Raises:
+        RayLostError: A process of Ray has ended.
+        KeyboardInterrupt: The user has interrupted the sweep a second time.
+    """
+    errors: list[BaseException] = []
+    ended = threading.Event()  # `Thread.join` takes a running thread for an ended one after an interrupt
+
+    def target() -> None:
+        try:
+            body()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            ended.set()
+
+    threading.Thread(target=target, name="tune", daemon=True).start()
+    while not ended.is_set():
+        try:
+            while not ended.wait(LOOK_SECONDS):
+                if name := lost():
+                    stop.abandoned = True
+                    time.sleep(SIGNAL_SECONDS)
+                    if not stop.asked:
+                        raise RayLostError(name)
+                    return
+        except KeyboardInterrupt:
+            if stop.asked:
+                stop.abandoned = True
+                raise
+            stop.asked = True
+            announce()
+    if errors and not stop.asked:
+        if name := lost():
+            raise RayLostError(name) from None
+        raise errors[0]

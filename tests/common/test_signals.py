@@ -1,0 +1,69 @@
+"""The handling of SIGTERM and SIGHUP like Ctrl-C."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fedsweep import cli
+from fedsweep.common.signals import ENDING, SignalInterrupt, ending_signals_interrupt, kept_handlers
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_interrupts_and_determines_the_exit_status(
+    number: signal.Signals, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsweep.common.signals._leave_terminal", lambda: None)
+    before = [signal.getsignal(one) for one in ENDING]
+    with ending_signals_interrupt() as received:
+        assert received.status == 130
+        with pytest.raises(SignalInterrupt), ending_signals_interrupt() as inner:
+            signal.raise_signal(number)
+        assert inner is received
+        assert received.status == status
+    assert [signal.getsignal(one) for one in ENDING] == before
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    try:
+        with ending_signals_interrupt() as received:
+            signal.raise_signal(signal.SIGHUP)
+        assert received.status == 130
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_during_a_library_call_is_handled_after_it() -> None:
+    steps = []
+
+    def library_call() -> None:
+        with kept_handlers():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+            steps.append("after the signal")
+
+    with ending_signals_interrupt(), pytest.raises(SignalInterrupt):
+        library_call()
+    assert steps == ["after the signal"]
+
+
+def test_children_of_a_library_call_are_ended_by_sigterm_but_not_by_sighup() -> None:
+    show = "import signal; print(*sorted(int(one) for one in signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
+    with kept_handlers():
+        # Ray passes `preexec_fn` too
+        done = subprocess.run([sys.executable, "-c", show], stdout=subprocess.PIPE, text=True, preexec_fn=lambda: None)
+    assert done.stdout.split() == [str(int(signal.SIGHUP))]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_a_command_ends_with_128_plus_the_signal(
+    number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsweep.common.signals._leave_terminal", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["fedsweep", "list"])
+    monkeypatch.setattr("fedsweep.cli.run.available", lambda kind: signal.raise_signal(number))
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == code
