@@ -163,6 +163,8 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
     with opened(options.address, options.at_once) as cluster:
         check_resources(plan.space.resources, cluster)
         plan.preflight()
+        for sentence in dict.fromkeys(filter(None, (one.untrained_backbone() for _, one in plan.configs))):
+            console.print(sentence, style="yellow")
         try:
             check_server(destination, None if rehearsal else plan.name)
         except UserError as error:
