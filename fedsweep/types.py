@@ -109,6 +109,24 @@ class ImageSet:
                 yield images[here], self.labels[here]
 
 
+class RoundListener:
+    """The base class of objects that follow the progress within a round. By default, they ignore it."""
+
+    def training(self, done: float, clients: int) -> None:
+        """Learn how far local training is.
+
+        Args:
+            done: The number of clients that have finished, plus the finished share of the client that is training.
+            clients: The number of clients that train one after the other.
+        """
+
+    def testing(self, images: int) -> None:
+        """Learn that an evaluation on `images` images begins."""
+
+    def tested(self, images: int) -> None:
+        """Learn that the model has predicted the classes of `images` more images."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """A batch of k examples of an image set, optionally with cached outputs of the frozen lowest blocks.

@@ -25,6 +25,7 @@ from fedsweep.cli.output import progress_console, relative, result_console
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import data_folder, find, find_either
+from fedsweep.common.progress import waiting
 from fedsweep.common.yaml_values import parse_overrides
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def prepare(
     from fedsweep.preparation.plan import Options, make_plan
 
     processes, console = worker_count(workers), progress_console()
-    with console.status("listing the images"):  # DomainNet has 0.6 million
+    with waiting(console, "Listing the images"):  # DomainNet has 0.6 million
         plan = make_plan(Options(name, size, layout, backbone, test_fraction, classes), root)
 
     from fedsweep.preparation.prepare import prepare as make_store
@@ -189,7 +190,7 @@ def show(
     from fedsweep.preparation.tables import MOST_ROWS, counts_table, headline, label_counts, listed_images, split_words
 
     if verify:
-        with progress_console().status("reading all pixels"):
+        with waiting(progress_console(), "Reading all pixels"):
             found = stored_digest(folder, card)
     if verify and found != card.digest:
         raise UserError(

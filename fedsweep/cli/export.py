@@ -15,7 +15,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from fedsweep.cli.options import DEFAULT_STORE, MlflowOption, StoreOption, check_format
-from fedsweep.cli.output import progress_console, relative, result_console
+from fedsweep.cli.output import awaiting, loading_torch, progress_console, relative, result_console
 from fedsweep.common.errors import UserError
 from fedsweep.common.files import write_atomically
 from fedsweep.results import Store
@@ -63,16 +63,17 @@ def export(
 
     Example: `fedsweep export ablations/lora_rank:lora.rank=4 --to rank4`
     """
-    from fedsweep.export.which_trial import find_trial
-    from fedsweep.export.write import check_target
-    from fedsweep.export.write import export as write
+    with loading_torch("fedsweep.export.write"):
+        from fedsweep.export.which_trial import find_trial
+        from fedsweep.export.write import check_target
+        from fedsweep.export.write import export as write
 
     check_target(to)
     home = Store.at(store)
     named = find_trial(home, trial, unfinished)
     registration = None if register is None else _registration(register, home, named, mlflow)
     console, target = result_console(), to.absolute()
-    with progress_console().status("building the model of the run"):
+    with awaiting("Building the model of the run, and checking the exported model"):
         card = write(named, target, client)
     taken = f", {named.why}" if named.why else ""
     arm = f"{named.record.plan.label}, " if card.origin.arm else ""
@@ -80,7 +81,7 @@ def export(
     scores = [f"{name} {score:.2%}" for name, score in card.scores.items()][:1] or ["not tested in the run"]
     console.print(f"Written to {relative(target)}: state after round {card.round} ({card.outcome}), {scores[0]}.")
     if registration is not None:
-        with progress_console().status("registering in MLflow"):
+        with awaiting("Registering the model in MLflow"):
             version = registration.add(target, *version_of(card))
         console.print(f"Registered in MLflow as {register}, version {version}.")
     console.print(f"{relative(target / 'README.md')} shows how to load the model without fedsweep.", soft_wrap=True)
@@ -127,12 +128,14 @@ def predict(
     """
     check_format(form, ("table", "csv", "json"))
 
-    from fedsweep.export.predict import load, pictures
-    from fedsweep.export.predict import predict as classify
-    from fedsweep.preparation.tables import ImageBar
+    with loading_torch("fedsweep.export.predict"):
+        from fedsweep.export.predict import load, pictures
+        from fedsweep.export.predict import predict as classify
+        from fedsweep.preparation.tables import ImageBar
 
     names, console = pictures(images), progress_console()
-    model = load(folder)
+    with awaiting("Loading the model"):
+        model = load(folder)
     with ImageBar(console, "classifying", "classifying") as bar:
         found = classify(model, images, names, top, bar)
     text = {"table": as_text, "csv": as_csv, "json": as_json}[form](found)

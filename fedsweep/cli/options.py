@@ -60,7 +60,10 @@ def checked_device(device: str) -> Device:
         return "cpu"
     if device != "cuda":
         raise UserError(f"`--device` must be cpu or cuda, but it is `{device}`.")
-    import torch
+    from fedsweep.cli.output import loading_torch
+
+    with loading_torch("torch"):
+        import torch
 
     if not torch.cuda.is_available():
         raise UserError("`--device` is cuda, but torch finds no GPU.")
@@ -81,7 +84,10 @@ def read_experiment(name: str, changes: Mapping[str, Json]) -> RunConfig:
 
     An unknown name raises UserError at once, before the slow import of torch.
     """
+    from fedsweep.cli.output import loading_torch
+
     path, where = find("experiments", name), f"experiment {name}"
-    from fedsweep.federation.run_config import RunConfig
+    with loading_torch("fedsweep.federation.run_config"):
+        from fedsweep.federation.run_config import RunConfig
 
     return RunConfig.of(read_yaml(path), where).override(changes, where)

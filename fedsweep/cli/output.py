@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence, Sized
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from fedsweep.cli.options import DEFAULT_STORE
 from fedsweep.common.errors import disk_is_full, one_line
+from fedsweep.common.progress import loading, waiting
 from fedsweep.results.arms import Arm, agrees, arm_label
 from fedsweep.results.records import stand_in, warning
 
@@ -39,6 +41,16 @@ def progress_console() -> Console:
 def result_console() -> Console:
     """Return a console that writes results to stdout."""
     return _console(sys.stdout)
+
+
+def awaiting(step: str, always: bool = False) -> AbstractContextManager[None]:
+    """Show on stderr what the command is waiting for; see `fedsweep.common.progress.waiting`."""
+    return waiting(progress_console(), step, always)
+
+
+def loading_torch(module: str) -> AbstractContextManager[None]:
+    """Show on stderr that PyTorch is being imported, unless `module`, which imports it, has already been imported."""
+    return loading(progress_console(), "PyTorch", module)
 
 
 def _console(file: TextIO) -> Console:
@@ -131,7 +143,7 @@ def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None)
     for change in plan.unnamed_changes():
         console.print(f"{change}.", style="yellow")
     if estimate:
-        with console.status("measuring one round"):
+        with awaiting("Measuring one round of the experiment", always=True):
             seconds, fit = measured(plan, most, cluster or HERE)
         together = f" with {fit} trials in parallel" if packed else ""
         console.print(f"Estimated time: {duration(seconds)}{together}, from measuring one round of the experiment.")

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from fedsweep.cli.options import DeviceOption, checked_device
-from fedsweep.cli.output import progress_console, relative
+from fedsweep.cli.output import awaiting, loading_torch, progress_console, relative
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import parse_overrides, read_yaml
@@ -41,10 +41,11 @@ def pretrain(
     path = find("pretrain", experiment)
     checked_device(device)
 
-    import torch
+    with loading_torch("fedsweep.pretraining.loop"):
+        import torch
 
-    from fedsweep.pretraining.config import PretrainConfig
-    from fedsweep.pretraining.loop import EpochTable, default_out, exclusively, start, train, write_result
+        from fedsweep.pretraining.config import PretrainConfig
+        from fedsweep.pretraining.loop import EpochTable, default_out, exclusively, start, train, write_result
 
     torch.set_num_threads(threads or 1)
     where = f"pre-training {experiment}"
@@ -53,7 +54,8 @@ def pretrain(
     console, finished = progress_console(), 0
     try:
         with exclusively(target):
-            session, saved = start(config, target, device, threads, resume)
+            with awaiting("Reading the images"):
+                session, saved = start(config, target, device, threads, resume)
             torch.set_num_threads(session.threads)
             finished = len(saved.history) if saved else 0
             with EpochTable(session, finished, console) as table:

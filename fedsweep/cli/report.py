@@ -9,10 +9,10 @@ from rich.text import Text
 from typer import Argument, Option
 
 from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, StoreOption, check_format, listed
-from fedsweep.cli.output import relative, result_console
+from fedsweep.cli.output import awaiting, progress_console, relative, result_console
 from fedsweep.common.errors import UserError, disk_is_full
+from fedsweep.common.progress import loading
 from fedsweep.results import Store
-from fedsweep.results.arms import Arm, parse_arm
 from fedsweep.results.table_columns import check_columns
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def report(
 
     Example: `fedsweep report ablations/lora_rank --columns worst_domain,megabytes_up,rounds_to=0.7 --format latex`
     """
-    from fedsweep.report import write_report
+    with loading(progress_console(), "the report", "fedsweep.report"):
+        from fedsweep.report import write_report
 
     check_format(format, ("terminal", *FILES))
     if format == "parquet" and sys.stdout.isatty():
@@ -58,7 +59,8 @@ def report(
         manifest = manifest.model_copy(update={"columns": tuple(listed(columns))})
     folder = found.folder / "report"
     try:
-        made = write_report(manifest, trials, folder)
+        with awaiting("Writing the report"):
+            made = write_report(manifest, trials, folder)
     except OSError as error:
         if disk_is_full(error):
             raise
@@ -87,14 +89,15 @@ def compare(
 
     Example: `fedsweep compare ablations/lora_rank:lora.rank=4 ablations/lora_rank:lora.rank=16`
     """
-    from fedsweep.report.compare_sweeps import LEFT_OUT_FIRST, Pairing
+    with loading(progress_console(), "the statistics", "fedsweep.report"):
+        from fedsweep.report.compare_sweeps import LEFT_OUT_FIRST, Pairing
 
     check_format(format, ("terminal", "markdown", "csv"))
     home = Store.at(store)
     (one, arm), (other, other_arm) = _side(home, first), _side(home, second)
-    if bool(arm) != bool(other_arm):
+    if (arm is None) != (other_arm is None):
         raise UserError(f"`{first}` and `{second}` must both name an arm, or both name a sweep.")
-    found = Pairing.of(one, other, by_arm=not arm)
+    found = Pairing.of(one, other, by_arm=arm is None)
     if format == "csv":
         sys.stdout.write(found.csv())
     elif format == "markdown":
@@ -108,20 +111,19 @@ def compare(
         console.print(Text(section.explained + more, style="dim"))
 
 
-def _side(home: Store, given: str) -> tuple[Side, Arm]:
+def _side(home: Store, given: str) -> tuple[Side, str | None]:
     """Load the sweep or the arm that `given` names in the form `SPACE[@SWEEP][:ARM]`.
 
     Returns:
-        The statistics of the arm, and its hyperparameter values. If `given` does not name an arm, these are the
-        statistics of all arms of the sweep, and an empty dict.
+        The statistics of the arm, and its name. If `given` does not name an arm, these are the statistics of all arms
+        of the sweep, and None.
     """
     from fedsweep.report.compare_sweeps import Side
 
-    where, colon, arm = given.partition(":")
-    space, _, sweep = where.partition("@")
-    values = parse_arm(arm) if colon else {}
-    found = home.find(space, sweep or None)
+    space, colon, name = given.partition(":")
+    arm = name if colon else None
+    found = home.find(space)
     trials = found.trials()
     if not any(trial.history for trial in trials):
         raise UserError(f"`{given}`: no trial of sweep `{found.manifest().id}` of {space} has recorded a round.")
-    return Side.of(given, found.manifest(), trials, values), values
+    return Side.of(given, found.manifest(), trials, arm), arm

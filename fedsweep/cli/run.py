@@ -1,4 +1,4 @@
-"""The commands `fedsweep run`, `ui`, `list` and `show`, and the table of rounds that `run` prints."""
+"""The commands `fedsweep run`, `ui`, `list` and `show`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, Self
+from typing import Annotated, NoReturn
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.syntax import Syntax
 from rich.table import Table
 from typer import Argument, Option
@@ -20,12 +18,9 @@ from fedsweep.cli.options import DEFAULT_STORE, DeviceOption, MlflowOption, Over
 from fedsweep.common.config import flat
 from fedsweep.common.errors import DivergenceError, UserError
 from fedsweep.common.paths import VERBS, Kind, available, find, find_either, summary
+from fedsweep.common.progress import announced_stop, loading
 from fedsweep.common.yaml_values import parse_overrides
 from fedsweep.results import Store
-from fedsweep.results.history import RoundRecord
-
-if TYPE_CHECKING:
-    from fedsweep.federation.run_config import RunConfig
 
 TITLES: dict[Kind, str] = {"experiments": "Experiments", "search_spaces": "Search spaces", "pretrain": "Pre-training"}
 
@@ -51,25 +46,30 @@ def run(
     find("experiments", experiment)  # report a wrong name before importing torch, which is slow
     processor = options.checked_device(device)
 
-    import torch
+    with output.loading_torch("fedsweep.federation.build_and_run"):
+        import torch
 
-    from fedsweep.federation.build_and_run import check_content
-    from fedsweep.tracking import Destination, check_server, check_writable
-    from fedsweep.tracking.single_run import record_run
+        from fedsweep.cli.round_table import RoundBar, RoundTable
+        from fedsweep.federation.build_and_run import check_content
+        from fedsweep.tracking import Destination, check_server, check_writable
+        from fedsweep.tracking.single_run import record_run
 
     config = options.read_experiment(experiment, changes)
-    check_content(config)
-    home = Store.at(store)
-    check_writable(home.root)
-    home.check_writable()
-    destination = Destination.of(home.root, mlflow)
-    check_server(destination, experiment)
+    with output.awaiting("Checking the data, the weights and MLflow"):
+        check_content(config)
+        home = Store.at(store)
+        check_writable(home.root)
+        home.check_writable()
+        destination = Destination.of(home.root, mlflow)
+        check_server(destination, experiment)
     torch.set_num_threads(1)  # as in a trial, because rounding depends on the number of threads
     if sentence := config.untrained_backbone():
         output.progress_console().print(sentence, style="yellow")
-    with RoundTable(config, as_json) as table:
+    with RoundTable(config, as_json) as table, announced_stop(lambda: table.stop(home.where)):
         try:
-            trial, recorder = record_run(experiment, config, home, processor, table.add, destination, system_metrics)
+            trial, recorder = record_run(
+                experiment, config, home, processor, table.add, destination, system_metrics, RoundBar(table.progress)
+            )
         except DivergenceError as error:
             raise UserError(f"{error}.") from None
     page = output.page_command(store, destination.server)
@@ -117,8 +117,9 @@ def ui(
         start = "start with `fedsweep tune ablations/lora_rank`"
         raise UserError(f"nothing is recorded in {home.where} yet; {start}.")
     url = destination.server or page_url(host, port)
-    print(f"MLflow on {url}{'' if destination.server else ' (press Ctrl-C to stop)'}")
-    links = page_links(home, url, destination, shown)
+    print(f"MLflow on {url}{'' if destination.server else ' (press Ctrl-C to stop)'}", flush=True)
+    with loading(output.progress_console(), "MLflow", "mlflow"):
+        links = page_links(home, url, destination, shown)
     for label, link in links.items():
         print(f"  {label}: {link}")
     sys.stdout.flush()
@@ -197,54 +198,3 @@ def show(
         f"{key}: {json.dumps(value)}" for key, value in flat(options.read_experiment(name, changes)).items()
     )
     output.result_console().print(Syntax(lines, "yaml", background_color="default"))
-
-
-class RoundTable:
-    """A table of a run's rounds on stdout, with a progress bar and a time estimate on stderr."""
-
-    def __init__(self, config: RunConfig, as_json: bool) -> None:
-        """Choose the columns of the table.
-
-        If the clients hold out test images, include the mean and the worst accuracy of the clients' own models.
-        """
-        self.as_json = as_json
-        self.shown: dict[str, str] = {}
-        if config.partition.test_share > 0:
-            self.shown |= {"clients": "accuracy/clients/mean", "worst client": "accuracy/clients/worst"}
-        self.shown |= {"mean": "accuracy/mean", "worst": "accuracy/worst_domain"}
-        self.shown |= {one: f"accuracy/domain/{one}" for one in config.data.training_domains}
-        held_out = config.data.held_out_domains
-        self.shown |= {"out: mean": "accuracy/out_of_domain_mean"} if len(held_out) > 1 else {}
-        self.shown |= {f"out: {one}": f"accuracy/out_of_domain/{one}" for one in held_out}
-        self.headings = ["round", *self.shown, "train loss"]
-        self.console = output.progress_console()
-        done = TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        left = TextColumn("about"), TimeRemainingColumn(), TextColumn("left")
-        in_terminal = sys.stdout.isatty()  # print rows above the bar, but keep them on stdout if it is a pipe
-        self.progress = Progress(*done, *left, console=self.console, transient=True, redirect_stdout=in_terminal)
-        self.task = self.progress.add_task("rounds", total=config.federation.rounds)
-
-    def __enter__(self) -> Self:
-        if not self.as_json:
-            self._print(self.headings)
-        if self.console.is_terminal:
-            self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
-            self.progress.stop()
-
-    def add(self, record: RoundRecord) -> None:
-        """Print the row of a round. The duration is left out, so that repeated runs print the same rows."""
-        if self.as_json:
-            print(json.dumps({"round": record.round, **record.metrics}), flush=True)
-        else:
-            loss = record.metrics.get("loss/train")
-            shown = [f"{record.metrics[name]:.2%}" for name in self.shown.values()]
-            self._print([str(record.round), *shown, "" if loss is None else f"{loss:.4f}"])
-        self.progress.update(self.task, completed=record.round)
-
-    def _print(self, cells: Sequence[str]) -> None:
-        columns = zip(cells, self.headings, strict=True)
-        print("  ".join(cell.rjust(max(9, len(head))) for cell, head in columns), flush=True)

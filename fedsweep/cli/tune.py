@@ -101,6 +101,8 @@ def tune(
     from fedsweep.sweep.cluster.ray_session import not_followed
     from fedsweep.sweep.running.tune import rehearsed
 
+    space, _, named = space.partition("@")  # outputs name a sweep as SPACE@SWEEP
+    sweep = sweep or named or None
     options = TuneOptions(
         space,
         parse_overrides(overrides or []),

@@ -29,6 +29,8 @@ _WORDING = {
     "an object": "a mapping of names to values",
 }
 """Phrases in pydantic's messages, and the phrases that replace them."""
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
+"""Characters that reports cannot contain: XML and HTML do not allow them. Tabs and line breaks are allowed."""
 _COUNT = re.compile(r" after validation, not \d+")
 """The end of pydantic's messages about the length of a list. It is left out, because the message shows the list."""
 
@@ -61,7 +63,9 @@ class Config(BaseModel):
         data = _spelt_out(cls, data)
         try:
             # As JSON, so that a YAML list can fill a tuple, while strict types still reject "8" for 8 and true for 1.
-            return cls.model_validate_json(json.dumps(data))
+            as_json = json.dumps(data)
+            _check_printable(data, where)
+            return cls.model_validate_json(as_json)
         except ValidationError as error:
             raise UserError(_sentence(error, data, cls, where)) from None
         except (TypeError, ValueError) as error:
@@ -139,6 +143,27 @@ def flat(config: "Config | Mapping[str, Json]", prefix: str = "") -> dict[str, J
     for key, value in (config.model_dump(mode="json") if isinstance(config, Config) else config).items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
     return found
+
+
+def _check_printable(data: Any, where: str) -> None:
+    """Raise UserError if a key or a string in `data` contains a control character."""
+    for name, text in _texts(data):
+        if found := _UNPRINTABLE.search(text):
+            rule = "must not contain control characters, but it contains"
+            raise UserError(f"{where}: `{name}` {rule} U+{ord(found[0]):04X} in {json.dumps(text)}.")
+
+
+def _texts(data: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each key and each string in `data`, with the dotted name of the place that contains it."""
+    if isinstance(data, str):
+        yield name, data
+    elif isinstance(data, list | tuple):
+        for one in data:
+            yield from _texts(one, name)
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            yield name or ascii(key), str(key)
+            yield from _texts(value, f"{name}.{key}" if name else str(key))
 
 
 def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:

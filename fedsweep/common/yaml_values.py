@@ -13,8 +13,8 @@ from fedsweep.common.errors import UserError, one_line
 
 LONGEST_NUMBER = 20
 """Maximum number of characters of an integer. Longer ones are typing errors, and other libraries reject them."""
-MOST_VALUES = 1_000_000
-"""Maximum number of values in a file after its aliases are expanded, to limit memory use."""
+MOST_VALUES, MOST_CHARACTERS = 100_000, 1_000_000
+"""Maximum numbers of values and of characters in a file after its aliases are expanded, to limit memory use."""
 Json = str | int | float | bool | None | list[Any] | dict[str, Any]
 
 
@@ -69,10 +69,10 @@ def parse_yaml(text: str, where: str) -> Any:
     """
     try:
         data = yaml.load(text, Loader=_Loader)  # noqa: S506 (a subclass of SafeLoader)
-        if _num_values(data, {}) > MOST_VALUES:
-            raise UserError(
-                f"{where} must contain at most {MOST_VALUES:,} values after its aliases (`*`) are expanded."
-            )
+        values, characters = _size(data, {})
+        for found, most, unit in ((values, MOST_VALUES, "values"), (characters, MOST_CHARACTERS, "characters")):
+            if found > most:
+                raise UserError(f"{where} must contain at most {most:,} {unit} after its aliases (`*`) are expanded.")
         return data
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -91,19 +91,20 @@ def parse_yaml(text: str, where: str) -> Any:
     raise UserError(f"{where} is not valid YAML: {problem}.")
 
 
-def _num_values(data: Any, counted: dict[int, int]) -> int:
-    """Return the number of values in parsed YAML after its aliases are expanded.
+def _size(data: Any, counted: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """Return the numbers of values and of characters in parsed YAML after its aliases are expanded.
 
     A value that contains itself is counted once.
 
-    `counted` caches the numbers of values in lists and dicts, keyed by their `id`.
+    `counted` caches the numbers for lists and dicts, keyed by their `id`.
     """
     if not isinstance(data, dict | list):
-        return 1
+        return 1, len(data) if isinstance(data, str) else 0
     if id(data) not in counted:
-        counted[id(data)] = 1
-        below = data.values() if isinstance(data, dict) else data
-        counted[id(data)] += sum(_num_values(one, counted) for one in below)
+        counted[id(data)] = 1, 0
+        below = [*data, *data.values()] if isinstance(data, dict) else data
+        sizes = [(1, 0), *(_size(one, counted) for one in below)]
+        counted[id(data)] = sum(values for values, _ in sizes), sum(characters for _, characters in sizes)
     return counted[id(data)]
 
 

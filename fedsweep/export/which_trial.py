@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsweep.common.errors import UserError, near
-from fedsweep.common.yaml_values import Json
 from fedsweep.results import Store, SweepStore, TrialRecord, TrialStore
-from fedsweep.results.arms import agrees, parse_arm
+from fedsweep.results.arm_names import SEED, select
+from fedsweep.results.arms import distinct_labels, identity
 from fedsweep.results.history import last
 
 GRAMMAR = (
@@ -43,17 +43,17 @@ def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
     """
     name, colon, arm = text.partition(":")
     bare, _, which = name.partition("@")
-    spaces = {sweep.manifest().name for sweep in store.sweeps()}
-    if bare in spaces:
+    spaces = {sweep.folder.name: sweep.manifest().name for sweep in store.sweeps()}
+    if bare in {*spaces, *spaces.values()}:
         sweep = store.find(bare, which or None)
-        return _best(sweep, sweep.trials(), parse_arm(arm) if colon else {}, unfinished)
+        return _best(sweep, sweep.trials(), arm if colon else None, unfinished)
     runs = _runs(store)
     if bare in runs and not colon:
         return _run(store, bare, which, runs[bare], unfinished)
     if bare == text and (found := _by_key(store, text)):
         sweep, record = found
-        return _best(sweep, [record], {}, unfinished)
-    hint = near(bare, [*spaces, *runs]) or f"; it must be {GRAMMAR}."
+        return _best(sweep, [record], None, unfinished)
+    hint = near(bare, {*spaces.values(), *runs}) or f"; it must be {GRAMMAR}."
     raise UserError(f"there is no trial `{text}` in {store.where}{hint}")
 
 
@@ -99,21 +99,22 @@ def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
     return min(found, key=lambda one: not _finished(one[1])) if found else None
 
 
-def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json], unfinished: bool) -> Named:
-    """Return the trial with the best final objective among the trials that match `part`.
+def _best(sweep: SweepStore, trials: Sequence[TrialRecord], arm: str | None, unfinished: bool) -> Named:
+    """Return the trial with the best final objective among the trials that `arm` names, or among all if it is None.
 
-    `part` is a dict of hyperparameter values that can also contain `seed`. Trials that have not finished are accepted
-    only if `unfinished` is true.
+    `arm` is the name of an arm, in any form that `fedsweep.results.arm_names.select` accepts. The name can also contain
+    a seed. Trials that have not finished are accepted only if `unfinished` is true.
     """
     manifest = sweep.manifest()
     where = f"{manifest.name}@{manifest.id}"
-    meant = [one for one in trials if agrees(part, {**one.plan.arm, "seed": one.plan.seed})]
+    named = [{**one.plan.arm, SEED: one.plan.seed} for one in trials]
+    meant = list(trials) if arm is None else [trials[place] for place in select(arm, named)]
     if not meant:
-        labels = list(dict.fromkeys(one.plan.label for one in trials))
+        planned = {identity(one.plan.arm): one.plan.arm for one in trials}
+        labels = distinct_labels(planned.values())
         seeds = ", ".join(map(str, sorted({one.plan.seed for one in trials})))
-        given = ", ".join(f"{name}={value}" for name, value in part.items())
-        arms = f"; its arms are {summarise_list(labels)}, and its seeds are {seeds}" if labels else ""
-        raise UserError(f"no trial of {where} has {given or 'been planned'}{arms}.")
+        arms = f"; its arms are {summarise_list(labels, sign='; ')}, and its seeds are {seeds}" if labels else ""
+        raise UserError(f"no trial of {where} has {'been planned' if arm is None else f'the arm `{arm}`'}{arms}.")
     pool = meant if unfinished else [one for one in meant if _finished(one)]
     if not pool and len(meant) == 1:
         raise UserError(f"trial {meant[0].plan.key} of {where} {_standing(meant[0])}.")
@@ -163,11 +164,11 @@ def _standing(record: TrialRecord) -> str:
     return f"{how}; `--unfinished` exports its state after round {record.last_round}"
 
 
-def summarise_list(names: Sequence[str], most: int = 6) -> str:
-    """Return the first `most` names, separated by commas, and the number of remaining names.
+def summarise_list(names: Sequence[str], most: int = 6, sign: str = ", ") -> str:
+    """Return the first `most` names, separated by `sign`, and the number of remaining names.
 
     >>> summarise_list(["a", "b", "c"], most=2)
     'a, b and 1 more'
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return sign.join(names[:most]) + more

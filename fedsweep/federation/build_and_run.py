@@ -27,7 +27,7 @@ from fedsweep.results.history import RoundRecord
 from fedsweep.results.tsne_files import files
 from fedsweep.training.local_training import CohortTrainer
 from fedsweep.training.tsne import draw
-from fedsweep.types import FederatedData, ImageSet, RoundResult
+from fedsweep.types import FederatedData, ImageSet, RoundListener, RoundResult
 
 Device = Literal["cpu", "cuda"]
 
@@ -85,8 +85,11 @@ def check_content(config: RunConfig) -> None:
         draw(data.domains, data.class_names, classes, config.evaluation.tsne_images, config.seed)
 
 
-def build(config: RunConfig, device: Device = "cpu") -> Federation:
-    """Return the data, clients, model and trainer of a run. Only the model is moved to the device."""
+def build(config: RunConfig, device: Device = "cpu", listener: RoundListener | None = None) -> Federation:
+    """Return the data, clients, model and trainer of a run. Only the model is moved to the device.
+
+    If `listener` is given, it follows the progress within each round.
+    """
     data, parts = split(config)
     method, clients = config.method, list(parts.clients)
     if method.needs.synthetic:
@@ -114,7 +117,7 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
             config.seed,
             rounds=config.federation.rounds,
             fewest=min(len(client.train) for client in clients),
-            reader=Reader(model, _identity(config), kept, config.evaluation.batch_size),
+            reader=Reader(model, _identity(config), kept, config.evaluation.batch_size, listener or RoundListener()),
         ),
         config=config.federation,
         evaluation=config.evaluation,
@@ -173,6 +176,7 @@ def run_resumably(
     device: Device = "cpu",
     until: int | None = None,
     measure: Callable[[], Mapping[str, float]] = dict,
+    listener: RoundListener | None = None,
 ) -> Iterator[RoundRecord]:
     """Execute the run that `config` describes, and yield the record of each round after writing a checkpoint.
 
@@ -187,9 +191,10 @@ def run_resumably(
         until: The round after which this call stops; None for the last round of the run.
         measure: A function that is called after each round. It returns measurements of the CPU, the memory and the GPU,
             which are added to the record of the round.
+        listener: An object that follows the progress within each round.
     """
     forget_peak()
-    federation = build(config, device)
+    federation = build(config, device, listener)
     history: list[RoundRecord] = []
     start: RoundResult | None = None
     if checkpoint.exists():

@@ -128,6 +128,9 @@ class Federation:
 
         The global model is tested on all domains. The model of each client is tested on the client's own test images.
         """
+        of_domains = sum(len(one.test) for one in (*self.domains, *self.held_out))
+        own = sum(len(one.test) for one in self.clients if one.test is not None)
+        self.trainer.reader.listener.testing(of_domains + own)
         of_clients = self._evaluate_clients(state)
         self.model.load_adapter(state.adapter)
         predict = partial(predicted, self.method, state, self.trainer.reader)

@@ -251,4 +251,8 @@ def predicted(
         prefix = reader.prefix(state.layers, steps, adapter_of(method, state, owner)) if steps else None
         places = torch.split(torch.arange(len(images)), reader.batch_size)
         parts = (reader.batch(images, index, prefix, steps, side_inputs or {}) for index in places)
-    return torch.cat([method.predict(state, reader.model, part, client is not None, domain) for part in parts])
+    logits = []
+    for part in parts:
+        logits.append(method.predict(state, reader.model, part, client is not None, domain))
+        reader.listener.tested(len(logits[-1]))
+    return torch.cat(logits)

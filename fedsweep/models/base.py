@@ -15,7 +15,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
 from fedsweep.models.activation_cache import FrozenFunction, FrozenRows, walk_key
 from fedsweep.models.layered import Images, LayeredModel, Walk
-from fedsweep.types import AdapterState, Batch, ImageSet
+from fedsweep.types import AdapterState, Batch, ImageSet, RoundListener
 
 SHAPE = (
     *("img_size", "in_chans", "patch_size", "embed_dim", "depth", "num_blocks"),
@@ -179,12 +179,14 @@ class Reader:
         identity: A string that identifies the model and its pre-trained weights, for cache keys.
         kept: The activation cache, which stores outputs of frozen blocks.
         batch_size: The number of images per forward pass outside training.
+        listener: The object that follows the progress within a round.
     """
 
     model: LayeredModel
     identity: str
     kept: FrozenRows = field(default_factory=FrozenRows)
     batch_size: int = 256
+    listener: RoundListener = field(default_factory=RoundListener)
 
     def prefix(self, walk: Walk, steps: int, adapter: AdapterState) -> FrozenFunction:
         """Return the first `steps` blocks of a forward pass as a function whose outputs can be cached.

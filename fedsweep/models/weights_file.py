@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +20,8 @@ from fedsweep.common.paths import data_folder, home, resolve
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 LARGEST, SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
+LARGEST_EXPANSION = 2
+"""Largest size of the tensors in a file, as a multiple of the size of the file. Names can share stored values."""
 _PRETRAINED = re.compile(r"(?:.*/)?backbones/([\w.-]+)\.safetensors")
 
 
@@ -111,10 +114,12 @@ def read(path: Path) -> dict[str, Tensor]:
     moving average (EMA) of the model's tensors, the moving average is returned instead.
 
     Raises:
-        UserError: The file is broken, or contains objects other than tensors. Such objects are never unpickled.
+        UserError: The file is broken, contains objects other than tensors, or would expand to far more bytes than it
+            has. Objects other than tensors are never unpickled.
     """
     from timm.models import load_state_dict
 
+    check_not_compressed(path)
     try:
         state = load_state_dict(str(path), weights_only=True)
         other = [name for name, value in state.items() if not isinstance(value, Tensor)]
@@ -124,7 +129,37 @@ def read(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} cannot be read as weights: {reason(error)}.") from error
     if other:
         raise UserError(f"{path} cannot be read as weights: its `{other[0]}` is not a tensor.")
+    # Before the conversion to float32, which would give memory to values that the file repeats but does not store.
+    _check_size(path, sum(tensor.numel() * tensor.element_size() for tensor in state.values()), LARGEST_EXPANSION)
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+
+
+def check_not_compressed(path: Path) -> None:
+    """Raise UserError if a torch file declares to contain more bytes than it has, before any of it is unpacked."""
+    _check_size(path, _unpacked_bytes(path), 1)
+
+
+def _unpacked_bytes(path: Path) -> int:
+    """Return the number of bytes that a torch file declares to contain; 0 for files that are not zip archives.
+
+    torch stores tensors without compression, so this number is smaller than the size of the file.
+    """
+    if not zipfile.is_zipfile(path):
+        return 0
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return sum(entry.file_size for entry in archive.infolist())
+    except (OSError, ValueError, zipfile.BadZipFile):  # torch reports what is wrong with the file
+        return 0
+
+
+def _check_size(path: Path, declared: int, times: int) -> None:
+    size = path.stat().st_size
+    if declared > times * size:
+        raise UserError(
+            f"{path} cannot be read as weights: its tensors must take at most {times} times the size of the "
+            f"file, {size:,} bytes, but they would take {declared:,} bytes."
+        )
 
 
 def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> bool:

@@ -14,7 +14,7 @@ from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import counterparts, identity
 from fedsweep.results.history import RoundRecord, mean_of_last, over_the_run
 from fedsweep.results.pareto import pareto_efficient
-from fedsweep.results.table_columns import COLUMNS, Column, column
+from fedsweep.results.table_columns import COLUMNS, Column, column, requested
 
 MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN = "accuracy/mean", "accuracy/out_of_domain_mean"
 
@@ -210,7 +210,7 @@ def efficient_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> li
 
 def asked_columns(manifest: SweepManifest) -> list[Column]:
     """Return the table columns that the search space requests, or an empty list if it requests no columns."""
-    return [column(name, manifest.metric, manifest.mode) for name in manifest.columns]
+    return [column(name, manifest.metric, manifest.mode) for name in requested(manifest.columns)]
 
 
 def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float]:

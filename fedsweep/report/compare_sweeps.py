@@ -17,7 +17,8 @@ from fedsweep.report.sentences import about_comparison
 from fedsweep.report.text_tables import Section, cells, texts
 from fedsweep.report.units_and_labels import Units
 from fedsweep.results import SweepManifest, TrialRecord
-from fedsweep.results.arms import Arm, agrees, arm_argument, arm_label
+from fedsweep.results.arm_names import select
+from fedsweep.results.arms import arm_argument, arm_label, distinct_labels, equality
 
 SHOWN = 12  # a sentence names at most this many hyperparameters or arms
 LEFT_OUT_FIRST = (
@@ -36,20 +37,21 @@ class Side:
     arms: tuple[ArmStatistics, ...]
 
     @classmethod
-    def of(cls, name: str, manifest: SweepManifest, trials: Sequence[TrialRecord], arm: Arm) -> Side:
-        """Return a side with the statistics of one arm of a sweep, or of all its arms if `arm` is empty.
+    def of(cls, name: str, manifest: SweepManifest, trials: Sequence[TrialRecord], arm: str | None) -> Side:
+        """Return a side with the statistics of one arm of a sweep, or of all its arms if `arm` is None.
 
-        `arm` contains hyperparameter values, which must match exactly one arm.
+        `arm` is the name of an arm, in any form that `fedsweep.results.arm_names.select` accepts.
 
         Raises:
-            UserError: No arm has these values, or several arms have them.
+            UserError: No arm has this name, or several arms have it.
         """
         arms = summarise(manifest, trials)
-        if not arm:
+        if arm is None:
             return cls(name, manifest, tuple(arms))
-        found = [one for one in arms if agrees(arm, one.arm.values)]
+        found = [arms[place] for place in select(arm, [one.arm.values for one in arms])]
         if len(found) != 1:
-            labels = "; ".join(arm_label(one.arm.values) for one in (found or arms)[:SHOWN])
+            shown = [one.arm.values for one in (found or arms)[:SHOWN]]
+            labels = "; ".join(distinct_labels(shown))
             says = (
                 f"{len(found)} arms of that sweep have these values: {labels}"
                 if found
@@ -82,8 +84,9 @@ class Pairing:
                 f"`{first.name}` and `{second.name}` must have the same objective to be compared, but they have "
                 f"{one.metric} ({one.mode}) and {other.metric} ({other.mode})."
             )
-        known = {arm.key: arm for arm in second.arms}
-        common = [(arm, known[arm.key]) for arm in first.arms if arm.key in known]
+        known = {equality(arm.arm.values): arm for arm in second.arms}
+        keys = [equality(arm.arm.values) for arm in first.arms]
+        common = [(arm, known[key]) for arm, key in zip(first.arms, keys, strict=True) if key in known]
         pairs = common if by_arm else [(first.arms[0], second.arms[0])]
         if not pairs:
             raise UserError(

@@ -1,4 +1,4 @@
-"""The comparison of all arms with the untuned model of round 0, which shows whether a sweep has learned anything."""
+"""The comparison of all arms with the untuned model of round 0, which shows whether a sweep is at chance."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from fedsweep.report.arm_statistics import ArmStatistics, recorded
 from fedsweep.report.intervals_and_power import LEVEL
 from fedsweep.results import SweepManifest
 
-CLEAR = 0.02  # an arm has learned if all its seeds gain more than this share, whatever the test says
+CLEAR = 0.02  # an arm differs from the untuned model if all its seeds change by more than this in one direction
 UNTRAINED = (
     "The backbone is untrained (`backbone.pretrained` is none): train one with `fedsweep pretrain`, or set "
     "`backbone.pretrained` to pre-trained weights."
@@ -19,7 +19,7 @@ TRAINED = "Check the labels, the learning rate and the number of rounds."
 
 
 def about_untuned_model(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
-    """Return sentences that warn if no arm is better than the untuned model of round 0; empty if an arm is better.
+    """Return a sentence that warns if no arm differs from the untuned model of round 0; empty if an arm differs.
 
     The list is also empty if the objective is not recorded in round 0, or if no trial has finished.
     """
@@ -27,9 +27,8 @@ def about_untuned_model(manifest: SweepManifest, arms: Sequence[ArmStatistics]) 
     values = [[recorded(trial.history, manifest.metric) for trial in trials] for trials in finished]
     if not finished or any(0 not in value or len(value) < 2 for trials in values for value in trials):
         return []
-    sign = 1 if manifest.mode == "max" else -1
-    gains = [[sign * (value[max(value)] - value[0]) for value in trials] for trials in values]
-    if learned(gains):
+    gains = [[value[max(value)] - value[0] for value in trials] for trials in values]
+    if distinguishable(gains):
         return []
     untrained = any(_untrained(one) for one in arms)
     return [
@@ -38,23 +37,23 @@ def about_untuned_model(manifest: SweepManifest, arms: Sequence[ArmStatistics]) 
     ]
 
 
-def learned(gains: Sequence[Sequence[float]]) -> bool:
-    """Return whether at least one arm is better than its untuned models.
+def distinguishable(gains: Sequence[Sequence[float]]) -> bool:
+    """Return whether at least one arm differs from its untuned models.
 
-    An arm is better if all its seeds gain more than `CLEAR`, or if a one-sample t-test of its gains is significant. The
-    test uses the variance within all arms, and Bonferroni's correction for the number of arms.
+    An arm differs if all its seeds gain, or all lose, more than `CLEAR`, or if a one-sample t-test of its gains is
+    significant. The test uses the variance within all arms, and Bonferroni's correction for the number of arms.
 
     Args:
         gains: For each arm, the gain of each seed from round 0 to the last round.
     """
-    if any(min(arm) > CLEAR for arm in gains):
+    if any(min(arm) > CLEAR or max(arm) < -CLEAR for arm in gains):
         return True
     freedom = sum(len(arm) - 1 for arm in gains)
     if not freedom:
         return False
     variance = sum(float(np.var(arm)) * len(arm) for arm in gains) / freedom
-    bound = float(stats.t.isf(LEVEL / len(gains), freedom))
-    return any(float(np.mean(arm)) > bound * math.sqrt(variance / len(arm)) for arm in gains)
+    bound = float(stats.t.isf(LEVEL / 2 / len(gains), freedom))
+    return any(abs(float(np.mean(arm))) > bound * math.sqrt(variance / len(arm)) for arm in gains)
 
 
 def _untrained(one: ArmStatistics) -> bool:

@@ -7,6 +7,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
 
 from pydantic import Field
 
@@ -18,6 +20,8 @@ Arm = dict[str, Json]
 ABLATED = "without"  # entry of an arm: the dotted names of the components that an ablation removes
 NAMED = "arm"  # entry of an arm: the name that the search space gives to a set of changes to the experiment
 IN_WORDS = (NAMED, ABLATED)  # entries of an arm that are not hyperparameters
+_SPECIAL = re.compile(r"""[,=()\[\]{}'"\x00-\x1f\x7f-\x9f\u2028\u2029]""")
+"""Characters that strings in labels have only in quotes, because labels use them between values."""
 
 
 class ReferenceArm(Config):
@@ -92,9 +96,39 @@ def identity(values: Json | Mapping[str, Json]) -> str:
     return json.dumps(values, sort_keys=True)
 
 
+def equality(values: Json | Mapping[str, Json]) -> str:
+    """Return JSON text that is the same for equal values, even if one is an integer and the other a float.
+
+    >>> equality({"alpha": 1.0, "on": True}), equality([4, 0.5])
+    ('{"alpha": 1, "on": true}', '[4, 0.5]')
+    """
+    return identity(_with_integers(values))
+
+
+def _with_integers(value: Any) -> Any:
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case Mapping():
+            return {name: _with_integers(one) for name, one in value.items()}
+        case list() | tuple():
+            return [_with_integers(one) for one in value]
+        case _:
+            return value
+
+
+def same(one: Json, other: Json) -> bool:
+    """Return whether two YAML values are equal: `1` equals `1.0`, but not `true`.
+
+    >>> same(1, 1.0), same(1, True), same([4, 4], [4.0, 4]), same([1], [True])
+    (True, False, True, False)
+    """
+    return equality(one) == equality(other)
+
+
 def agrees(part: Mapping[str, Json], arm: Mapping[str, Json]) -> bool:
-    """Return whether `arm` has all entries of `part`, with the same values."""
-    return all(name in arm and identity(arm[name]) == identity(value) for name, value in part.items())
+    """Return whether `arm` has all entries of `part`, with equal values. The numbers 1 and 1.0 are equal."""
+    return all(name in arm and same(arm[name], value) for name, value in part.items())
 
 
 def parse_arm(text: str) -> Arm:
@@ -182,6 +216,17 @@ def arm_label(arm: Mapping[str, Json]) -> str:
     return ", ".join(setting(name, value, "=", 6) for name, value in arm.items()) or "as is"
 
 
+def distinct_labels(arms: Collection[Mapping[str, Json]]) -> list[str]:
+    """Return the label of each arm. Arms that share a label because of rounding are written with all digits.
+
+    >>> distinct_labels([{"optimizer.lr": 0.12345678}, {"optimizer.lr": 0.12345679}, {"optimizer.lr": 0.1}])
+    ['optimizer.lr=0.12345678', 'optimizer.lr=0.12345679', 'optimizer.lr=0.1']
+    """
+    labels = [arm_label(arm) for arm in arms]
+    counted = Counter(labels)
+    return [label if counted[label] == 1 else arm_argument(arm) for arm, label in zip(arms, labels, strict=True)]
+
+
 def short_names(dotted: Iterable[str]) -> dict[str, str]:
     """Map each dotted name to its shortest ending that no other name shares.
 
@@ -213,16 +258,18 @@ def shown_setting(value: Json, digits: int = 4) -> str:
     """Return a value as readable text, written as in YAML except for floats and objects.
 
     Floats have `digits` significant digits. An object is written as its name, followed by its other fields in
-    parentheses.
+    parentheses. A string is in quotes only if it would otherwise be read as another value, like the string `"8"`.
 
     >>> shown_setting({"name": "all_small", "depth": 3}), shown_setting([4, 4]), shown_setting(["l0", None])
     ('all_small (depth 3)', '[4, 4]', '[l0, null]')
     >>> shown_setting({"rank": 4, "alpha": 0.123456})
     '(rank 4, alpha 0.1235)'
+    >>> shown_setting("sketch"), shown_setting("8"), shown_setting(["a, b", "none", "null"])
+    ('sketch', '"8"', '["a, b", none, "null"]')
     """
     match value:
         case str():
-            return value
+            return value if _plain(value) else json.dumps(value, ensure_ascii=False)
         case float():
             return f"{value:.{digits}g}"
         case list():
@@ -231,6 +278,17 @@ def shown_setting(value: Json, digits: int = 4) -> str:
             named = isinstance(value.get("name"), str)
             fields = {field: one for field, one in value.items() if not (named and field == "name")}
             inner = ", ".join(f"{field} {shown_setting(one, digits)}" for field, one in fields.items())
-            return " ".join([*([value["name"]] if named else []), *([f"({inner})"] if inner or not named else [])])
+            return " ".join(
+                [*([shown_setting(value["name"])] if named else []), *([f"({inner})"] if inner or not named else [])]
+            )
         case _:
             return json.dumps(value)
+
+
+@lru_cache(maxsize=4096)
+def _plain(text: str) -> bool:
+    """Return whether a text without quotes is read as this text, wherever it stands in the label of an arm."""
+    try:
+        return not _SPECIAL.search(text) and bool(parse_yaml(text, "a string") == text)
+    except UserError:
+        return False

@@ -284,13 +284,19 @@ class Store:
         """Return the folder of a sweep. If the store is remote, the folder is updated first.
 
         Args:
-            name: The search space.
-            sweep_id: The id of the sweep; None for the newest sweep of the search space.
+            name: The search space, the id of a sweep, or both as `SPACE@SWEEP`.
+            sweep_id: The id of the sweep, or `SPACE@SWEEP`; None for the newest sweep of the search space.
 
         Raises:
             UserError: There is no such sweep.
         """
         existing = self.sweeps()
+        sweep_id = sweep_id and sweep_id.removeprefix(f"{name}@")
+        if sweep_id is None and "@" in name:
+            name, _, sweep_id = name.partition("@")
+        elif sweep_id is None:
+            by_id = {sweep.folder.name: sweep.manifest().name for sweep in existing}
+            name, sweep_id = (by_id[name], name) if name in by_id else (name, None)
         mine = {sweep.folder.name: sweep for sweep in existing if sweep.manifest().name == name}
         if sweep_id is not None and sweep_id not in mine:
             raise UserError(f"there is no sweep `{sweep_id}` of {name} in {self.where}{near(sweep_id, mine) or '.'}")

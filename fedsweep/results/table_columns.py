@@ -6,7 +6,9 @@ A column is one of the named columns in `COLUMNS`, the first round that reaches 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +19,14 @@ from fedsweep.results.history import last, total_megabytes
 from fedsweep.results.pareto import Mode
 
 TARGET = "rounds_to="
+ALWAYS_SHOWN = {
+    *("arm", "n", "mean", "paper", "sd", "difference", "95% interval", "Holm p", "efficient", "note"),
+    *("mean_low", "mean_high", "mean_of_last_4_rounds", "reference", "reference_source", "baseline", "synthetic"),
+    *("n_common", "interval_low", "interval_high", "bootstrap_low", "bootstrap_high", "verdict"),
+    *("p", "p_holm", "p_exact", "p_exact_holm", "effect", "detectable", "seeds_needed"),
+    *("finished", "pruned", "diverged", "failed", "unfinished", "last_round", "value_at_last_round"),
+}
+"""Columns that every table or every `table.csv` contains, whether or not they are requested."""
 
 
 @dataclass(frozen=True)
@@ -118,18 +128,53 @@ COLUMNS: Mapping[str, Column] = {
 """The named columns. `rounds_to=NUMBER` and all metrics are columns, too."""
 
 
+PRINTED = {
+    **{column.heading: column.name for column in COLUMNS.values()},
+    "in domain": "accuracy/mean",
+    "worst_domain_accuracy": "worst_domain",
+    "worst_client_accuracy": "worst_client",
+    "megabytes_sent": "megabytes",
+    "megabytes/sent": "megabytes",
+}
+"""The name of each column, keyed by its heading in tables, or by its name in `table.csv` or in MLflow."""
+_REACHED = re.compile(r"rounds to (?P<target>[^%]+)(?P<percent>%?)")
+
+
+def column_name(printed: str) -> str:
+    """Return the name of a column that is given by its name or its heading.
+
+    >>> column_name("worst domain"), column_name("rounds to 70%"), column_name("loss/test")
+    ('worst_domain', 'rounds_to=0.7', 'loss/test')
+    """
+    if found := _REACHED.fullmatch(printed):
+        with suppress(ValueError):
+            target = float(found["target"])
+            return f"{TARGET}{round(target / 100, 12) if found['percent'] else target:g}"
+    return PRINTED.get(printed, printed)
+
+
+def requested(names: Sequence[str]) -> list[str]:
+    """Return the names of the requested columns, without those that every table shows.
+
+    >>> requested(["mean", "worst domain", "MB up"])
+    ['worst_domain', 'megabytes_up']
+    """
+    return [column_name(name) for name in names if name not in ALWAYS_SHOWN]
+
+
 def column(name: str, metric: str, mode: Mode) -> Column:
-    """Return the column with this name.
+    """Return the column with this name or heading.
 
     Args:
-        name: A name in `COLUMNS`, a metric, or `rounds_to=NUMBER`, where NUMBER is a target for the objective. If the
-            objective is an accuracy, the target is a share from 0 to 1.
+        name: A name or heading in `COLUMNS`, a metric, or `rounds_to=NUMBER`, where NUMBER is a target for the
+            objective. If the objective is an accuracy, the target is a share from 0 to 1.
         metric: The objective of the sweep.
         mode: Whether larger (`max`) or smaller (`min`) values of the objective are better.
 
     >>> column("loss/train", "accuracy/mean", "max").heading, column("rounds_to=0.7", "accuracy/mean", "max").heading
     ('loss/train', 'rounds to 70%')
     """
+    name = column_name(name)
     if name in COLUMNS:
         return COLUMNS[name]
     if name.startswith(TARGET):
@@ -153,12 +198,13 @@ def check_columns(names: Sequence[str], metrics: Collection[str], objective: str
     known = [*COLUMNS, *metrics]
     taken: set[str | float] = set()
     for name in names:
-        is_target = name.startswith(TARGET)
-        meant = _target(name, objective, where) if is_target else name
+        asked = column_name(name)
+        is_target = asked.startswith(TARGET)
+        meant = _target(asked, objective, where) if is_target else asked
         if meant in taken:
             raise UserError(f"{where} lists `{name}` twice.")
         taken.add(meant)
-        if not is_target and name not in known:
+        if not is_target and asked not in known and name not in ALWAYS_SHOWN:
             rest = f"; choose from {', '.join(COLUMNS)}, {TARGET}NUMBER and the metrics that rounds report."
             raise UserError(f"{where} lists `{name}`, which is not a column{near(name, known) or rest}")
 

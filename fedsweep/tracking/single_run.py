@@ -13,6 +13,7 @@ from fedsweep.results import Outcome, Store, TrialPlan, TrialStore
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.remote.objects import UnreachableError
 from fedsweep.tracking import Destination, Recorder
+from fedsweep.types import RoundListener
 
 
 def record_run(
@@ -23,10 +24,11 @@ def record_run(
     show: Callable[[RoundRecord], None],
     destination: Destination | None = None,
     system_metrics: bool = False,
+    listener: RoundListener | None = None,
 ) -> tuple[TrialStore, Recorder]:
     """Run an experiment, pass each round's record to `show`, and record the results.
 
-    If the run fails, its traceback is recorded.
+    If the run fails, its traceback is recorded. If `listener` is given, it follows the progress within each round.
 
     Returns:
         The run in the results folder, and the recorder that wrote the run to MLflow.
@@ -40,7 +42,7 @@ def record_run(
         recorder.sync(trial.read())
         try:
             measure = SystemMeter().read if system_metrics else dict
-            for record in run_resumably(config, trial.checkpoint, device, measure=measure):
+            for record in run_resumably(config, trial.checkpoint, device, measure=measure, listener=listener):
                 trial.remote.push()
                 show(record)
                 recorder.sync(trial.read())

@@ -136,11 +136,11 @@ class CohortTrainer:
         parameters = self.model.movable()  # once for all tasks: listing all modules takes as long as a small step
         self.model.train()
         try:
-            return [self._fit_one(task, parameters) for task in tasks]
+            return [self._fit_one(task, parameters, place, len(tasks)) for place, task in enumerate(tasks)]
         finally:
             self.model.eval()
 
-    def _fit_one(self, task: LocalTask, parameters: dict[str, Tensor]) -> ClientUpdate:
+    def _fit_one(self, task: LocalTask, parameters: dict[str, Tensor], place: int, tasks: int) -> ClientUpdate:
         model, client = self.model, task.client
         steps = self.local.steps_for(len(client.train), self.fewest)
         copy_into(parameters, task.start)
@@ -170,6 +170,7 @@ class CohortTrainer:
                 gradients = list(torch.autograd.grad(loss, trained))
                 optimizer.step(self.base.steer(gradients, values, start, memory))
                 total += loss.detach()
+                self.reader.listener.training(place + (step + 1) / steps, tasks)
         mean_loss = total.item() / steps
         if not math.isfinite(mean_loss):
             raise DivergenceError(

@@ -83,6 +83,18 @@ def test_every_format_has_the_given_columns(call: Call, sweeps):
     assert table["megabytes_up"].tolist() == [2.0, 2.0, 2.0]
 
 
+def test_each_printed_column_name_is_accepted_as_a_column(call: Call):
+    shown = call("report", SPACE, "--columns", "worst_domain,rounds_to=0.7,MB up", "--format", "markdown").out
+    headings = next(line for line in shown.splitlines() if line.startswith("| lora.rank"))
+    printed = [one.strip() for one in headings.strip("|").split("|")][1:]
+    assert {"mean", "worst domain", "rounds to 70%", "MB up"} <= {*printed}
+    again = call("report", SPACE, "--columns", ",".join(printed), "--format", "markdown").out
+    assert again == shown
+    in_csv = pd.read_csv(io.StringIO(call("report", SPACE, "--format", "csv").out)).columns[1:]
+    assert len(in_csv) > 20
+    call("report", SPACE, "--columns", ",".join(in_csv.drop("worst_domain")))
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -134,6 +146,12 @@ def test_two_sweeps_are_compared_by_the_arms_that_both_have(call: Call):
     ]
     assert found["difference"].tolist() == pytest.approx([0.17 / 3, 0.0])
     assert found["verdict"].tolist() == ["no detectable difference"] * 2
+
+
+@pytest.mark.parametrize("name", ["lora.rank=8", "lora.rank=8.0", "lora.rank 8", "rank 8", "rank=8"])
+def test_an_arm_is_compared_by_each_of_its_printed_names(call: Call, name):
+    usual = call("compare", f"{SPACE}@s2:lora.rank=8", f"{SPACE}@s2:lora.rank=16").out
+    assert call("compare", f"s2:{name}", f"{SPACE}@s2:rank 16").out == usual
 
 
 def test_two_arms_are_compared_by_the_statistics_of_the_report(call: Call, tmp_path: Path):

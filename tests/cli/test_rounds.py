@@ -1,18 +1,23 @@
 """The table of rounds that `fedsweep run` prints."""
 
+import io
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
 from fedsweep.cli.output import plan_table, progress_console, result_console, show_recorded
-from fedsweep.cli.run import RoundTable
+from fedsweep.cli.round_table import RoundBar, RoundTable
 from fedsweep.common.paths import find
+from fedsweep.common.progress import TimeLeft
 from fedsweep.common.yaml_values import read_yaml
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Store
 from fedsweep.results.history import RoundRecord
 from fedsweep.tracking import single_run as recorded_run
+from tests.common.test_progress import Clock
 
 METRICS = ["accuracy/mean", "accuracy/worst_domain", "accuracy/domain/sketch", "accuracy/domain/art_painting"]
 
@@ -27,6 +32,47 @@ def test_columns_are_aligned_with_complete_headings(tiny, capsys):
     assert len(headings) == len(untuned) == len(first)
     assert untuned.split() == ["0", *["50.00%"] * 4]
     assert first.split() == ["1", *["100.00%"] * 4, "0.2500"]
+
+
+def test_the_time_left_counts_neither_the_start_nor_round_0(tiny):
+    table, clock = RoundTable(tiny.override({"federation.rounds": 12}, "test"), as_json=True), Clock()
+    table.time = TimeLeft(clock)
+    table.add(RoundRecord(0, {}, 0.5))
+    assert table.left() is None
+    clock.now += 35.0
+    for number in (1, 2):
+        table.add(RoundRecord(number, {}, 17.0))
+    assert table.left() == pytest.approx(10 * 17.0)
+
+
+def test_the_bar_within_a_round_follows_clients_and_test_images():
+    progress = Progress(console=Console(force_terminal=True, file=io.StringIO()))
+    bar = RoundBar(progress)
+    (task,) = progress.tasks
+    bar.training(0.5, 6)
+    assert (task.description, task.completed, task.total) == ("training clients", 0.5, 6)
+    bar.tested(64)  # a prediction that the method makes while clients train
+    assert (task.description, task.completed) == ("training clients", 0.5)
+    bar.testing(100)
+    bar.tested(64)
+    assert (task.description, task.completed, task.total) == ("testing images", 64, 100)
+    bar.tested(64)
+    assert task.completed == 100
+
+
+@pytest.mark.parametrize(
+    ("rounds", "kept"),
+    [(0, "no round has been"), (1, "round 0 is kept in runs"), (3, "rounds 0 to 2 are kept in runs")],
+)
+def test_ctrl_c_says_at_once_what_is_kept(tiny, capsys, rounds, kept):
+    table = RoundTable(tiny, as_json=True)
+    for number in range(rounds):
+        table.add(RoundRecord(number, {}, 1.0))
+    capsys.readouterr()
+    table.stop("runs")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"Stopping ... {kept}")
 
 
 SURROGATE = {"synthetic": "surrogate", "partition.proxy_share": 0.1}

@@ -63,6 +63,15 @@ def test_a_value_outside_json_is_rejected(experiment):
             experiment.override({"seed": value}, "runs.yaml")
 
 
+@pytest.mark.parametrize("character", ["\0", "\a", "\x1b", "\x7f", "\x85", "\ufffe", "\ud800"])
+def test_a_control_character_in_a_value_is_rejected(experiment, character):
+    with pytest.raises(UserError) as refusal:
+        experiment.override({"data.domains": ["photo", f"ske{character}tch"]}, "runs.yaml")
+    shown = json.dumps(f"ske{character}tch")
+    rule = f"must not contain control characters, but it contains U+{ord(character):04X} in {shown}"
+    assert str(refusal.value) == f"runs.yaml: `data.domains` {rule}."
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -67,9 +67,12 @@ def test_the_error_for_invalid_yaml_has_the_line(text, sentence):
 def test_aliases_with_too_many_values_are_rejected():
     lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))]
     with pytest.raises(
-        UserError, match=r"^runs\.yaml must contain at most 1,000,000 values after its aliases \(`\*`\) are expanded"
+        UserError, match=r"^runs\.yaml must contain at most 100,000 values after its aliases \(`\*`\) are expanded"
     ):
         parse_yaml("\n".join(lines), "runs.yaml")
+    shared = f"text: &text {'x' * 500}\nmany: [{', '.join(['*text'] * 3000)}]"
+    with pytest.raises(UserError, match=r"^runs\.yaml must contain at most 1,000,000 characters after its aliases"):
+        parse_yaml(shared, "runs.yaml")
     assert parse_yaml("\n".join(lines[:3]), "x")["a2"] == [[["x", "x"]] * 2] * 2
 
 

@@ -10,7 +10,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.federation.rounds import Federation, coverage, federate
 from fedsweep.models import relative_norm
 from fedsweep.training.local_training import CohortTrainer, LocalTask
-from fedsweep.types import Client, ClientUpdate, LayerAllocation, ServerState
+from fedsweep.types import Client, ClientUpdate, LayerAllocation, RoundListener, ServerState
 from tests.compare import identical, identical_rounds
 
 
@@ -29,6 +29,37 @@ def test_a_round_runs_when_it_is_requested_and_round_0_is_the_untuned_model(fede
     assert [result.round for result in results] == [0, 1, 2]
     assert "loss/train" not in results[0].metrics
     assert all(result.seconds > 0 for result in results)
+
+
+class Heard(RoundListener):
+    """A listener that records what it learns."""
+
+    def __init__(self) -> None:
+        self.trained: list[tuple[float, int]] = []
+        self.announced: list[int] = []
+        self.tests: list[int] = []
+
+    def training(self, done: float, clients: int) -> None:
+        self.trained.append((done, clients))
+
+    def testing(self, images: int) -> None:
+        self.announced.append(images)
+        self.tests.append(0)
+
+    def tested(self, images: int) -> None:
+        self.tests[-1] += images
+
+
+def test_a_listener_follows_clients_and_test_images_and_changes_no_result(federation):
+    quiet, heard = federation({"partition.test_share": 0.5}), Heard()
+    trainer = replace(quiet.trainer, reader=replace(quiet.trainer.reader, listener=heard))
+    silent = list(federate(quiet))
+    assert identical_rounds(federate(replace(quiet, trainer=trainer)), silent)
+    steps = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]  # three clients with two steps each
+    assert heard.trained == [(done, 3) for done in steps] * 2
+    own = sum(len(client.test) for client in quiet.clients)
+    assert heard.announced == heard.tests == [sum(len(one.test) for one in quiet.domains) + own] * 3
+    assert own > 0
 
 
 def test_all_clients_take_part_by_default(federation):

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import re
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 
 from fedsweep.common.errors import UserError
 from fedsweep.models.timm.architecture import Architecture
+from fedsweep.models.weights_file import read
 from tests.models.small import timm_network, tiny_vit
 
 CARD = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
@@ -241,3 +243,39 @@ def test_an_invalid_card_is_an_error(weights, card, sentence):
     beside = path.with_suffix(".json")
     beside.write_text(card)
     refused(tiny_vit(path), sentence.replace("{card}", str(beside)))
+
+
+def refused_as_too_large(path: Path, declared: int, times: int) -> None:
+    assert path.stat().st_size < 10_000
+    with pytest.raises(UserError) as refusal:
+        read(path)
+    assert str(refusal.value) == (
+        f"{path} cannot be read as weights: its tensors must take at most {times} times the size of the file, "
+        f"{path.stat().st_size:,} bytes, but they would take {declared:,} bytes."
+    )
+
+
+def test_a_small_file_that_would_expand_to_a_large_tensor_is_rejected(tmp_path):
+    """The float16 tensor stores one value, which its stride of 0 repeats; its conversion to float32 takes 0.8 GB."""
+    path = tmp_path / "w.pth"
+    torch.save({"x": torch.zeros(1, dtype=torch.float16).expand(200_000_000)}, path)
+    refused_as_too_large(path, 400_000_000, 2)
+
+
+def test_a_compressed_torch_file_is_rejected(tmp_path):
+    plain, path = tmp_path / "plain.pth", tmp_path / "w.pth"
+    torch.save({"x": torch.zeros(1_000_000)}, plain)
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
+        for entry in source.infolist():
+            target.writestr(entry.filename, source.read(entry))
+        declared = sum(entry.file_size for entry in source.infolist())
+    refused_as_too_large(path, declared, 1)
+    assert read(plain)["x"].shape == (1_000_000,)
+
+
+def test_tensors_may_share_their_values(tmp_path):
+    path, shared = tmp_path / "w.pth", torch.rand(1000)
+    torch.save({"x": shared, "tied": shared}, path)
+    assert {name: tensor.tolist() for name, tensor in read(path).items()} == dict.fromkeys(
+        ("x", "tied"), shared.tolist()
+    )

@@ -7,6 +7,7 @@ import pytest
 from fedsweep.common.errors import UserError
 from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.compare_sweeps import Pairing, Side
+from fedsweep.results.arms import arm_argument
 from tests.report.conftest import Trials
 
 
@@ -16,7 +17,7 @@ def ranks(trials):
 
 
 def side(manifest, trials, arm=None, name="ablations/lora_rank", **changes) -> Side:
-    return Side.of(name, manifest(**changes), trials.records, arm or {})
+    return Side.of(name, manifest(**changes), trials.records, arm and arm_argument(arm))
 
 
 def other_sweep() -> Trials:
@@ -109,6 +110,23 @@ def test_values_that_match_several_arms_raise(manifest, trials):
         trials.add({"lora.rank": rank, "optimizer.lr": 0.1}, 0, [0.1, 0.2])
     with pytest.raises(UserError, match="2 arms of that sweep have these values"):
         side(manifest, trials, {"optimizer.lr": 0.1})
+
+
+def test_arms_of_two_sweeps_are_the_same_if_their_numbers_are_equal(manifest):
+    here, there = Trials(), Trials()
+    for rank, trials in ((1, here), (1.0, there)):
+        trials.add({"lora.rank": rank}, 0, [0.1, 0.2])
+    found = Pairing.of(side(manifest, here), side(manifest, there, id="b"), by_arm=True)
+    assert [row[0] for row in found.section().rows] == ["lora.rank=1"]
+
+
+def test_arms_that_print_alike_are_listed_with_all_digits(manifest, trials):
+    for lr in (0.12345678, 0.12345679):
+        trials.add({"optimizer.lr": lr}, 0, [0.1, 0.2])
+    with pytest.raises(UserError, match=r"values: optimizer\.lr=0\.12345678; optimizer\.lr=0\.12345679"):
+        Side.of("tiny", manifest(), trials.records, "optimizer.lr=0.123457")
+    found = Side.of("tiny", manifest(), trials.records, "optimizer.lr=0.12345679")
+    assert [one.arm.values for one in found.arms] == [{"optimizer.lr": 0.12345679}]
 
 
 def test_different_objectives_no_common_arm_and_equal_sides_raise(manifest, ranks):

@@ -7,7 +7,7 @@ import pytest
 from fedsweep.common.errors import UserError
 from fedsweep.results import Attempt, Outcome, TrialPlan, TrialRecord
 from fedsweep.results.history import RoundRecord
-from fedsweep.results.table_columns import COLUMNS, check_columns, column
+from fedsweep.results.table_columns import COLUMNS, check_columns, column, requested
 
 ROUNDS = [
     RoundRecord(0, {"accuracy/mean": 0.2, "loss/test": 2.0}, 1.0, memory=500_000_000),
@@ -61,9 +61,20 @@ def test_all_columns_have_different_headings():
     assert len({one.heading for one in COLUMNS.values()}) == len(COLUMNS)
 
 
+def test_each_column_is_accepted_by_its_heading():
+    names = [*COLUMNS, "rounds_to=0.7", "rounds_to=0.123", "loss/test"]
+    for name in names:
+        found = column(column(name, "accuracy/mean", "max").heading, "accuracy/mean", "max")
+        assert found.name == name
+        check_columns([found.heading], ["loss/test"], "accuracy/mean", "`columns`")
+    assert len(names) == 19
+    assert requested(["mean", "worst domain", "n"]) == ["worst_domain"]
+
+
 @pytest.mark.parametrize(
     ("names", "words"),
     [
+        (["worst domain", "worst_domain"], "lists `worst_domain` twice."),
         (["worst_domian"], "lists `worst_domian`, which is not a column; did you mean `worst_domain`"),
         (["acuracy/mean"], "did you mean `accuracy/mean`"),
         (["zzz"], "which is not a column; choose from mean_over_domains, worst_domain"),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedsweep.common.errors import UserError, near, one_line
 from fedsweep.models.checkpoint_folder import CONFIG, digest, find, is_folder
+from fedsweep.models.weights_file import check_not_compressed
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "patch_size", "image_size")
 
@@ -81,6 +82,8 @@ def load(folder: Path, name: str) -> Any:
     """
     import transformers
 
+    for path in folder.glob("*.bin"):
+        check_not_compressed(path)
     model: Any = transformers.CLIPModel
     logging: Any = transformers.utils.logging
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
+from rich.text import Text
 
+from fedsweep.common.progress import LeftColumn, TimeLeft
 from fedsweep.results import TrialRecord, count_outcomes
 
 ROWS = 24
+STOPPING = "Stopping ... all recorded rounds are kept. Press Ctrl-C again to stop without waiting for trials."
 
 
 class LiveTable:
@@ -20,13 +23,27 @@ class LiveTable:
     If the output is not a terminal, the table is replaced by one line for each trial that ends.
     """
 
-    def __init__(self, console: Console, metric: str, rounds: int, total: int, done: Sequence[TrialRecord]) -> None:
+    def __init__(
+        self, console: Console, metric: str, rounds: int, total: int, done: Sequence[TrialRecord], parallel: int = 1
+    ) -> None:
+        """Create the table of a sweep.
+
+        Args:
+            console: The console for progress messages.
+            metric: The metric in the table.
+            rounds: The number of rounds of each trial.
+            total: The number of trials.
+            done: The trials that have ended before.
+            parallel: The largest number of trials that run at the same time.
+        """
         self.console, self.metric, self.rounds = console, metric, rounds
         self.trials = {trial.plan.key: trial for trial in done}
         self.total, self.begun = total, time.monotonic()
         played = (BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeElapsedColumn())
-        left = (TextColumn("about"), TimeRemainingColumn(), TextColumn("left"))
-        self.progress = Progress(TextColumn("{task.description}"), *played, *left, console=console)
+        self.parallel, self.time, self.note, self.stopping = parallel, TimeLeft(), "", False
+        self.progress = Progress(
+            TextColumn("{task.description}"), *played, LeftColumn(lambda _: self.left()), console=console
+        )
         self.task = self.progress.add_task(self._counted(), total=total * rounds, completed=len(done) * rounds)
         live = Live(console=console, refresh_per_second=4, get_renderable=self.render, transient=True)
         self.live: contextlib.AbstractContextManager[object] = live if console.is_terminal else contextlib.nullcontext()
@@ -35,6 +52,10 @@ class LiveTable:
         """Show a trial that is new, has a new round or has ended."""
         before = self.trials.get(trial.plan.key)
         self.trials[trial.plan.key] = trial
+        known = trial if before is None else before  # rounds that were recorded before do not count
+        for record in trial.history:
+            if record.round > max(known.last_round, 0):  # round 0 only evaluates
+                self.time.add(record.seconds)
         news = trial.outcome is not None and (before is None or before.outcome is None)
         if news and not self.console.is_terminal:
             self.console.print(self._line(trial))
@@ -44,6 +65,25 @@ class LiveTable:
         whole = self.total * self.rounds
         self.progress.update(self.task, total=whole, completed=played, description=self._counted())
 
+    def left(self) -> float | None:
+        """Return the estimated number of seconds until all trials have ended, or None if it is not known yet."""
+        begun = [self.rounds - max(one.last_round, 0) for one in self.trials.values() if one.outcome is None]
+        waiting = max(self.total - len(self.trials), 0)
+        each = [*begun, *([self.rounds] * waiting)]
+        return self.time.left(sum(each), max(min(self.parallel, len(each)), 1), max(each, default=0))
+
+    def say(self, step: str) -> None:
+        """Show what the sweep is waiting for, below the table or, without a terminal, as a line."""
+        self.note = step
+        if step and not self.console.is_terminal:
+            self.console.print(step, soft_wrap=True)
+
+    def stop(self) -> None:
+        """Show that the sweep is stopping, and what is kept."""
+        if not self.stopping:
+            self.stopping = True
+            self.console.print(STOPPING, soft_wrap=True, style="yellow")
+
     def render(self) -> Group:
         """Return the table of the running and recently ended trials, with the progress bar below it."""
         numbers = (Column(heading, justify="right") for heading in ("seed", "round", self.metric))
@@ -52,7 +92,7 @@ class LiveTable:
         ended = [trial for trial in self.trials.values() if trial.outcome]
         for trial in [*ended[-max(ROWS - len(running), 0) :], *running]:
             table.add_row(*self._cells(trial), style="dim" if trial.outcome else "")
-        return Group(table, self.progress)
+        return Group(table, *([Text(self.note, style="yellow")] if self.note else []), self.progress)
 
     def _cells(self, trial: TrialRecord) -> tuple[str, str, str, str, str]:
         value = trial.history[-1].metrics.get(self.metric) if trial.history else None

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedsweep.common.errors import disk_is_full
+from fedsweep.common.progress import waiting
 from fedsweep.report import Report, write_report
 from fedsweep.results import OutcomeName, TrialRecord, count_outcomes
 from fedsweep.sweep.running.display import delivering
@@ -71,7 +72,8 @@ def finish(
     report, failed = None, None
     try:
         if any(trial.history for trial in session.trials):
-            report = write_report(session.sweep.manifest(), session.trials, folder)
+            with waiting(console, "Writing the report"):
+                report = write_report(session.sweep.manifest(), session.trials, folder)
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)  # an incomplete report would look complete
         failed = error

@@ -17,6 +17,7 @@ from ray.tune.search import Searcher
 from rich.console import Console
 
 from fedsweep.common.paths import environment
+from fedsweep.common.progress import announced_stop, waiting
 from fedsweep.results import SweepStore, TrialPlan, TrialRecord
 from fedsweep.results.records import TAKEN_FROM
 from fedsweep.results.remote.mirror import SCRATCH
@@ -62,18 +63,20 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
     clear_leftovers(sweep, rounds, retry=plan.sampled is None, together=scheduler.name == "arms")
     sweep.show(plan.space.columns, asked="columns" in plan.request.options)
     recorder, writes = Recorder(ready.store, plan.name, ready.destination), WriteGuard()
-    recorder.open_sweep(sweep.manifest(), sweep.folder)
-    sweep.remote.push()
-    reuse = Reuse(ready.store, sweep)
-    planned = None if plan.sampled else [reuse.give(one, together=scheduler.name == "arms") for one in plan.grid()]
-    trials = sweep.trials()
+    with waiting(console, "Recording the sweep in MLflow, and looking for earlier trials"):
+        recorder.open_sweep(sweep.manifest(), sweep.folder)
+        sweep.remote.push()
+        reuse = Reuse(ready.store, sweep)
+        planned = None if plan.sampled else [reuse.give(one, together=scheduler.name == "arms") for one in plan.grid()]
+        trials = sweep.trials()
     done = [trial for trial in trials if trial.outcome is not None]
     if reused := sum(TAKEN_FROM in trial.plan.marks for trial in done):
         console.print(
             f"{reused} of {plan.num_trials} trials {'is' if reused == 1 else 'are'} reused from earlier sweeps; "
             "add `--fresh` to run all trials again."
         )
-    display = LiveTable(console, plan.space.objective.metric, rounds, plan.num_trials, done)
+    parallel = side_by_side(plan, ready.cluster)
+    display = LiveTable(console, plan.space.objective.metric, rounds, plan.num_trials, done, parallel)
     packing = Packing(
         plan.space.resources.gpus_per_trial,
         most_on_a_gpu(plan.space.resources, ready.cluster),
@@ -106,9 +109,12 @@ def _run_trials(
     recording.decide()
     recording.sync_all()
     # Ray handles the first Ctrl-C itself; a second one, or one while Ray starts, is raised.
-    with contextlib.suppress(KeyboardInterrupt):
+    display = recording.display
+    with contextlib.suppress(KeyboardInterrupt), announced_stop(display.stop):
         if _any_left(ready.plan, recording, trials):
+            display.say("Starting Ray ...")
             with ray_session(ready.cluster):
+                display.say("")
                 _tune(ready, recording, planned)
     if (summary := recording.packing.summary()) is not None:
         recording.display.console.print(summary)

@@ -11,6 +11,7 @@ from ray.tune import Callback, Stopper
 from ray.tune.experiment import Trial
 
 from fedsweep.common.errors import disk_is_full
+from fedsweep.common.progress import announce_stop
 from fedsweep.results import Outcome, OutcomeName, SweepStore, TrialPlan, TrialRecord
 from fedsweep.results.remote import LOST
 from fedsweep.results.remote.objects import UnreachableError
@@ -67,6 +68,7 @@ class Recording(Callback, Stopper):
     """The arms that are halved together, or the population; None for independent trials."""
     _shown: dict[str, int] = field(default_factory=dict, init=False)
     _lost: Counter[str] = field(default_factory=Counter, init=False)
+    _announces: bool = field(default=False, init=False)
 
     def announce(self, plan: TrialPlan) -> None:
         """Write the plan of a trial before Ray starts the trial."""
@@ -91,6 +93,12 @@ class Recording(Callback, Stopper):
         if self.sweep.remote.is_lost():
             self.writes.remote_error = LOST
         return self.writes.disk_full or bool(self.writes.remote_error)
+
+    def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        """Announce Ctrl-C from now on, because Tune has installed its own handler after the sweep's."""
+        if not self._announces:
+            self._announces = True
+            announce_stop(self.display.stop)
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find
+from fedsweep.common.progress import loading, waiting
 from fedsweep.common.yaml_values import Json
 from fedsweep.results import Store, SweepStore
 from fedsweep.sweep.space.search_space import RequestedSpace, read
@@ -117,10 +118,12 @@ def tune(
             sweep = new_sweep(ready.plan, ready.store, options.fresh)
         with exclusively(sweep):
             prepare_environment(ready.cluster)
-            from fedsweep.sweep.running.ray_tuner import run  # imports ray, which reads the environment
+            with waiting(console, "Loading Ray"):
+                from fedsweep.sweep.running.ray_tuner import run  # imports ray, which reads the environment
 
             session = run(ready, sweep, console)
-            from fedsweep.sweep.running.finish import finish  # imports the report, which would delay the trials
+            with waiting(console, "Loading the report"):
+                from fedsweep.sweep.running.finish import finish  # imports the report, which would delay the trials
 
             return finish(session, console, show)
 
@@ -152,21 +155,28 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
     if request.counted:
         raise UserError(f"{request.where} only counts parameters; use `fedsweep show` to print the counts.")
 
-    from fedsweep.sweep.cluster.cluster import check_resources
-    from fedsweep.sweep.cluster.ray_session import opened
-    from fedsweep.sweep.plan.plan import Plan
-    from fedsweep.sweep.running.open_sweep import Prepared
-    from fedsweep.tracking import check_server
+    with loading(console, "PyTorch", "fedsweep.sweep.plan.plan"):
+        from fedsweep.sweep.cluster.cluster import LOCAL, check_resources
+        from fedsweep.sweep.cluster.ray_session import opened
+        from fedsweep.sweep.plan.plan import Plan
+        from fedsweep.sweep.running.open_sweep import Prepared
+        from fedsweep.tracking import check_server
 
-    plan = Plan.of(request)
+    with waiting(console, "Checking the arms"):
+        plan = Plan.of(request)
     # The cluster is joined before the sweep's folder is created, so that a failure leaves no folder.
-    with opened(options.address, options.at_once) as cluster:
+    with contextlib.ExitStack() as stack:
+        joining = waiting(console, "Connecting to the Ray cluster", always=True)
+        with contextlib.nullcontext() if options.address == LOCAL else joining:
+            cluster = stack.enter_context(opened(options.address, options.at_once))
         check_resources(plan.space.resources, cluster)
-        plan.preflight()
+        with waiting(console, f"Checking the data and the weights of {plan.num_trials} trials"):
+            plan.preflight()
         for sentence in dict.fromkeys(filter(None, (one.untrained_backbone() for _, one in plan.configs))):
             console.print(sentence, style="yellow")
         try:
-            check_server(destination, None if rehearsal else plan.name)
+            with waiting(console, "Checking MLflow"):
+                check_server(destination, None if rehearsal else plan.name)
         except UserError as error:
             if not options.resume:
                 raise

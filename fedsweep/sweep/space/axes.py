@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fedsweep.common.config import Config
 from fedsweep.common.yaml_values import Json
-from fedsweep.results.arms import IN_WORDS, Arm, identity, shown_setting
+from fedsweep.results.arms import IN_WORDS, Arm, identity, same, shown_setting
 
 KINDS = ("grid", "choice", "uniform", "loguniform", "integer", "loginteger")
 STEPPED = ("uniform", "integer")
@@ -159,15 +159,6 @@ class Axis(Config):
 def condition(name: str, values: Iterable[Json]) -> str:
     """Return the condition that `name` has one of the values, as readable text, e.g. `lora.rank is 4 or 8`."""
     return f"{name} is {' or '.join(map(shown_setting, values))}"
-
-
-def same(one: Json, other: Json) -> bool:
-    """Return whether two YAML values are equal: `1` equals `1.0`, but not `true`.
-
-    >>> same(1, 1.0), same(1, True), same([4, 4], [4, 4])
-    (True, False, True)
-    """
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 def names_of(key: str) -> list[str]:

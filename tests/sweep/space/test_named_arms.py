@@ -78,6 +78,8 @@ def test_a_baseline_and_a_reference_may_use_the_name_of_an_arm(read):
          "cannot also vary in `space` or `ablate`."),
         ({"fixed": {"optimizer.lr": 0.5}}, "`optimizer.lr` is varied by the search space and cannot also be in "
          "`fixed`."),
+        ({"named": {"Fed\aAvg": {}}}, "`named` must not contain control characters, but it contains U+0007 in "
+         '"Fed\\u0007Avg".'),
         ({"named": {}}, "`named` must have at least 1 item, but it is {}."),
         ({"named": {"a": {}, "b": {}}, "baseline": {"arm": "a"}}, "the arms a and b are the same run."),
         ({"named": {"b": {}, "a": {"lora.rnak": 4}}, "baseline": {"arm": "a"}}, "`lora.rnak` is not a "

@@ -1,0 +1,83 @@
+"""The live table of a sweep: the time left on a simulated clock, and the lines that replace the table in a pipe."""
+
+import io
+from collections.abc import Sequence
+
+import pytest
+from rich.console import Console
+
+from fedsweep.common.progress import TimeLeft
+from fedsweep.results import Outcome, TrialPlan, TrialRecord
+from fedsweep.results.history import RoundRecord
+from fedsweep.sweep.running.display import LiveTable
+from tests.common.test_progress import Clock
+
+ROUNDS, TRIALS = 12, 4
+
+
+def trial(number: int, seconds: Sequence[float], outcome: bool = False) -> TrialRecord:
+    """Return a trial with one recorded round for each entry of `seconds`, starting with round 0."""
+    plan = TrialPlan(key=f"key{number}", number=number, arm={"lora.rank": number}, seed=0, config={})
+    history = [RoundRecord(round, {"accuracy/mean": 0.5}, taken) for round, taken in enumerate(seconds)]
+    return TrialRecord(plan, Outcome(outcome="finished", round=ROUNDS) if outcome else None, history)
+
+
+def table(clock: Clock, done: Sequence[TrialRecord] = (), text: io.StringIO | None = None) -> LiveTable:
+    """Return the table of a sweep of four trials, of which two run at the same time."""
+    made = LiveTable(Console(file=text or io.StringIO()), "accuracy/mean", ROUNDS, TRIALS, done, parallel=2)
+    made.time = TimeLeft(clock)
+    return made
+
+
+def test_recorded_rounds_and_the_start_of_ray_do_not_count_after_a_resume():
+    clock = Clock()
+    shown = table(clock, [trial(0, [0.001] * 13, outcome=True)])
+    shown.update(trial(1, [0.001] * 6))  # recorded before the kill
+    assert shown.left() is None
+    clock.now += 35.0
+    assert shown.left() is None
+    shown.update(trial(1, [0.001] * 6 + [3.0]))
+    assert shown.left() == pytest.approx((6 + 2 * ROUNDS) * 3.0 / 2)
+
+
+def test_the_time_left_of_a_new_sweep_is_that_of_its_rounds():
+    clock = Clock()
+    shown = table(clock)
+    for number in (0, 1):
+        shown.update(trial(number, []))
+    clock.now += 30.0
+    for recorded in range(1, 4):  # round 0, the evaluation of the untuned model, is quick and does not count
+        for number in (0, 1):
+            shown.update(trial(number, [0.1, 5.0, 5.0][:recorded]))
+    assert shown.left() == pytest.approx((2 * 10 + 2 * ROUNDS) * 5.0 / 2)
+    clock.now += 2.0
+    assert shown.left() == pytest.approx((2 * 10 + 2 * ROUNDS) * 5.0 / 2 - 2.0)
+
+
+def test_the_last_trial_is_not_divided_by_the_number_of_parallel_trials():
+    shown = table(Clock(), [trial(number, [1.0] * 13, outcome=True) for number in range(3)])
+    shown.update(trial(3, [0.1]))
+    shown.update(trial(3, [0.1, 4.0]))
+    assert shown.left() == pytest.approx(11 * 4.0)
+
+
+def test_a_pipe_gets_a_line_for_the_start_of_ray_and_one_for_ctrl_c():
+    text = io.StringIO()
+    shown = table(Clock(), text=text)
+    shown.say("Starting Ray ...")
+    shown.say("")
+    shown.stop()
+    shown.stop()
+    assert text.getvalue().splitlines() == [
+        "Starting Ray ...",
+        "Stopping ... all recorded rounds are kept. Press Ctrl-C again to stop without waiting for trials.",
+    ]
+
+
+def test_the_table_shows_what_the_sweep_is_waiting_for():
+    text = io.StringIO()
+    shown = LiveTable(Console(file=text, force_terminal=True, width=120), "accuracy/mean", ROUNDS, TRIALS, ())
+    shown.say("Starting Ray ...")
+    assert text.getvalue() == ""  # the live display draws it
+    shown.console.print(shown.render())
+    assert "Starting Ray ..." in text.getvalue()
