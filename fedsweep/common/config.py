@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.common.yaml_values import Json
@@ -45,6 +46,8 @@ class Config(BaseModel):
 
     what_a_name_is: ClassVar[str] = "a hyperparameter of this run"
     """The end of the sentence "`NAME` is not ...", the error message about an unknown name."""
+    all_mistakes: ClassVar[bool] = False
+    """True if an error message lists all invalid values instead of only the first one."""
 
     @classmethod
     def of(cls, data: Mapping[str, Json], where: str) -> Self:
@@ -67,7 +70,7 @@ class Config(BaseModel):
             _check_printable(data, where)
             return cls.model_validate_json(as_json)
         except ValidationError as error:
-            raise UserError(_sentence(error, data, cls, where)) from None
+            raise UserError(_message(error, data, cls, where)) from None
         except (TypeError, ValueError) as error:
             raise UserError(f"{where} contains a value that no hyperparameter can have: {error}.") from None
 
@@ -208,13 +211,29 @@ def _unknown(name: str, known: Iterable[str], root: type[Config], where: str) ->
     return f"{where}: `{name}` is not {root.what_a_name_is}{near(name, known) or '.'}"
 
 
-def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Config], where: str) -> str:
+def _message(error: ValidationError, data: Mapping[str, Json], root: type[Config], where: str) -> str:
+    """Return an error message for pydantic's errors, with one sentence per mistake if `root` lists all mistakes."""
+    found = [one for one in error.errors(include_url=False) if one["type"] != "default_factory_not_called"]
+    by_name: dict[str, list[ErrorDetails]] = {}
+    for one in found if root.all_mistakes else ():
+        by_name.setdefault(_dotted(one["loc"], data), []).append(one)
+    missing = [name for name, several in by_name.items() if several[0]["type"] == "missing"]
+    if any(one["type"] == "extra_forbidden" for one in found):  # a misspelt name is also missing
+        by_name = {name: several for name, several in by_name.items() if name not in missing}
+    # A list whose only item is invalid is also reported as too short.
+    by_name = {name: one for name, one in by_name.items() if not any(other.startswith(f"{name}.") for other in by_name)}
+    if len(by_name) < 2:
+        return _sentence(found, data, root, where)
+    lines = [_sentence(several, data, root, "").removeprefix(": ") for several in by_name.values()]
+    return "\n".join([f"{where} has {len(lines)} mistakes:", *(f"- {line}" for line in lines)])
+
+
+def _sentence(found: list[ErrorDetails], data: Mapping[str, Json], root: type[Config], where: str) -> str:
     """Return a one-sentence error message for pydantic's errors.
 
     The message describes the first error. However, an unknown name is reported before a missing name, because a
     misspelt name causes both errors.
     """
-    found = error.errors(include_url=False)
     unknown = [one for one in found if one["type"] == "extra_forbidden"]
     first = unknown[0] if unknown and found[0]["type"] == "missing" else found[0]
     name = _dotted(first["loc"], data)

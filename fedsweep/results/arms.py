@@ -285,6 +285,19 @@ def shown_setting(value: Json, digits: int = 4) -> str:
             return json.dumps(value)
 
 
+def shown_mapping(arm: Mapping[str, Json]) -> str:
+    """Return an arm as it is written in a YAML file.
+
+    >>> shown_mapping({"lora.rank": 8, "arm": "FedAvg, tuned", "without": []})
+    '{lora.rank: 8, arm: "FedAvg, tuned", without: []}'
+    """
+    inner = (
+        f"{name}: {json.dumps(value) if isinstance(value, dict | float) else shown_setting(value)}"
+        for name, value in arm.items()
+    )
+    return f"{{{', '.join(inner)}}}"
+
+
 @lru_cache(maxsize=4096)
 def _plain(text: str) -> bool:
     """Return whether a text without quotes is read as this text, wherever it stands in the label of an arm."""

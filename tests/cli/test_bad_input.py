@@ -13,6 +13,7 @@ from fedsweep.sweep.cluster.cluster import available_cpus
 from fedsweep.sweep.plan import plan as plan_module
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running.open_sweep import new_sweep, resumed_sweep
+from fedsweep.sweep.space.search_space import read as read_space
 from fedsweep.tracking import single_run as recorded_run
 from tests.cli.conftest import EXPERIMENT, GRID, METHODS, SAMPLED, Call, Refused, write
 
@@ -269,9 +270,14 @@ RANKS = "{grid: [1, 4, 8, 16]}"
         ((f"\n  lora.rank: {RANKS}", " {}"), ": at least one of `space`, `named` and `ablate` must be given, but none "
          "is."),
         ((f"\n  lora.rank: {RANKS}", ""), ": `space` must be a mapping of names to values, but it is null."),
-        ((RANKS, "[1, 8]"), ": `space.lora.rank` must be a mapping of names to values, but it is [1, 8]."),
+        ((RANKS, "[1, 8]"), ": each axis of `space` must name its kind; write `lora.rank: {grid: [1, 8]}` instead of "
+         "`lora.rank: [1, 8]`."),
+        ((RANKS, "8\n  optimizer.lr: [0.1, 0.03]"), ": each axis of `space` must name its kind; write "
+         "`lora.rank: {grid: [8]}` instead of `lora.rank: 8`, and `optimizer.lr: {grid: [0.1, 0.03]}` instead "
+         "of `optimizer.lr: [0.1, "
+         "0.03]`."),
         ((RANKS, "{uniform: [1, 8]}"), ": `search` grid needs `grid` values for each axis, but `space.lora.rank` has "
-         "`uniform`."),
+         "`uniform`; to sample from ranges, write `search: {name: tpe, samples: 24}`."),
         ((RANKS, "{grd: [1, 8]}"), ": `space.lora.rank.grd` is not an entry of a search space; did you mean "
          "`space.lora.rank.grid` or `space.lora.rank` or `space.lora.rank.integer`?"),
         (("  lora.rank: {grid", "  seed: {grid"),
@@ -293,7 +299,10 @@ RANKS = "{grid: [1, 4, 8, 16]}"
          "loss/train, allocation/gamma, allocation/gamma_star, allocation/idle, lora/residual, lora/relative_norm, "
          "bytes/down, bytes/up, parameters/held, parameters/trained."),
         (("mode: max", "mode: best"), ": `objective.mode` must be 'max' or 'min', but it is \"best\"."),
-        (("{lora.rank: 8}", "{lora.rank: 7}"), ": `baseline` must be one of the arms, but {'lora.rank': 7} is not."),
+        (("{lora.rank: 8}", "{lora.rank: 7}"), ": `baseline` must be one of the arms, but {'lora.rank': 7} is not; "
+         "write "
+         "`baseline: {lora.rank: 1}` or `baseline: {lora.rank: 4}` or `baseline: {lora.rank: 8}` or `baseline: "
+         "{lora.rank: 16}`."),
         (("[0, 1, 2]", "[0, 0]"), ": `seeds` must be distinct and not negative, but they are [0, 0]."),
         (("[0, 1, 2]", "[a]"), ': `seeds.0` must be an integer, but it is "a".'),
         (("[0, 1, 2]", "3"), ": `seeds` must be a list, but it is 3."),
@@ -308,6 +317,30 @@ RANKS = "{grid: [1, 4, 8, 16]}"
 def test_a_wrong_search_space_file_is_rejected(refused: Refused, change, sentence):
     write("search_spaces", "mine", GRID, change)
     assert refused("tune", "mine") == f"search space mine{sentence}"
+
+
+def test_all_mistakes_of_a_search_space_file_are_listed_at_once(call: Call):
+    text = "experimnt: fedra_digits\nspace:\n  lora.rank: {grd: [2, 8]}\nseeds: [a, 1]\nsearch: gird\n"
+    write("search_spaces", "mine", text)
+    answer = call("tune", "mine")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.splitlines() == [
+        "fedsweep: search space mine has 4 mistakes:",
+        "- `space.lora.rank.grd` is not an entry of a search space; did you mean `space.lora.rank.grid` or "
+        "`space.lora.rank` or `space.lora.rank.integer`?",
+        '- `seeds.0` must be an integer, but it is "a".',
+        "- `search.name` must be one of grid, tpe, random, but it is `gird`; did you mean `grid`?",
+        "- `experimnt` is not an entry of a search space; did you mean `experiment`?",
+    ]
+
+
+def test_a_search_space_without_search_scheduler_and_resources_is_the_same_sweep(call: Call):
+    short = GRID[: GRID.index("search: {name: grid}")]
+    write("search_spaces", "short", short)
+    write("search_spaces", "whole", GRID)
+    left_out, whole = (read_space(name, {}, {}).space for name in ("short", "whole"))
+    assert (left_out.search.name, left_out.scheduler.name) == ("grid", "none")
+    assert left_out.model_dump_json() == whole.model_dump_json()
 
 
 def test_a_misspelt_hyperparameter_of_the_space_is_rejected(refused: Refused):
@@ -364,9 +397,9 @@ PRINTED = """reference:
         (("source: Table", "sauce: Table"), "`reference.sauce` is not an entry of a search space; did you mean "
          "`reference.source`"),
         (("method: all_large", "method: all_medium"),
-         "`reference.arms.0.arm` must be one of the arms, but {'method': 'all_medium'} is not."),
+         "`reference.arms.0.arm` must be one of the arms, but {'method': 'all_medium'} is not; write `arm: "),
         (("{method: fedra}", "{method: {name: fedra}}"),
-         "`reference.arms.1.arm` must be one of the arms, but {'method': {'name': 'fedra'}} is not."),
+         "`reference.arms.1.arm` must be one of the arms, but {'method': {'name': 'fedra'}} is not; write "),
         (("method: fedra", "method: all_large"),
          "`reference` must list each arm once, but it lists method=all_large twice."),
         (("{loss/test: 1.5}", "{}"), "`reference.arms.1.values` must have at least 1 item"),

@@ -20,7 +20,17 @@ from fedsweep.federation.derived_values import derived_values
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.capabilities import OwnWeights
 from fedsweep.results import Start, TrialPlan
-from fedsweep.results.arms import ABLATED, Arm, Reference, agrees, arm_label, counterparts, identity, shown_setting
+from fedsweep.results.arms import (
+    ABLATED,
+    Arm,
+    Reference,
+    agrees,
+    arm_label,
+    counterparts,
+    identity,
+    shown_mapping,
+    shown_setting,
+)
 from fedsweep.results.history import ACCUMULATED
 from fedsweep.results.table_columns import check_columns
 from fedsweep.results.unnamed_changes import ResolvedArm, unnamed_changes
@@ -33,6 +43,7 @@ ENGINE = ("common", "data", "models", "training", "methods", "federation")
 """Packages of fedsweep whose code affects the metrics of a run, besides the module `types.py`."""
 ENGINE_PACKAGES = ("torch", "timm", "transformers", "peft", "numpy", "scikit-learn")
 OF_DOMAINS = ("accuracy/domain/", "accuracy/out_of_domain")  # prefixes of metrics that do not exist for other data
+SHOWN_ARMS = 4  # largest number of arms in an error message
 Asked = tuple[str, str, Sequence[str]]
 
 
@@ -72,7 +83,7 @@ def _wrong_arms(resolved: ResolvedSpace) -> Iterator[str]:
     if baseline is not None:
         matching = [arm for arm in arms if agrees(baseline, arm)]
         if not matching or (not baseline and arms != [{}]):
-            yield f"`baseline` must be one of the arms, but {baseline} is not."
+            yield f"`baseline` must be one of the arms, but {baseline} is not{_arms_to_write('baseline: ', arms)}"
             return
         found = counterparts(arms, baseline)
         for arm in arms:
@@ -81,9 +92,17 @@ def _wrong_arms(resolved: ResolvedSpace) -> Iterator[str]:
                 leaves = f"the `baseline` {arm_label(baseline)}, which leaves `{absent}` open"
                 yield f"the arm {arm_label(arm)} has no `{absent}` and cannot be compared with {leaves}."
     known = {identity(arm) for arm in resolved.space.arms(resolved.tentative, "full")} if reference else set()
+    hint = _arms_to_write("arm: ", arms)
     for place, one in enumerate(reference.arms if reference else ()):
         if identity(one.arm) not in known:
-            yield f"`reference.arms.{place}.arm` must be one of the arms, but {one.arm} is not."
+            yield f"`reference.arms.{place}.arm` must be one of the arms, but {one.arm} is not{hint}"
+
+
+def _arms_to_write(entry: str, arms: Sequence[Arm]) -> str:
+    """Return the end of an error message, which shows how the first arms are written as the value of an entry."""
+    lines = [f"`{entry}{shown_mapping(arm)}`" for arm in arms[:SHOWN_ARMS]]
+    more = len(arms) - len(lines)
+    return f"; write {' or '.join(lines)}{f' or one of {more} other arms' if more else ''}."
 
 
 def _wrong_conditions(resolved: ResolvedSpace) -> Iterator[str]:

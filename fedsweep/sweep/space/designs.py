@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Literal
 
 from fedsweep.common.yaml_values import Json
-from fedsweep.results.arms import ABLATED, IN_WORDS, NAMED, Arm, agrees, arm_label
+from fedsweep.results.arms import ABLATED, IN_WORDS, NAMED, Arm, agrees, arm_label, shown_mapping
 
 Design = Literal["full", "one_factor"]
 Subsets = Literal["one", "all"]
@@ -73,7 +73,10 @@ class Factorial:
                 raise ValueError(f"`design` one_factor {needs}, but `{absent[0]}` is missing in {arm_label(baseline)}")
             levels = [level for level in self.factors[key] if agrees(level, baseline)]
             if not levels:
-                raise ValueError(f"`baseline` must be one of the arms, but {baseline} is not")
+                first = shown_mapping({**baseline, **self.factors[key][0]})
+                raise ValueError(
+                    f"`baseline` must be one of the arms, but {baseline} is not; write `baseline: {first}`"
+                )
             start[key] = levels[0]
         others = [{**start, key: one} for key in self.factors for one in self.factors[key] if one is not start[key]]
         fixed = ({key: [chosen[key]] for key in self.factors} for chosen in (start, *others))

@@ -13,10 +13,19 @@ from fedsweep.common.errors import UserError, near
 from fedsweep.common.paths import find
 from fedsweep.common.process_usage import logical_gpus
 from fedsweep.common.yaml_values import Json, read_yaml
-from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
+from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference, shown_setting
 from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, concerns, names_of
 from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_arms
-from fedsweep.sweep.space.settings import Objective, RandomSearch, Scheduler, Search, TPESearch, population_violations
+from fedsweep.sweep.space.settings import (
+    GridSearch,
+    NoScheduler,
+    Objective,
+    RandomSearch,
+    Scheduler,
+    Search,
+    TPESearch,
+    population_violations,
+)
 
 PROBED = 4096
 """Largest number of value combinations that are all validated before a sampled search.
@@ -78,6 +87,7 @@ class SearchSpace(Config):
     """A set of runs that vary hyperparameters of one experiment."""
 
     what_a_name_is: ClassVar[str] = "an entry of a search space"
+    all_mistakes: ClassVar[bool] = True
 
     experiment: str = Field(description="name of the experiment that the search space varies")
     fixed: dict[str, Json] = Field(default_factory=dict, description="changes to the experiment that apply to all arms")
@@ -122,8 +132,8 @@ class SearchSpace(Config):
         Rounds(), description="whether the arms are trained, or only their parameters are counted"
     )
     objective: Objective = Field(default_factory=Objective)
-    search: Search
-    scheduler: Scheduler
+    search: Search = GridSearch()
+    scheduler: Scheduler = NoScheduler()
     resources: Resources = Field(default_factory=Resources)
 
     def _violations(self) -> Iterator[str]:
@@ -135,7 +145,8 @@ class SearchSpace(Config):
         for name, axis in self.space.items():
             if (axis.grid is not None) != (search.name == "grid"):
                 kind = "`grid` values" if search.name == "grid" else "a range or a `choice`"
-                yield f"`search` {search.name} needs {kind} for each axis, but `space.{name}` has `{axis.kind}`"
+                hint = "; to sample from ranges, write `search: {name: tpe, samples: 24}`" * (search.name == "grid")
+                yield f"`search` {search.name} needs {kind} for each axis, but `space.{name}` has `{axis.kind}`{hint}"
         yield from self._wrong_names()
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             yield f"`seeds` must be distinct and not negative, but they are {list(self.seeds)}"
@@ -295,6 +306,19 @@ class RequestedSpace:
         return self.space.measure.name == "parameters"
 
 
+def _check_axes(content: Mapping[str, Json], where: str) -> None:
+    """Raise UserError if `space` contains values without the kind of the axis, and show how to write each axis."""
+    axes = content.get("space")
+    lines = [
+        f"`{key}: {{grid: {shown_setting(value if isinstance(value, list) else [value])}}}` instead of "
+        f"`{key}: {shown_setting(value)}`"
+        for key, value in (axes if isinstance(axes, dict) else {}).items()
+        if not isinstance(value, dict) and value not in (None, [])
+    ]
+    if lines:
+        raise UserError(f"{where}: each axis of `space` must name its kind; write {', and '.join(lines)}.")
+
+
 def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) -> RequestedSpace:
     """Read a search space and apply the user's changes.
 
@@ -308,7 +332,9 @@ def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) 
     """
     path = find("search_spaces", name)
     where = f"search space {name}"
-    space = SearchSpace.of(read_yaml(path), where)
+    content = read_yaml(path)
+    _check_axes(content, where)
+    space = SearchSpace.of(content, where)
     for changed in overrides:
         if changed in space.names or any(changed.startswith(f"{varied}.") for varied in space.names):
             raise UserError(f"`{changed}` is varied by {where} and cannot be overridden.")

@@ -188,7 +188,10 @@ def test_a_baseline_without_a_counterpart_of_each_arm_is_rejected(read):
     assert read(grid(GRIDDED, baseline=whole)).space.baseline == whole
     not_there = {"method": "fedra", "method.beta": 0.1}
     assert refusal(read, grid(GRIDDED, baseline=not_there)) == (
-        f": `baseline` must be one of the arms, but {not_there} is not."
+        f": `baseline` must be one of the arms, but {not_there} is not; write "
+        "`baseline: {method: fedra, lora.rank: 2}` or "
+        "`baseline: {method: fedra, lora.rank: 4}` or `baseline: {method: all_small, lora.rank: 2}` or "
+        "`baseline: {method: all_small, lora.rank: 4}` or one of 4 other arms."
     )
 
 
@@ -216,7 +219,8 @@ def test_one_factor_needs_a_baseline_with_all_axes(read):
     )
     wrong = {**whole, "lora.rank": 3}
     assert refusal(read, grid(GRIDDED, baseline=wrong, design="one_factor")) == (
-        f": `baseline` must be one of the arms, but {wrong} is not."
+        f": `baseline` must be one of the arms, but {wrong} is not; write "
+        "`baseline: {method: inclusivefl, method.beta: 0.1, lora.rank: 2}`."
     )
 
 

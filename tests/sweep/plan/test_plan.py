@@ -11,6 +11,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.federation.build_and_run import content_digests
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Store
+from fedsweep.results.arms import counterparts, identity
 from fedsweep.sweep.cluster.node_requirements import Needs
 from fedsweep.sweep.plan import plan as plan_module
 from fedsweep.sweep.plan.plan import Plan, engine_digest
@@ -96,9 +97,14 @@ def test_two_arms_that_are_the_same_run_are_rejected(read: Any, axis: dict[str, 
         read({**GRID, "space": axis, "baseline": None})
 
 
-def test_a_baseline_must_equal_an_arm_exactly(read: Any) -> None:
+def test_a_baseline_must_equal_an_arm(read: Any) -> None:
+    """Outputs print 1.0 as 1, so both are the same value."""
+    space = {"optimizer.lr": {"grid": [0.1, 1.0]}}
     with pytest.raises(UserError, match="`baseline` must be one of the arms"):
-        read({**GRID, "space": {"optimizer.lr": {"grid": [0.1, 1.0]}}, "baseline": {"optimizer.lr": 1}})
+        read({**GRID, "space": space, "baseline": {"optimizer.lr": 0.2}})
+    plan = read({**GRID, "space": space, "baseline": {"optimizer.lr": 1}})
+    wanted = {"optimizer.lr": 1.0}
+    assert counterparts(plan.arms, plan.space.baseline) == {identity(arm): wanted for arm in plan.arms}
 
 
 def test_the_t_sne_of_every_arm_is_checked_before_the_sweep(read: Any) -> None:

@@ -143,6 +143,12 @@ def test_a_reference_may_contain_any_arm(read):
     assert [paper.value(arm, "accuracy/mean") for arm in space().arms(dict)] == [0.5, 0.51, None]
 
 
+TO_WRITE = (
+    "write `baseline: {without: []}` or `baseline: {without: [method.anneal]}` or "
+    "`baseline: {without: [method.compensate]}`."
+)
+
+
 @pytest.mark.parametrize(
     ("entries", "sentence"),
     [
@@ -195,9 +201,10 @@ def test_a_reference_may_contain_any_arm(read):
         ({"subsets": "every"}, "`subsets` must be 'one' or 'all', but it is \"every\"."),
         (
             {"baseline": {ABLATED: ["method.compensate", "method.anneal"]}},
-            "`baseline` must be one of the arms, but {'without': ['method.compensate', 'method.anneal']} is not.",
+            "`baseline` must be one of the arms, but {'without': ['method.compensate', 'method.anneal']} is not; "
+            f"{TO_WRITE}",
         ),
-        ({"baseline": {}}, "`baseline` must be one of the arms, but {} is not."),
+        ({"baseline": {}}, f"`baseline` must be one of the arms, but {{}} is not; {TO_WRITE}"),
     ],
 )
 def test_an_invalid_ablation_is_rejected(read, entries, sentence):

@@ -71,7 +71,8 @@ def test_a_baseline_and_a_reference_may_use_the_name_of_an_arm(read):
 @pytest.mark.parametrize(
     ("entries", "sentence"),
     [
-        ({"baseline": {"arm": "FedMS"}}, "`baseline` must be one of the arms, but {'arm': 'FedMS'} is not."),
+        ({"baseline": {"arm": "FedMS"}}, "`baseline` must be one of the arms, but {'arm': 'FedMS'} is not; write "
+         '`baseline: {arm: FedRA}` or `baseline: {arm: "FedAvg, tuned"}` or `baseline: {arm: FedProx}`.'),
         ({"space": {"method": {"grid": ["fedra"]}}}, "`method` is changed by the arm `FedAvg, tuned` of `named` and "
          "cannot also vary in `space` or `ablate`."),
         ({"ablate": {"optimizer.lr": 0.5}}, "`optimizer.lr` is changed by the arm `FedAvg, tuned` of `named` and "
