@@ -61,6 +61,8 @@ def run(
         destination = Destination.of(home.root, mlflow)
         check_server(destination, experiment)
     torch.set_num_threads(1)  # as in a trial, because rounding depends on the number of threads
+    if sentence := config.untrained_backbone():
+        output.progress_console().print(sentence, style="yellow")
     with RoundTable(config, as_json) as table, announced_stop(lambda: table.stop(home.where)):
         try:
             trial, recorder = record_run(
