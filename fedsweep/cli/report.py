@@ -91,6 +91,7 @@ def compare(
     """
     with loading(progress_console(), "the statistics", "fedsweep.report"):
         from fedsweep.report.compare_sweeps import LEFT_OUT_FIRST, Pairing
+    from fedsweep.report.text_tables import without_html
 
     check_format(format, ("terminal", "markdown", "csv"))
     home = Store.at(store)
@@ -102,7 +103,7 @@ def compare(
         sys.stdout.write(found.csv())
     elif format == "markdown":
         bullets = "\n".join(f"- {sentence}" for sentence in found.findings())
-        print(f"{found.section().markdown()}\n\n{bullets}")
+        print(without_html(f"{found.section().markdown()}\n\n{bullets}"))
     else:
         console, section = result_console(), found.section()
         table, hidden = section.terminal(console.width, LEFT_OUT_FIRST)

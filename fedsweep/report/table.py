@@ -16,7 +16,7 @@ from fedsweep.report.arm_statistics import (
 from fedsweep.report.effects import Effects
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.sentences import caption, findings
-from fedsweep.report.text_tables import Section, against_baseline, by_domain, markdown_table
+from fedsweep.report.text_tables import Section, against_baseline, by_domain, markdown_table, without_html
 from fedsweep.report.units_and_labels import (
     IN_DOMAIN,
     NOTHING,
@@ -164,4 +164,4 @@ class AblationTable:
         bullets = "\n".join(f"- {sentence}" for sentence in self.findings())
         head = f"# {self.manifest.name}, on experiment {self.manifest.experiment}"
         parts = [head, table, bullets, " ".join(self.caption()), *(one.markdown() for one in self.sections)]
-        return "\n\n".join(part for part in parts if part) + "\n"
+        return without_html("\n\n".join(part for part in parts if part) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -128,6 +129,15 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Se
     rules = ["---" if word else "---:" for word in words]
     cells = [[*map(_escaped, head)], rules, *([*map(_escaped, row)] for row in rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def without_html(markdown: str) -> str:
+    """Return Markdown in which a name such as `<script>` is text instead of an HTML element.
+
+    >>> without_html("| <script>x</script> | <0.001 |")
+    '| &lt;script>x&lt;/script> | <0.001 |'
+    """
+    return re.sub("<(?=[A-Za-z/!?])", "&lt;", markdown)
 
 
 def _escaped(cell: str) -> str:

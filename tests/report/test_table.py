@@ -223,6 +223,15 @@ def test_values_of_any_kind_stay_in_their_cell(manifest, trials):
     assert [row["x"] for row in rows] == ["a|b", "[12, 6]", "[bold]x", ""]
 
 
+def test_names_with_html_are_text_in_markdown(manifest, trials):
+    evil = "<img src=x onerror=alert(1)><!--"
+    for seed, arm in enumerate([evil, "plain"]):
+        trials.add({"arm": arm}, seed, [0.1, 0.2])
+    markdown = tabulate(manifest(baseline={"arm": "plain"}, varied=("arm",), name=f"x/{evil}"), trials).markdown()
+    assert markdown.count("&lt;img src=x onerror=alert(1)>&lt;!--") >= 3
+    assert not re.search("<[A-Za-z/!?]", markdown)
+
+
 def test_a_sweep_without_finished_trials_has_a_table(manifest, trials):
     trials.add(4, 0, [0.2, 0.3], None)
     trials.add(8, 0, [], None)
