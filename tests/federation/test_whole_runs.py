@@ -128,15 +128,24 @@ BRICKS |= {"lambda_w": 0.3, "lambda_theta": 0.2, "lambda_d": 0.7}
 
 
 @pytest.mark.parametrize(
-    ("over", "base"), [("fedra", "fedavg"), ("fedra", "feddyn"), ("inclusivefl", "fedprox"), ("depthfl", "fedavg")]
+    ("over", "base", "norm"),
+    [
+        ("fedra", "fedavg", "sum"),
+        ("fedra", "feddyn", "mean"),
+        ("inclusivefl", "fedprox", "mean"),
+        ("depthfl", "fedavg", "mean"),
+    ],
 )
-def test_fedbrick_over_every_depth_method(federation, over, base):
+def test_fedbrick_over_every_depth_method(federation, over, base, norm):
+    """With the norm `sum`, the reference sums the squared differences of each image (Eq. 24 as printed)."""
     kind, fields = METHODS[over]
-    method = {**BRICKS, "over": {"name": over, **fields}}
+    method = {**BRICKS, "over": {"name": over, **fields}, "distillation_norm": norm}
     changes = {"method": method, "base_optimizer": {"name": base, **BASES[base]}, "partition.proxy_share": 0.2}
     small = doubled(federation({**COMMON, **changes}))
     proxy = {domain: images.take(torch.arange(len(images)))[0] for domain, images in small.server.proxy.items()}
-    compare(small, reference.FedBRICK(world_of(small), small.fresh, kind, proxy))
+    played = reference.FedBRICK(world_of(small), small.fresh, kind, proxy)
+    played.norm = norm
+    compare(small, played)
 
 
 ADAM = {"name": "adam", "lr": 0.01, "betas": [0.8, 0.9], "eps": 1e-3, "weight_decay": 0.1, "clip_norm": 0.5}

@@ -10,6 +10,7 @@ import torch
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.federation.rounds import Federation, federate
+from fedsweep.methods.fedbrick.bricks import Blend
 from fedsweep.models.names import layer_of
 from fedsweep.training.local_training import CohortTrainer, LocalTask
 from fedsweep.types import ClientUpdate
@@ -145,6 +146,14 @@ def test_stage_two_minimises_equation_24_on_annealed_blends(stages, over):
     assert task.objective(model, images, labels, task.walk(over)).item() == pytest.approx(expected, rel=1e-5)
     assert len(gaps) == 5
     assert share == 1 - over
+
+
+def test_alpha_falls_from_one_to_one_over_the_number_of_steps(make, monkeypatch):
+    """Eq. 22 also lists the step E_2, where alpha is 0, but stage II has only E_2 steps."""
+    shares, run = [], Blend.__call__
+    monkeypatch.setattr(Blend, "__call__", lambda self, *given: (shares.append(self.share), run(self, *given))[1])
+    one_round(make({"local.steps": 4, "federation.depths": [2, 2, 2]}))
+    assert shares == [alpha for _ in range(3) for alpha in (1, 0.75, 0.5, 0.25) for _ in range(2)]
 
 
 def test_each_stage_trains_only_its_own_tensors(make, heard):

@@ -20,6 +20,8 @@ from fedsweep.types import ImageSet
 
 Gate = Literal["softmax", "sigmoid"]
 """The function sigma of Eq. 19: softmax over a token's features (as in the paper), or the sigmoid of each feature."""
+Norm = Literal["mean", "sum"]
+"""The norm of Eq. 24: a mean over all elements of a batch of tokens, or a sum over the elements of each image."""
 FACTORS = ("a1", "b1", "a2", "b2")
 
 
@@ -74,16 +76,22 @@ class InPlace:
 class Blend:
     """A step of a forward pass that runs a block in parallel with its BRICK and mixes the two outputs.
 
-    The forward pass stores the mean squared difference between the two outputs in `gap`. Each forward pass therefore
-    needs a new object.
+    The forward pass stores the squared difference between the two outputs in `gap`. Each forward pass therefore needs a
+    new object.
     """
 
     layer: int
     brick: Brick
     share: float
     """The weight of the block, from 0 (only the BRICK) to 1 (only the block)."""
+    norm: Norm = "mean"
+    """How the squared differences are reduced: their mean, or their sum over an image's elements."""
     gap: Tensor | None = None
-    """The mean of (E(a) - f(a))^2 over all elements, without a gradient into f; None before the forward pass."""
+    """The reduced squared difference (E(a) - f(a))^2, without a gradient into f; None before the forward pass.
+
+    With the norm `mean`, it is the mean over all elements. With `sum`, it is the sum over the tokens and features of an
+    image, averaged over the images.
+    """
 
     def __call__(self, model: LayeredModel, tokens: Tensor) -> Tensor:
         """Return the mixture `share * f(a) + (1 - share) * E(a)` of the two outputs (Eq. 23).
@@ -91,7 +99,8 @@ class Blend:
         Here a are the tokens, f is the block, E is its BRICK, and `share` is the weight of the block.
         """
         block, stand_in = model.block(self.layer, tokens), self.brick(tokens)
-        self.gap = (stand_in - block.detach()).square().mean()
+        square = (stand_in - block.detach()).square()
+        self.gap = square.mean() if self.norm == "mean" else square.flatten(1).sum(1).mean()
         return torch.lerp(stand_in, block, self.share)
 
 

@@ -17,7 +17,7 @@ from fedsweep.common.randomness import stream
 from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server
 from fedsweep.methods.capabilities import ExportObstacle, Messages, StandIns
 from fedsweep.methods.depthfl import DepthFL
-from fedsweep.methods.fedbrick.bricks import FACTORS, Blend, Brick, Gate, InPlace, activations, add_bricks, distil
+from fedsweep.methods.fedbrick.bricks import FACTORS, Blend, Brick, Gate, InPlace, Norm, activations, add_bricks, distil
 from fedsweep.methods.fedra import FedRA
 from fedsweep.methods.inclusivefl import InclusiveFL
 from fedsweep.models.layered import Images, LayeredModel, Step, Walk, completed
@@ -75,7 +75,13 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     lambda_d: float = Field(
         0.01,
         ge=0,
-        description="stage II: weight of the mean squared difference between the outputs of BRICKs and blocks (Eq. 24)",
+        description="stage II: weight of the squared difference between the outputs of BRICKs and blocks (Eq. 24); "
+        "its effect depends on `distillation_norm`",
+    )
+    distillation_norm: Norm = Field(
+        "mean",
+        description="norm of Eq. 24. `mean`: the mean over all elements; `sum`: the sum over an image's tokens and "
+        "features (Eq. 24 as printed), which is larger by their number: 151,296 with ViT-B/16, 1,088 with digits_vit",
     )
     compensate: bool = Field(
         True, description="stage I: run and train BRICKs in place of missing blocks; `false`: skip missing blocks"
@@ -285,16 +291,20 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def _stage_two(self, task: LocalTask, update: ClientUpdate, trainer: CohortTrainer) -> LocalTask:
         """Return the task of stage II, in which each block that the client holds runs in parallel with its BRICK.
 
-        For a block f with the BRICK E, let the gap be the mean of (E(x) - f(x))^2 over all elements. The loss is
-        L_task, the loss of the method that FedBRICK extends, plus lambda_d times the mean gap of the client's blocks
-        (Eq. 24). `task` is the task of stage I, and `update` is its result.
+        For a block f with the BRICK E, let the gap be the squared difference (E(x) - f(x))^2, reduced as the option
+        `distillation_norm` says. The loss is L_task, the loss of the method that FedBRICK extends, plus lambda_d times
+        the mean gap of the client's blocks (Eq. 24). `task` is the task of stage I, and `update` is its result.
+
+        In step e = 0, 1, ..., E_2 - 1, the weight alpha of a block is 1 - e / E_2 (Eq. 22). The last step therefore has
+        alpha = 1 / E_2. Eq. 22 also lists e = E_2, where alpha is 0, but stage II has only E_2 steps.
         """
         held, base = task.allocation.held, self.objective(trainer.round, trainer.rounds)
         in_place = self._in_place(trainer.model, task.client)
 
         def walk_at(over: float) -> Walk:
             share = 1 - over if self.anneal else 0.5  # alpha of Eq. 22
-            return [Blend(one.layer, one.brick, share) if one.layer in held else one for one in in_place]
+            norm = self.distillation_norm
+            return [Blend(one.layer, one.brick, share, norm) if one.layer in held else one for one in in_place]
 
         def objective(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
             loss = base(model, images, labels, walk)
