@@ -94,7 +94,13 @@ def _resumable(done: str) -> Iterator[None]:
 
 def _print_prepared(made: Prepared, plan: Plan) -> None:
     from fedsweep.preparation.decode import MADE_WITH
-    from fedsweep.preparation.tables import experiment_lines, headline, megabytes, split_words, summary
+    from fedsweep.preparation.tables import (
+        experiment_lines,
+        headline,
+        megabytes,
+        split_words,
+        summary,
+    )
 
     console, card = result_console(), made.card
     console.print(headline(card))
@@ -107,6 +113,8 @@ def _print_prepared(made: Prepared, plan: Plan) -> None:
         console.print(f"Skipped images, which cannot be decoded: {len(card.skipped)} ({named})")
     verb = "Already prepared" if made.already else "Prepared"
     console.print(f"{verb}: {relative(made.folder)}, {megabytes(card.bytes)} MB, digest {card.digest[:12]}")
+    if made.already and card.copies is None:
+        console.print("An older version prepared it without looking for exact copies; use `--force` to look for them.")
     if made.already and card.made_with != MADE_WITH:
         console.print(
             f"It was decoded with {card.made_with}, but {MADE_WITH} is installed; use `--force` to decode it again."

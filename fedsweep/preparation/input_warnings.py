@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from fedsweep.common.errors import UserError
+from fedsweep.data.prepared.card import COPIES, CopiesCard
 from fedsweep.preparation.layouts.disk_listing import summarise_list
 from fedsweep.preparation.plan import Plan
 
@@ -34,6 +35,30 @@ def blank_warning(paths: Sequence[str]) -> list[str]:
         f"{_count(len(paths), 'image is', 'images are')} nearly black or of one colour: {summarise_list(paths, SHOWN)}"
         "; 16-bit values are divided by 256, so images that use fewer bits must be rescaled first"
     ]
+
+
+def copies_warnings(found: CopiesCard | None) -> list[str]:
+    """Return warnings about images of identical pixels, and about groups on both sides of the data set's own split.
+
+    Nothing is known about data sets that an older version prepared.
+    """
+    if found is None:
+        return []
+    warnings = []
+    if found.groups:
+        have = _count(found.groups, "group of images has", "groups of images have")
+        classes = f", {found.other_classes} of them in different classes" if found.other_classes else ""
+        same = " = ".join(found.example[:SHOWN])
+        warnings.append(f"{have} identical pixels{classes}, e.g. {same}; each group is kept together, see `{COPIES}`")
+    if found.both_splits:
+        have = _count(
+            found.both_splits, "group of copies or related images has", "groups of copies or related images have"
+        )
+        warnings.append(
+            f"{have} both training and test images, because the split of the data set is kept or all images of a "
+            "domain are copies; the accuracy on such test images is too high"
+        )
+    return warnings
 
 
 def reject(plan: Plan, warnings: Sequence[str], strict: bool) -> None:

@@ -152,7 +152,8 @@ class Plan:
         options = [self.layout.name, asdict(self.geometry), self.options.test_fraction if self.drawn else None]
         items = ([item.path, item.label, item.domain, item.split] for item in self.listing.items)
         lengths = ([path, length] for path, (length, _) in sorted(self.stamps.items()))
-        return _sha256([options, self.listing.class_names, self.listing.domains], *items, *lengths)
+        groups = [[item.group for item in self.listing.items]] if any(one.group for one in self.listing.items) else []
+        return _sha256([options, self.listing.class_names, self.listing.domains], *items, *lengths, *groups)
 
     def times(self) -> str:
         """Return the SHA-256 of the files' modification times.

@@ -15,9 +15,10 @@ import numpy as np
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.files import locked, write_atomically
 from fedsweep.data.prepared.arrow_files import map_domain, map_file, record_batch, stored_digest, write_domain
-from fedsweep.data.prepared.card import CARD, DomainCard, StoreCard
+from fedsweep.data.prepared.card import CARD, COPIES, CopiesCard, DomainCard, StoreCard
+from fedsweep.preparation.copies import find_groups
 from fedsweep.preparation.decode import MADE_WITH, Chunk, Corrupt, Done, decode_chunks
-from fedsweep.preparation.input_warnings import blank_warning, plan_warnings, reject
+from fedsweep.preparation.input_warnings import blank_warning, copies_warnings, plan_warnings, reject
 from fedsweep.preparation.plan import DomainPlan, Plan
 from fedsweep.preparation.source_files import SOURCES, existing_card, write_sources
 
@@ -144,7 +145,9 @@ def prepare(
             shutil.rmtree(replaced, ignore_errors=True)
             warnings = plan_warnings(plan)
             if (found := existing_card(plan, force)) is not None:
-                reject(plan, warnings := [*warnings, *blank_warning(found.blank)], strict)
+                reject(
+                    plan, warnings := [*warnings, *blank_warning(found.blank), *copies_warnings(found.copies)], strict
+                )
                 return Prepared(found, folder, True, tuple(warnings))
             reject(plan, warnings, strict)
             scratch = Scratch(part)
@@ -154,8 +157,11 @@ def prepare(
             _write_corrupt(plan, corrupt, part / CORRUPT, skip_corrupt)
             _check_complete(plan, {one.path for one in corrupt})
             reject(plan, warnings := [*warnings, *blank_warning(blank)], strict)
+            groups = find_groups(plan, part, {one.path for one in corrupt})
+            reject(plan, warnings := [*warnings, *copies_warnings(groups.card)], strict)
+            groups.write(part)
             write_sources(part, plan.stamps)
-            card = _write_card(plan, scratch, corrupt, blank)
+            card = _write_card(plan, scratch, corrupt, blank, groups.card)
             _exchange(part, folder, replaced, card)
             return Prepared(card, folder, False, tuple(warnings))
     except OSError as error:
@@ -279,7 +285,9 @@ def _check_complete(plan: Plan, corrupt: Set[str]) -> None:
                 raise UserError(f"the domain `{domain.name}` has no {split} image that can be decoded.")
 
 
-def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt], blank: Sequence[str]) -> StoreCard:
+def _write_card(
+    plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt], blank: Sequence[str], copies: CopiesCard
+) -> StoreCard:
     """Write and return the card, with a digest that is computed from the files on disk."""
     skipped = tuple(one.path for one in corrupt)
     card = StoreCard(
@@ -287,13 +295,14 @@ def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt], blank:
         size=plan.options.size,
         layout=plan.layout.name,
         class_names=plan.listing.class_names,
-        domains={domain.name: _domain_card(domain, scratch, {*skipped}) for domain in plan.domains},
+        domains={domain.name: _domain_card(scratch.folder / f"{domain.name}.arrow") for domain in plan.domains},
         digest="",
         crop_pct=plan.geometry.crop_pct,
         crop_mode=plan.geometry.crop_mode,
         interpolation=plan.geometry.interpolation,
         test_fraction=plan.options.test_fraction if plan.drawn else None,
         skipped=skipped,
+        copies=copies,
         blank=tuple(blank),
         plan=plan.key(),
         times=plan.times(),
@@ -304,20 +313,8 @@ def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt], blank:
     return card
 
 
-def _domain_card(domain: DomainPlan, scratch: Scratch, corrupt: Set[str]) -> DomainCard:
-    """Check that the paths and labels in a domain's file match the plan, and return the domain's card.
-
-    The check is necessary because the digest does not cover the paths.
-    """
-    path = scratch.folder / f"{domain.name}.arrow"
+def _domain_card(path: Path) -> DomainCard:
     train, test = map_domain(path)
-    for part, planned in zip((train, test), domain.parts(corrupt), strict=True):
-        found = zip(part.labels.tolist(), part.paths.to_pylist(), strict=True)
-        if [*found] != [(item.label, item.path) for _, item in planned]:
-            raise UserError(
-                f"{path} contains other labels or images than planned; delete {scratch.folder} and run the same "
-                "command again."
-            )
     return DomainCard(train=len(train.labels), test=len(test.labels), bytes=path.stat().st_size)
 
 
@@ -329,6 +326,7 @@ def _exchange(part: Path, folder: Path, replaced: Path, card: StoreCard) -> None
     """
     keep = {
         CARD,
+        COPIES,
         SOURCES,
         Scratch.LOG,
         *(f"{name}.arrow" for name in card.domains),

@@ -7,10 +7,13 @@ import logging
 import os
 import re
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
+
+from filelock import FileLock
 
 from fedsweep.common.errors import UserError
 
@@ -108,7 +111,11 @@ class Destination:
         return self.uri if self.artifacts is None else None
 
     def client(self) -> MlflowClient:
-        """Return an MLflow client that has short timeouts and does not retry."""
+        """Return an MLflow client that has short timeouts and does not retry.
+
+        MLflow's client creates the tables of a local database. If two processes create the tables at the same time,
+        one of them fails, so the client of a local database is created under a lock.
+        """
         for name, value in CLIENT.items():
             os.environ.setdefault(name, value)
         if self.credentials:  # only environment variables reach all parts of MLflow's client, including artifacts
@@ -117,4 +124,19 @@ class Destination:
 
         for noisy in ("alembic", "mlflow"):  # after the import, which sets their levels
             logging.getLogger(noisy).setLevel(logging.WARNING)
-        return MlflowClient(tracking_uri=self.uri)
+        with self.lock():
+            return MlflowClient(tracking_uri=self.uri)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the lock of a local database during the context. A server needs no lock.
+
+        A results folder that is not writable has no lock either, because nobody creates tables in it.
+        """
+        folder = None if self.artifacts is None else self.artifacts.parent
+        if folder is None or (folder.exists() and not os.access(folder, os.W_OK)):
+            yield
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".mlflow.lock"):
+            yield

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
-from filelock import FileLock
-
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.files import LockedError, locked, write_atomically
 from fedsweep.results import Store, SweepManifest, SweepStore, TrialRecord, count_outcomes
@@ -43,7 +41,7 @@ class Recorder:
             UserError: The local database cannot be opened or created.
         """
         self.destination = destination or Destination.of(store.root)
-        self.runs = Runs(self.destination, experiment)
+        self.runs = self._open(experiment)
         self.outage: str | None = None
         """The error message while MLflow cannot be used, or None."""
         self._news = threading.Condition()
@@ -53,13 +51,20 @@ class Recorder:
         self._tries: Counter[str] = Counter()
         self._thread: threading.Thread | None = None
         self._now = threading.Event()
-        if not self.destination.server:
-            try:
-                with FileLock(store.root / ".mlflow.lock"):  # two processes must not create it at the same time
-                    _ = self.runs.experiment.id
-            except Exception as error:
-                reason = one_line(error)[:300].rstrip(".")
-                raise UserError(f"MLflow cannot open {store.root / 'mlflow.db'}: {reason}.") from None
+
+    def _open(self, experiment: str) -> Runs:
+        """Return the runs of an MLflow experiment. In a local database, create the tables and the experiment."""
+        if self.destination.server:
+            return Runs(self.destination, experiment)
+        try:
+            runs = Runs(self.destination, experiment)
+            with self.destination.lock():
+                _ = runs.experiment.id
+        except Exception as error:  # MLflow and the libraries below it raise many types
+            reason = one_line(error)[:300].rstrip(".")
+            database = self.destination.uri.removeprefix("sqlite:///")
+            raise UserError(f"MLflow cannot open {database}: {reason}.") from None
+        return runs
 
     def __enter__(self) -> Self:
         return self

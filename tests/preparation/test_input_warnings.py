@@ -14,7 +14,7 @@ from tests.preparation.helpers import plan_of
 
 
 def write(tree: Path, path: str, pixels: np.ndarray | None = None) -> None:
-    noise = np.random.default_rng(len(path)).integers(0, 256, (16, 16), dtype=np.uint8)
+    noise = np.random.default_rng([*path.encode()]).integers(0, 256, (16, 16), dtype=np.uint8)
     (tree / path).parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(noise if pixels is None else pixels).save(tree / path)
 
@@ -87,9 +87,9 @@ def test_a_class_that_is_tested_but_not_trained_is_a_warning(tmp_path):
 
 
 def test_sixteen_bits_become_the_upper_eight(tmp_path):
-    for number in range(2):
-        write(tmp_path / "root", f"deep/{number}.png", ramp(16))
+    write(tmp_path / "root", "deep/0.png", ramp(16))
+    write(tmp_path / "root", "deep/1.png", ramp(16)[::-1])
     made = prepare(plan_of(tmp_path / "root", Classes()))
     (train, _) = map_domain(made.folder / "set.arrow")
-    assert train.images[0, 0].tolist() == (ramp(16) >> 8).tolist()
+    assert train.images[0, 0].tolist() in [(one >> 8).tolist() for one in (ramp(16), ramp(16)[::-1])]
     assert made.warnings == ()

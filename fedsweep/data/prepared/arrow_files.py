@@ -25,23 +25,34 @@ class Part:
     """The training or the test images of a domain, memory-mapped from the domain's file.
 
     `images` is a uint8 array (n, 3, size, size), and `labels` is an int16 array (n,). `paths` are the paths of the
-    source images within the original data set. `pages` is the memory map that contains the images.
+    source images within the original data set. `pages` is the memory map that contains the images. `groups` is the
+    group of each image, int64 (n,), or None if every image is a group of its own.
     """
 
     images: np.ndarray
     labels: np.ndarray
     paths: pa.StringArray
     pages: mmap.mmap
+    groups: np.ndarray | None = None
 
 
-def schema(size: int) -> pa.Schema:
-    """Return the schema of a domain's Arrow file, for images of `size` x `size` pixels."""
+def schema(size: int, grouped: bool = False) -> pa.Schema:
+    """Return the schema of a domain's Arrow file, for images of `size` x `size` pixels.
+
+    If `grouped` is true, the last column is the group of each image.
+    """
     image = pa.fixed_shape_tensor(pa.uint8(), [3, size, size])
-    return pa.schema([("image", image), ("label", pa.int16()), ("path", pa.string())])
+    group = [("group", pa.int64())] if grouped else []
+    return pa.schema([("image", image), ("label", pa.int16()), ("path", pa.string()), *group])
 
 
-def record_batch(images: np.ndarray, labels: Sequence[int] | np.ndarray, paths: Sequence[str]) -> pa.RecordBatch:
-    """Return a record batch of images with their labels and paths, without copying the pixels.
+def record_batch(
+    images: np.ndarray,
+    labels: Sequence[int] | np.ndarray,
+    paths: Sequence[str],
+    groups: Sequence[int] | None = None,
+) -> pa.RecordBatch:
+    """Return a record batch of images with their labels, paths and groups, without copying the pixels.
 
     `images` is a uint8 array (n, 3, size, size).
     """
@@ -50,7 +61,8 @@ def record_batch(images: np.ndarray, labels: Sequence[int] | np.ndarray, paths: 
     storage = pa.FixedSizeListArray.from_arrays(pixels, 3 * size * size)
     columns = [pa.ExtensionArray.from_storage(schema(size).field("image").type, storage)]
     columns += [pa.array(labels, pa.int16()), pa.array(paths, pa.string())]
-    return pa.record_batch(columns, schema=schema(size))
+    columns += [] if groups is None else [pa.array(groups, pa.int64())]
+    return pa.record_batch(columns, schema=schema(size, groups is not None))
 
 
 def write_domain(path: Path, train: pa.RecordBatch, test: pa.RecordBatch, pages: mmap.mmap | None = None) -> None:
@@ -100,7 +112,8 @@ def map_domain(path: Path) -> tuple[Part, Part]:
         pages = map_file(path)
         reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(pages)))
         size = reader.schema.field("image").type.shape[-1]
-        if reader.num_record_batches != 2 or not reader.schema.equals(schema(size)):
+        grouped = "group" in reader.schema.names
+        if reader.num_record_batches != 2 or not reader.schema.equals(schema(size, grouped)):
             raise ValueError("other columns or batches")
         train, test = (_part(reader.get_batch(number), size, pages) for number in range(2))
     except (pa.ArrowException, OSError, ValueError, KeyError, AttributeError):  # ValueError: mmap of an empty file
@@ -112,7 +125,9 @@ def map_domain(path: Path) -> tuple[Part, Part]:
 
 def _part(batch: pa.RecordBatch, size: int, pages: mmap.mmap) -> Part:
     pixels = batch.column("image").storage.flatten().to_numpy(zero_copy_only=True)
-    return Part(pixels.reshape(-1, 3, size, size), batch.column("label").to_numpy(), batch.column("path"), pages)
+    groups = batch.column("group").to_numpy() if "group" in batch.schema.names else None
+    labels = batch.column("label").to_numpy()
+    return Part(pixels.reshape(-1, 3, size, size), labels, batch.column("path"), pages, groups)
 
 
 def check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
@@ -125,7 +140,11 @@ def check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
 
 
 def stored_digest(folder: Path, card: StoreCard) -> str:
-    """Return the `content_digest` of a prepared data set, computed from its files piece by piece to save memory."""
+    """Return the digest of a prepared data set, computed from its files piece by piece to save memory.
+
+    It is the `content_digest` of the data set. If the images have groups, the groups of each part (int64,
+    little-endian) are hashed after its labels.
+    """
     digest = hashlib.sha256("".join(f"{name}\0" for name in card.class_names).encode())
     for name in card.domains:
         for part in map_domain(folder / f"{name}.arrow"):
@@ -135,4 +154,5 @@ def stored_digest(folder: Path, card: StoreCard) -> str:
                 digest.update(pixels[start : start + PIECE].data)
                 part.pages.madvise(mmap.MADV_DONTNEED)
             digest.update(part.labels.astype("<i8").tobytes())
+            digest.update(b"" if part.groups is None else part.groups.astype("<i8").tobytes())
     return digest.hexdigest()

@@ -14,6 +14,7 @@ from fedsweep.common.paths import data_folder, inside
 from fedsweep.common.yaml_values import read_json
 
 CARD = "card.json"
+COPIES = "copies.txt"  # lists the exact copies among the images
 
 
 class DomainCard(Config):
@@ -22,6 +23,15 @@ class DomainCard(Config):
     train: int = Field(ge=0, description="number of training images")
     test: int = Field(ge=0, description="number of test images")
     bytes: int = Field(ge=0, description="size of the Arrow file in bytes")
+
+
+class CopiesCard(Config):
+    """The number of groups of images with identical pixels, and of groups that are not on one side of the split."""
+
+    groups: int = Field(ge=0, description="number of groups of images with identical pixels")
+    both_splits: int = Field(ge=0, description="number of groups with training and test images")
+    other_classes: int = Field(ge=0, description="number of groups of identical images with different classes")
+    example: tuple[str, ...] = Field((), description="the images of the first group of identical images")
 
 
 class StoreCard(Config):
@@ -38,7 +48,9 @@ class StoreCard(Config):
     layout: str = Field(description="layout of the source files")
     class_names: tuple[str, ...]
     domains: dict[str, DomainCard]
-    digest: str = Field(description="SHA-256 of classes, domains, split, labels and pixels; see `content_digest`")
+    digest: str = Field(
+        description="SHA-256 of classes, domains, split, labels, pixels and groups; see `stored_digest`"
+    )
     crop_pct: float = Field(description="share of the short side that the centre crop keeps")
     crop_mode: str = Field(
         "center", description="crop mode of timm: `center` keeps the aspect ratio, `squash` does not"
@@ -49,6 +61,7 @@ class StoreCard(Config):
         description="share of each class drawn at random for the test split; null if the data set has its own split",
     )
     skipped: tuple[str, ...] = Field((), description="images that could not be decoded")
+    copies: CopiesCard | None = Field(None, description="exact copies among the images; null in older cards")
     blank: tuple[str, ...] = Field((), description="images that are nearly black or of one colour after decoding")
     plan: str = Field("", description="SHA-256 of the list of source files and of all options")
     times: str = Field("", description="SHA-256 of the source files' modification times; empty in older cards")

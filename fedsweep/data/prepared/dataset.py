@@ -9,6 +9,7 @@ from typing import Literal, Self
 import numpy as np
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, near
@@ -29,7 +30,11 @@ def read_domain(path: Path, name: str) -> Domain:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         train, test = (
-            ImageSet(torch.from_numpy(part.images), torch.from_numpy(part.labels.astype(np.int64)))
+            ImageSet(
+                torch.from_numpy(part.images),
+                torch.from_numpy(part.labels.astype(np.int64)),
+                groups=None if part.groups is None else torch.from_numpy(part.groups),
+            )
             for part in map_domain(path)
         )
     return Domain(name, train, test)
@@ -123,14 +128,22 @@ class PreparedData(Data):
         digest = card.digest
         if self.domains != tuple(card.domains):  # only some of the domains, or another order
             digest = hashlib.sha256("\0".join([digest, *self.domains]).encode()).hexdigest()
-        training, held_out = [], []
-        for domain in (_read(folder, card, name) for name in self.domains):
-            if domain.name in self.held_out_domains:  # no client has the domain, so all its images are tested
-                nothing = domain.train.select(torch.arange(0))
-                held_out.append(Domain(domain.name, nothing, pool([domain.train, domain.test])))
-            else:
-                training.append(domain)
-        return FederatedData(self.set, card.class_names, tuple(training), digest, tuple(held_out))
+        found = [_read(folder, card, name) for name in self.domains]
+        training = tuple(one for one in found if one.name not in self.held_out_domains)
+        known = [one.train.groups for one in training if one.train.groups is not None]
+        held_out = tuple(_all_tested(one, known) for one in found if one.name in self.held_out_domains)
+        return FederatedData(self.set, card.class_names, training, digest, held_out)
+
+
+def _all_tested(domain: Domain, known: Sequence[Tensor]) -> Domain:
+    """Return a domain that no client has, with all its images as test images.
+
+    Training images whose group is among `known`, the groups of the clients' images, are left out.
+    """
+    train = domain.train
+    if train.groups is not None and known:
+        train = train.select((~torch.isin(train.groups, torch.cat([*known]))).nonzero().flatten())
+    return Domain(domain.name, domain.train.select(torch.arange(0)), pool([train, domain.test]))
 
 
 def _read(folder: Path, card: StoreCard, name: str) -> Domain:

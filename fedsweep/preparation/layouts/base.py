@@ -31,13 +31,15 @@ _LONGEST_NAME = 200  # bytes; file systems allow 255, and a prepared data set ad
 class Item:
     """One image of a data set.
 
-    `path` identifies the image within the root folder. `split` is None if the layout does not define splits.
+    `path` identifies the image within the root folder. `split` is None if the layout does not define splits. Images
+    with the same `group` show the same thing, such as a video; it is None if the layout does not define groups.
     """
 
     path: str
     label: int
     domain: str
     split: Split | None
+    group: str | None = None
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class Parquet(Layout):
     """The layout of Parquet files with one image per row."""
 
     name = "parquet"
-    looks_like = "*.parquet with the columns image, label[, label_name, domain, split]"
+    looks_like = "*.parquet with the columns image, label[, label_name, domain, split, group]"
 
     def _find(self, root: Path, num_classes: int | None) -> Listing:
         names = parquet_files(list_folder(root))
@@ -150,7 +150,7 @@ class _Table:
             raise UserError(
                 f"{path}: the column `label` must contain integers, but it contains {schema.field('label').type}."
             )
-        wanted = [name for name in ("label", "label_name", "domain", "split") if name in schema.names]
+        wanted = [name for name in ("label", "label_name", "domain", "split", "group") if name in schema.names]
         table = file.read(columns=wanted)
         for name in wanted:
             if table[name].null_count:
@@ -165,7 +165,7 @@ class _Table:
     def items(self, domain: str, split: Split | None, classes: int) -> Iterator[Item]:
         labels = self.columns["label"]
         domains = self.columns.get("domain", [domain] * len(labels))
-        splits = self.columns.get("split")
+        splits, groups = self.columns.get("split"), self.columns.get("group")
         for row, label in enumerate(labels):
             if not 0 <= label < classes:
                 raise UserError(
@@ -177,7 +177,7 @@ class _Table:
                     raise UserError(
                         f"{self.path}: a split must be one of {', '.join(SPLITS)}, but it is `{splits[row]}`."
                     )
-            yield Item(f"{self.path.name}:{row}", label, str(domains[row]), split)
+            yield Item(f"{self.path.name}:{row}", label, str(domains[row]), split, str(groups[row]) if groups else None)
 
 
 def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:

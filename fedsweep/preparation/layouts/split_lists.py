@@ -128,7 +128,7 @@ _UCF_FILES = {"classInd.txt", "trainlist01.txt", "testlist01.txt"}
 class Ucf101(Layout):
     """The layout of UCF101: video frames, and lists of training and test videos.
 
-    Only the middle frame of each video is read.
+    Only the middle frame of each video is read. Clips of the same source video are one group.
     """
 
     name = "ucf101"
@@ -155,8 +155,17 @@ class Ucf101(Layout):
             if num_classes is None or label < num_classes:
                 folder = join(base, class_folders.get(_plain(class_name), ""))
                 frame = _middle_frame(list_once(folder), os.path.splitext(video)[0], line.where)
-                items.append(Item(join(folder, frame), label, line.domain, line.split))
+                items.append(Item(join(folder, frame), label, line.domain, line.split, _source_video(video, label)))
         return Listing(tuple(names), (self.name,), tuple(items))
+
+
+def _source_video(clip: str, label: int) -> str | None:
+    """Return the group of a clip, `<label>/g<number>`, or None if its name is not v_<Class>_g<number>_c<number>.
+
+    The clips of a group were cut from the same source video.
+    """
+    found = re.search(r"_(g\d+)_c\d+\b", clip)
+    return f"{label}/{found[1]}" if found else None
 
 
 def _middle_frame(folder: Folder, video: str, where: str) -> str:

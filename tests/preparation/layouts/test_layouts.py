@@ -290,6 +290,7 @@ def test_ucf101_takes_the_middle_frame(with_class_folders: bool, tmp_path: Path)
     for item in got.items:
         assert ("ApplyEyeMakeup", "HandStandPushups", "YoYo")[item.label] in item.path
         assert item.split == ("test" if "_g01_" in item.path else "train")
+        assert item.group == f"{item.label}/g{item.path.split('_g')[-1][:2]}"  # clips of the same source video
 
 
 @pytest.mark.parametrize("folder", ["rawframes", "jpegs_256"])
