@@ -3,7 +3,8 @@
     python -m benchmarks.faults.clock_jumps
 
 In all Python processes of the sweep (the driver with MLflow's client, and the workers), the wall clock is shifted, but
-not the monotonic clock, as after a correction by NTP. Ray's own servers keep their clock, because Ray does not start under libfaketime. The clock jumps back by an hour and then forward by a day. The results must be the
+not the monotonic clock, as after a correction by NTP. Ray's own servers keep their clock, because Ray does not start
+under libfaketime. The clock jumps back by an hour and then forward by a day. The results must be the
 same as those of an undisturbed sweep, MLflow must have every point once, and no measured duration may contain a jump.
 The exit code is 1 if anything differs.
 """
