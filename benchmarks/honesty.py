@@ -1,6 +1,6 @@
 """Check the coverage of the report's intervals and the error rates of its tests on simulated metrics.
 
-    python benchmarks/honesty.py [--repetitions 1000] [--to benchmarks/results/honesty.md]
+    python benchmarks/honesty.py [--repetitions 1000] [--residuals normal] [--to benchmarks/results/honesty.md]
 
 Each repetition simulates a sweep of a baseline and three arms. The accuracy of a trial is the sum of the arm's true
 value, an effect of the seed and a residual. The effect of a seed is the same for all arms. The statistics come from the
@@ -10,7 +10,7 @@ same code as in a report.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,8 +27,10 @@ TRUE, SEEDS, REST = 0.70, 0.02, 0.01
 """The baseline's true accuracy, and the standard deviations of the seeds' shared effect and of the residual."""
 APART = (0.0, 0.015, 0.03)
 """The true differences of the arms from the baseline, in the repetitions in which they differ."""
-SKEW = 4.0
-"""The shape of the gamma distribution of skewed residuals, which gives a skewness of 1."""
+SHAPE = 4.0
+"""The shape of a gamma distribution with a skewness of 1."""
+SIGMA = 0.9889
+"""The standard deviation of the logarithm of a lognormal distribution with a skewness of 6."""
 MANIFEST = SweepManifest(
     id="simulated",
     name="simulated",
@@ -47,21 +49,54 @@ MANIFEST = SweepManifest(
 )
 
 
-def sweep(rng: np.random.Generator, n: int, apart: tuple[float, ...], skewed: bool) -> list[TrialRecord]:
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+
+
+def normal(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Return normal residuals of the arms, with the same standard deviation as those of the baseline."""
+    return rng.normal(0, REST, n)
+
+
+def gamma(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Return residuals with a skewness of 1 and the same standard deviation as those of the baseline."""
+    return (rng.gamma(SHAPE, 1, n) - SHAPE) / SHAPE**0.5 * REST
+
+
+def lognormal(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Return residuals with a skewness of 6 and the same standard deviation as those of the baseline."""
+    mean, growth = np.exp(SIGMA**2 / 2), np.exp(SIGMA**2)
+    return (rng.lognormal(0, SIGMA, n) - mean) / (mean * np.sqrt(growth - 1)) * REST
+
+
+def wide_lognormal(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Return residuals with a skewness of 6 and three times the standard deviation of the baseline's residuals."""
+    return 3 * lognormal(rng, n)
+
+
+RESIDUALS: Mapping[str, tuple[Draw, int]] = {
+    "normal": (normal, 0),
+    "skewness 1": (gamma, 100),
+    "skewness 6": (lognormal, 200),
+    "skewness 6, 3 points": (wide_lognormal, 300),
+}
+"""The distributions of the arms' residuals, each with a number that is added to the seed of its simulations."""
+
+
+def sweep(rng: np.random.Generator, n: int, apart: tuple[float, ...], draw: Draw) -> list[TrialRecord]:
     """Simulate the trials of a baseline and its arms with `n` common seeds.
 
     Args:
         rng: The generator of all random numbers.
         n: The number of seeds.
         apart: The true difference of each arm from the baseline.
-        skewed: Whether the residuals of the arms are skewed. The residuals of the baseline are always normal.
+        draw: The function that draws the residuals of an arm. The residuals of the baseline are always normal.
     """
     shared = rng.normal(0, SEEDS, n)
     records = []
     for arm, more in enumerate((0.0, *apart)):
         rest = rng.normal(0, REST, n)
-        if skewed and arm:
-            rest = (rng.gamma(SKEW, 1, n) - SKEW) / SKEW**0.5 * REST
+        if arm and draw is not normal:
+            rest = draw(rng, n)
         for seed, value in enumerate(TRUE + more + shared + rest):
             plan = TrialPlan(key=f"{arm}-{seed}", number=len(records), arm={"arm": arm}, seed=seed, config={})
             history = [RoundRecord(0, {METRIC: 0.5}, 0.0), RoundRecord(1, {METRIC: float(value)}, 0.0)]
@@ -123,16 +158,17 @@ def judge(tally: Tally, records: list[TrialRecord], apart: tuple[float, ...]) ->
             tally.add(f"found {100 * more:g}, unpaired", welch[place] <= 0.05)
 
 
-def rows(repetitions: int) -> Iterator[dict[str, str]]:
-    """Yield a table row for each number of seeds, first with normal residuals, then with skewed residuals."""
-    for skewed in (False, True):
+def rows(repetitions: int, residuals: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Yield a table row for each of the `residuals` and each number of seeds."""
+    for name in residuals:
+        draw, start = RESIDUALS[name]
         for n in (3, 5, 6, 8, 10, 20):
-            tally, rng = Tally(), np.random.default_rng(n + 100 * skewed)
+            tally, rng = Tally(), np.random.default_rng(n + start)
             for _ in range(repetitions):
                 for apart in ((0.0,) * len(APART), APART):
-                    judge(tally, sweep(rng, n, apart, skewed), apart)
-            shares = {name: f"{share:.1f}" for name, share in tally.shares().items()}
-            yield {"spread": "skewed" if skewed else "normal", "seeds": str(n), **shares}
+                    judge(tally, sweep(rng, n, apart, draw), apart)
+            shares = {event: f"{share:.1f}" for event, share in tally.shares().items()}
+            yield {"spread": name, "seeds": str(n), **shares}
 
 
 def main() -> None:
@@ -140,9 +176,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=1000)
     parser.add_argument("--to", type=Path)
+    parser.add_argument("--residuals", nargs="*", choices=[*RESIDUALS], default=[*RESIDUALS])
     asked = parser.parse_args()
     found = []
-    for row in rows(asked.repetitions):
+    for row in rows(asked.repetitions, asked.residuals):
         found.append(row)
         print(row, flush=True)
     head = list(max(found, key=len))

@@ -239,14 +239,15 @@ class Effects:
             drawn = importances(manifest, [trial for one in arms for trial in one.arm.trials])
             if isinstance(drawn, str):
                 return cls(missing=f"No importances: {drawn}.")
-            said = "; ".join(f"{one.name} {100 * one.share:.0f}%" for one in drawn)
+            said = "; ".join(f"{100 * one.share:.0f}% for {one.name}" for one in drawn)
             finding = f"Importance of each hyperparameter for {manifest.metric} (fANOVA): {said}."
             return cls(drawn, [finding], [_importance(drawn)])
         found = decompose(dotted := names(manifest, arms), arms, manifest.baseline)
         if isinstance(found, str):
             return cls(missing=f"No main effects: {found}." if len(dotted) > 1 else "")
         shares = [*(Share(one.name, one.share) for one in found.effects), *found.unexplained]
-        said = "; ".join(f"{one.name} {100 * one.share:.0f}% ({one.verdict})" for one in found.effects)
+        # After a name such as `rank`, the percentage would look like a value of the hyperparameter.
+        said = "; ".join(f"{100 * one.share:.0f}% for {one.name} ({one.verdict})" for one in found.effects)
         sections = [_variation(found), _marginal(found, Units.of(manifest.metric, arms))]
         finding = f"Shares of the variation between trials, with p-values after Holm's correction: {said}."
         return cls(shares, [finding], sections, decomposed=True)

@@ -13,6 +13,7 @@ from fedsweep.report.intervals_and_power import (
     Interval,
     bootstrap_interval,
     detectable_effect,
+    seeds_interval,
     seeds_needed,
     t_interval,
 )
@@ -84,6 +85,17 @@ class Comparison:
         if self.difference is None or self.spread is None or self.verdict != "no detectable difference":
             return None
         return seeds_needed(abs(self.difference) / self.spread, self.level)
+
+    @property
+    def seeds_range(self) -> tuple[int | None, int | None] | None:
+        """An 80% interval of `seeds_needed`, because the standard deviation of few differences is a rough estimate.
+
+        An end is None if it is more than 10,000. The interval is None if no test is possible, or if the difference is
+        already detected.
+        """
+        if self.difference is None or self.spread is None or self.verdict != "no detectable difference":
+            return None
+        return seeds_interval(self.difference, self.spread, len(self.seeds), self.level)
 
     @property
     def exact_can_tell(self) -> bool:

@@ -54,6 +54,7 @@ def bootstrap_interval(values: Sequence[float]) -> Interval | None:
     return float(mean - high * error), float(mean - low * error)
 
 
+PLANNING = 0.8  # the coverage of an interval of the number of seeds
 POWER = 0.8  # the probability of detecting a difference, used for planning
 MOST_SEEDS = 10_000
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(256)
@@ -99,3 +100,21 @@ def seeds_needed(effect: float, level: float) -> int | None:
     """
     found = bisect_left(range(MOST_SEEDS + 1), POWER, lo=2, key=lambda n: power(effect, n, level))
     return found if found <= MOST_SEEDS else None
+
+
+def seeds_interval(difference: float, spread: float, n: int, level: float) -> tuple[int | None, int | None]:
+    """Return an 80% interval of the number of seeds with which a paired t-test detects `difference`, power 0.8.
+
+    The interval follows from the chi-squared interval of the true standard deviation of the paired differences. An end
+    is None if it is more than 10,000 seeds.
+
+    Args:
+        difference: The true difference.
+        spread: The observed standard deviation of the paired differences, which is not 0.
+        n: The number of pairs.
+        level: The level of the test.
+    """
+    tail, free = (1 - PLANNING) / 2, n - 1
+    borders = [float(stats.chi2.isf(share, free)) for share in (tail, 1 - tail)]
+    low, high = (seeds_needed(abs(difference) / (spread * (free / border) ** 0.5), level) for border in borders)
+    return low, high

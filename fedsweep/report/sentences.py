@@ -16,7 +16,7 @@ from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.intervals_and_power import LEVEL
 from fedsweep.report.population_schedule import schedule_sentences
 from fedsweep.report.text_tables import texts
-from fedsweep.report.units_and_labels import Units, arm_words, names, shown_p
+from fedsweep.report.units_and_labels import Units, arm_words, names, shown_p, shown_seeds
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import IN_WORDS, Arm, is_accuracy, setting, shown_setting
 from fedsweep.results.history import ACCUMULATED
@@ -176,14 +176,13 @@ def about_comparison(manifest: SweepManifest, found: Comparison, units: Units) -
     if found.exact_can_tell and found.p_exact_holm is not None and found.p_exact_holm > LEVEL:
         p = shown_p(found.p_exact_holm)
         doubts.append(f"the exact test does not detect the difference (p {p} after Holm's correction)")
-    needed = f"about {float(f'{found.seeds_needed:.2g}'):.0f}" if found.seeds_needed else "more than 10,000"
     (said,) = texts(
         "comparison",
         found=found,
         units=units,
         minimised=manifest.mode == "min",
         of_seeds=len(manifest.seeds),
-        needed=needed,
+        needed=shown_seeds(found.seeds_range, beyond="more than 10,000"),
         doubts=doubts,
     )
     return said

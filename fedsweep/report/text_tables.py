@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -13,7 +13,17 @@ from rich.text import Text
 
 from fedsweep.report.arm_statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, printed
 from fedsweep.report.holm_corrected_tests import Comparison, least_exact, pairs_for_exact
-from fedsweep.report.units_and_labels import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, PERCENT, Units, names, settings, shown_p
+from fedsweep.report.units_and_labels import (
+    IN_DOMAIN,
+    NOTHING,
+    OUT_OF_DOMAIN,
+    PERCENT,
+    Units,
+    names,
+    settings,
+    shown_p,
+    shown_seeds,
+)
 from fedsweep.results import SweepManifest
 
 GAP = 2  # spaces between columns on a terminal
@@ -93,11 +103,8 @@ def fitting(columns: Sequence[TextColumn], width: int, order: Sequence[str]) -> 
     return kept, order
 
 
-def terminal_table(columns: Sequence[TextColumn], title: str | None = None, bold: Iterable[bool] = ()) -> Table:
-    """Return a `rich` table that never cuts off numbers.
-
-    `bold` contains one flag per row. If `bold` is empty, no row is bold.
-    """
+def terminal_table(columns: Sequence[TextColumn], title: str | None = None) -> Table:
+    """Return a `rich` table that never cuts off numbers."""
     grid = Table(
         box=SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )
@@ -105,9 +112,8 @@ def terminal_table(columns: Sequence[TextColumn], title: str | None = None, bold
         grid.add_column(
             Text(one.heading), justify="left" if one.words else "right", no_wrap=not one.wraps, overflow="fold"
         )
-    rows = list(zip(*(one.cells for one in columns), strict=True))
-    for row, is_bold in zip(rows, [*bold] or [False] * len(rows), strict=True):
-        grid.add_row(*map(Text, row), style="bold" if is_bold else "")
+    for row in zip(*(one.cells for one in columns), strict=True):
+        grid.add_row(*map(Text, row))
     return grid
 
 
@@ -232,9 +238,6 @@ def cells(found: Comparison, units: Units) -> dict[str, str]:
     The exact p-value is left out if there are so few pairs of seeds that this p-value cannot be 0.05 or less after
     Holm's correction.
     """
-    needed = NOTHING if found.seeds_needed is None else str(found.seeds_needed)
-    if found.seeds_needed is None and found.effect is not None and found.verdict == "no detectable difference":
-        needed = ">10000"
     return {
         "pairs": str(len(found.seeds)),
         "difference": units.difference(found.difference),
@@ -245,5 +248,5 @@ def cells(found: Comparison, units: Units) -> dict[str, str]:
         "exact p": shown_p(found.p_exact_holm if found.exact_can_tell else None),
         "effect": NOTHING if found.effect is None else f"{found.effect:+.2f}",
         "detectable": units.value(found.detectable),
-        "seeds needed": needed,
+        "seeds needed": shown_seeds(found.seeds_range, beyond=">10,000"),
     }

@@ -80,6 +80,18 @@ def shown_p(p: float | None) -> str:
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
+def shown_seeds(interval: tuple[int | None, int | None] | None, beyond: str) -> str:
+    """Format an interval of the number of seeds with two significant digits; `beyond` replaces an end that is None.
+
+    >>> shown_seeds((4, 315), ">10,000"), shown_seeds((4180, None), ">10,000"), shown_seeds((None, None), ">10,000")
+    ('4 to 320', '4,200 to >10,000', '>10,000')
+    """
+    if interval is None:
+        return NOTHING
+    ends = [beyond if end is None else f"{float(f'{end:.2g}'):,.0f}" for end in interval]
+    return " to ".join(dict.fromkeys(ends))
+
+
 def title(metric: str) -> str:
     """Return the title of a metric, including its unit, for the axis of a figure.
 

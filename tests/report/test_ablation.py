@@ -77,7 +77,7 @@ def test_an_arm_is_compared_with_the_full_method_at_its_own_settings(crossed):
     ]
     at_4, at_8, effects = crossed.findings()
     assert at_4.startswith("rank 4, without cross against full: -9.90 points")
-    sentence = "Shares of the variation between trials, with p-values after Holm's correction: rank 96%"
+    sentence = "Shares of the variation between trials, with p-values after Holm's correction: 96% for rank ("
     assert effects.startswith(sentence)
     assert at_8.startswith("rank 8, without cross against full: -0.90 points")
     assert " ".join(crossed.caption()).count("Baseline: full with the same lora.rank as the arm.") == 1

@@ -63,6 +63,19 @@ def test_the_table_shows_the_rounded_csv_values(manifest, ablation):
         assert f"| {' | '.join(row.values())} |" in table.markdown()
 
 
+@pytest.mark.parametrize("seeds", [3, 7])
+def test_csv_and_parquet_have_an_exact_p_only_if_the_text_has_one(manifest, trials, seeds):
+    trials.arms({4: [0.5 + seed / 90 for seed in range(seeds)], 8: [0.5] * seeds, 2: [0.5] * seeds})
+    table = tabulate(manifest, trials, seeds=tuple(range(seeds)))
+    read = list(csv.DictReader(io.StringIO(data_frame.csv(table))))
+    stored = pq.read_table(io.BytesIO(data_frame.parquet(table))).to_pylist()
+    comparisons = next(one for one in table.sections if one.title.startswith("Comparisons"))
+    for name in ("p_exact", "p_exact_holm"):
+        assert [row[name] != "" for row in read] == [not _empty(row[name]) for row in stored]
+    shown = [row[comparisons.head.index("exact p")] != "-" for row in comparisons.rows]
+    assert [row["p_exact_holm"] != "" for row in read] == shown == [seeds == 7, seeds == 7, False]
+
+
 def test_requested_columns_replace_the_default_columns(manifest, ablation):
     head = list(tabulate(manifest, ablation, columns=COLUMNS).cells()[0])
     assert head[-7:] == ["worst domain", "MB up", "MB down", "rounds to 50%", "loss/test", "trained parameters", "note"]
@@ -124,8 +137,9 @@ NASTY = {"method": 'a_b & 50% #1 {x} ~ ^ \\ $ <y> | "q" \N{MULTIPLICATION SIGN} 
 
 @pytest.mark.skipif(PDFLATEX is None, reason="pdflatex is not installed")
 @pytest.mark.slow
-def test_latex_compiles_with_any_arm_names(manifest, trials, ablation, tmp_path):
+def test_latex_compiles_with_any_arm_names_and_fits_on_the_page(manifest, trials, ablation, tmp_path):
     tables = [
+        latex(tabulate(manifest, ablation)),
         latex(tabulate(manifest, ablation, reference=PAPER)),
         latex(tabulate(manifest, ablation, columns=COLUMNS)),
     ]
@@ -146,3 +160,4 @@ def test_latex_compiles_with_any_arm_names(manifest, trials, ablation, tmp_path)
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout[-2000:]
     assert (tmp_path / "all.pdf").stat().st_size > 20_000
+    assert "Overfull" not in (tmp_path / "all.log").read_text(errors="replace")

@@ -24,6 +24,7 @@ from fedsweep.report.intervals_and_power import (
     bootstrap_interval,
     detectable_effect,
     power,
+    seeds_interval,
     seeds_needed,
     t_interval,
 )
@@ -162,6 +163,22 @@ def test_a_tiny_difference_needs_too_many_seeds():
     assert seeds_needed(0.001, 0.05) is None
 
 
+@pytest.mark.parametrize(("share", "inside"), [(0.07, False), (0.13, True), (0.87, True), (0.93, False)])
+def test_the_range_of_seeds_contains_the_true_number_in_four_of_five_sweeps(share, inside):
+    """The observed standard deviation is below its quantile `share` in this share of all sweeps with three seeds."""
+    spread = float(stats.chi2.ppf(share, 2) / 2) ** 0.5
+    low, high = seeds_interval(0.9, spread, 3, 0.05 / 3)
+    assert (low <= seeds_needed(0.9, 0.05 / 3) <= high) is inside
+
+
+def test_more_seeds_give_a_narrower_range_around_the_estimate():
+    ranges = [seeds_interval(0.01, 0.02, n, 0.05) for n in (3, 6, 20, 100)]
+    estimate = seeds_needed(0.5, 0.05)
+    assert all(low < estimate < high for low, high in ranges)
+    assert [high - low for low, high in ranges] == sorted((high - low for low, high in ranges), reverse=True)
+    assert seeds_interval(0.0, 0.02, 3, 0.05) == (None, None)
+
+
 def test_planning_uses_the_level_of_holm_and_only_undetected_differences():
     alone = one([0.01, 0.03, -0.01])
     baseline = dict.fromkeys(range(3), 0.5)
@@ -173,6 +190,8 @@ def test_planning_uses_the_level_of_holm_and_only_undetected_differences():
     clear = one([0.100, 0.102, 0.101])
     assert clear.verdict == "higher"
     assert clear.seeds_needed is None
+    assert clear.seeds_range is None
+    assert alone.seeds_range[0] < alone.seeds_needed < alone.seeds_range[1]
     assert clear.detectable == pytest.approx(0.001 * detectable_effect(3, 0.05))
 
 

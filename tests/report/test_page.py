@@ -75,8 +75,9 @@ def test_the_page_contains_the_whole_table_and_all_figures(made):
     assert {*table.caption()} <= {*found.words("p")}
     assert found.words("h1")[0] == "ablations/lora_rank"
     assert "Is <rank> 4 enough?" in found.words("p")
+    assert report.figures[0].name == "forest"
     assert found.words("h3")[1:] == [figure.title for figure in report.figures]
-    assert len(found.all("svg")) == len(found.all("figure")) == len(report.figures) == 3
+    assert len(found.all("svg")) == len(found.all("figure")) == len(report.figures) == 4
     assert [text.strip() for text in found.words("figcaption")] == [figure.reading for figure in report.figures]
 
 

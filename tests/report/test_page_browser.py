@@ -26,6 +26,10 @@ frame.onload = () => {
   lines.push("sorted: " + [...table.tHead.rows[0].cells].filter((cell) => cell.ariaSort).length);
   lines.push("requests: " + frame.contentWindow.performance.getEntriesByType("resource").length);
   lines.push("wide: " + (inner.documentElement.scrollWidth > frame.clientWidth));
+  const boxes = [...inner.querySelectorAll(".scroll, .card")].filter((box) => box.clientWidth);
+  const cues = boxes.map((box) => !box.previousElementSibling.hidden);
+  const hidden = boxes.map((box) => box.scrollWidth > box.clientWidth + 1);
+  lines.push("hidden columns: " + hidden.filter(Boolean).length + ", with a cue: " + (String(cues) === String(hidden)));
   lines.push("drawn: " + [...inner.querySelectorAll("figure svg")].filter((one) => one.getBBox().width > 100).length);
   document.getElementById("seen").textContent = lines.join("\\n");
 };
@@ -61,6 +65,7 @@ def test_the_page_sorts_and_requests_nothing(manifest, trials, tmp_path, scheme)
         "sorted: 1",
         "requests: 0",
         "wide: false",
-        "drawn: 3",
+        "hidden columns: 8, with a cue: true",
+        "drawn: 4",
     ]
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []

@@ -12,7 +12,7 @@ from fedsweep.report import write_report
 def test_all_files_are_written_and_do_not_depend_on_the_order_of_trials(manifest, trials, tmp_path):
     trials.arms({4: [0.5, 0.52, 0.51], 8: [0.6, 0.63, 0.61]})
     made = write_report(manifest(), trials.records, tmp_path / "not" / "there")
-    names = [f"{name}.{ending}" for name in ("curves", "domains", "heatmap") for ending in ("png", "svg")]
+    names = [f"{name}.{ending}" for name in ("curves", "domains", "forest", "heatmap") for ending in ("png", "svg")]
     tables = [f"table.{ending}" for ending in ("csv", "md", "parquet", "tex")]
     assert sorted(path.name for path in made.paths) == [*names, "report.html", *tables]
     assert set((tmp_path / "not" / "there").iterdir()) == set(made.paths)

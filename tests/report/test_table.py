@@ -108,6 +108,9 @@ def test_csv_values_are_read_back_bit_identically(manifest, ablation):
     assert [row["last_round"] for row in rows] == ["4", "4", "4", "4", "1"]
     assert [row["n_common"] for row in rows] == ["1", "3", "", "3", "0"]
     assert rows[0]["verdict"] == "too few seeds"
+    assert {(row["p_exact"], row["p_exact_holm"]) for row in rows} == {("", "")}  # as the text says: too few pairs
+    last = rows[3]
+    assert (last["seeds_needed"], last["seeds_needed_low"], last["seeds_needed_high"]) == ("256", "113", "2404")
 
 
 def test_findings_are_sentences_about_each_arm(manifest, ablation):
@@ -116,7 +119,7 @@ def test_findings_are_sentences_about_each_arm(manifest, ablation):
         "rank 4 against 8: -9.97 points (95% interval -10.26 to -9.68), significantly lower.",
         "rank 16 against 8: +0.21 points (95% interval -2.48 to 2.90), no detectable difference. "
         "With 3 seeds, the test detects differences of 5.01 points or more (with a power of 80%). "
-        "Detecting the observed difference would take about 260 seeds.",
+        "Detecting the observed difference would take 110 to 2,400 seeds.",
         "rank 32 against 8: no seed finished in both arms, so they cannot be compared.",
     ]
 

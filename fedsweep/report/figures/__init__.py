@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsweep.report.figures import by_domain, canvas, curves, importance, objective_against_cost, panels, population
+from fedsweep.report.figures import (
+    by_domain,
+    canvas,
+    curves,
+    forest,
+    importance,
+    objective_against_cost,
+    panels,
+    population,
+)
 from fedsweep.report.figures.canvas import Figure
 from fedsweep.report.table import AblationTable
 from fedsweep.results import TrialRecord
@@ -18,6 +27,7 @@ def write_figures(table: AblationTable, trials: Sequence[TrialRecord], folder: P
     manifest, arms = table.manifest, table.arms
     with style.context(STYLE, after_reset=True):
         drawn = {
+            "forest": forest.draw(manifest, arms),
             "curves": curves.draw(manifest, arms),
             "front": objective_against_cost.draw_front(manifest, arms),
             "bytes": objective_against_cost.draw_bytes(manifest, arms),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.report.arm_statistics import ArmStatistics, same_images
 from fedsweep.report.figures import canvas
 from fedsweep.report.figures.canvas import COLOURS, GREY, Drawing, Spread, spread
+from fedsweep.report.figures.point_labels import label_points
 from fedsweep.report.units_and_labels import title
 from fedsweep.results import SweepManifest
 from fedsweep.results.history import ACCUMULATED, over_the_run
@@ -117,7 +118,8 @@ def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Again
     label, cost = COSTS.get(against.metric, (title(against.metric), against.metric))
     axes.set(xlabel=label, ylabel=title(manifest.metric))
     axes.margins(0.08)
-    _name(axes, named)
+    axes.autoscale_view()
+    label_points(axes, [(*_middle(one), one.label) for one in named], [_middle(one) for one in points])
     _legend(axes, bool(beaten), any(one.y[0] < one.y[2] or one.x[0] < one.x[2] for one in named))
     return Drawing(figure, f"{canvas.heading_of(manifest.metric)} against {cost}", READING)
 
@@ -133,14 +135,8 @@ def _ends_and_between(kept: Sequence[Point], baseline: Sequence[Point]) -> list[
     return [*(one for place, one in enumerate(kept) if place in places or one.arm.is_baseline), *baseline[:LABELLED]]
 
 
-def _name(axes: "Axes", named: Sequence[Point]) -> None:
-    """Write a number next to each point in `named`, and explain the numbers in a list to the right of the axes."""
-    for number, one in enumerate(named, 1):
-        axes.annotate(
-            str(number), (one.x[1], one.y[1]), (-5, 4), textcoords="offset points", ha="right", color=INK, fontsize=9
-        )
-    listed = "\n".join(f"{number}: {one.label}".replace("\n", " ") for number, one in enumerate(named, 1))
-    axes.text(1.03, 1, listed, transform=axes.transAxes, va="top", color=INK, fontsize=9, linespacing=1.6)
+def _middle(one: Point) -> tuple[float, float]:
+    return one.x[1], one.y[1]
 
 
 def _legend(axes: "Axes", beaten: bool, ranges: bool) -> None:

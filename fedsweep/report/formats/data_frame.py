@@ -17,8 +17,8 @@ from fedsweep.results.arms import IN_WORDS
 from fedsweep.results.records import SYNTHETIC
 from fedsweep.results.table_columns import TARGET
 
-COUNTS = ("n_common", "seeds_needed", "last_round")
-TESTED = ("p", "p_holm", "p_exact", "p_exact_holm", "effect", "detectable", "seeds_needed")
+COUNTS = ("n_common", "seeds_needed", "seeds_needed_low", "seeds_needed_high", "last_round")
+TESTED = ("effect", "detectable", "seeds_needed")
 """The fields of `Comparison` that are columns with the same name."""
 DROPPED = ("mean_over_domains", "worst_domain", "out_of_domain", "worst_client", "megabytes")
 """Columns that are left out, because the data frame always contains them under a longer name."""
@@ -108,6 +108,8 @@ def comparison_columns(found: Comparison | None) -> dict[str, object]:
     own = found or Comparison((), None)
     low, high = own.interval or (None, None)
     bootstrap_low, bootstrap_high = own.bootstrap or (None, None)
+    fewest, most = own.seeds_range or (None, None)
+    exact = own.exact_can_tell  # if not, the report shows no exact p-value either
     return {
         "n_common": len(own.seeds) if found else None,
         "difference": own.difference,
@@ -115,7 +117,13 @@ def comparison_columns(found: Comparison | None) -> dict[str, object]:
         "interval_high": high,
         "bootstrap_low": bootstrap_low,
         "bootstrap_high": bootstrap_high,
+        "p": own.p,
+        "p_holm": own.p_holm,
+        "p_exact": own.p_exact if exact else None,
+        "p_exact_holm": own.p_exact_holm if exact else None,
         **{name: getattr(own, name) for name in TESTED},
+        "seeds_needed_low": fewest,
+        "seeds_needed_high": most,
         "verdict": own.verdict if found else None,
     }
 

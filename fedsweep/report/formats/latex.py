@@ -7,7 +7,7 @@ from fedsweep.report.table import PROSE, AblationTable
 from fedsweep.report.units_and_labels import NOTHING
 from fedsweep.results.arms import short_names
 
-PREAMBLE = r"\usepackage{booktabs,xcolor}"
+PREAMBLE = r"\usepackage{booktabs,graphicx,xcolor}"
 INTERVAL = "95% interval"
 SPECIAL = str.maketrans({
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
@@ -44,13 +44,18 @@ def latex(table: AblationTable) -> str:
         r"\centering",
         rf"\caption{{{_caption(table)}}}",
         rf"\label{{tab:{table.manifest.name.replace('/', ':').replace('_', '-')}}}",
+        r"\small",
+        r"\setlength{\tabcolsep}{4pt}",
+        r"% Shrinks a table that is wider than the text",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{{alignment}}}",
         r"\toprule",
         rf"{head} \\",
         r"\midrule",
         *body,
         r"\bottomrule",
-        r"\end{tabular}",
+        r"\end{tabular}%",
+        r"}",
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"

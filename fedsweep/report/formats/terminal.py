@@ -88,4 +88,4 @@ class TerminalTable:
             left = left[len(shown) - len(arms) :]
 
     def _grid(self, columns: Sequence[TextColumn], title: str | None = None) -> Table:
-        return terminal_table(columns, title, [one.is_baseline for one in self.table.arms])
+        return terminal_table(columns, title)

@@ -1,3 +1,24 @@
+// A table or figure that is wider than the page scrolls. A line above it says so, and its hidden edge fades out.
+for (const box of document.querySelectorAll(".scroll, .card")) {
+  const cue = document.createElement("p");
+  cue.className = "cue";
+  cue.setAttribute("aria-hidden", "true");
+  box.before(cue);
+  const look = () => {
+    const left = box.scrollLeft > 1;
+    const right = box.scrollWidth - box.clientWidth - box.scrollLeft > 1;
+    const kind = box.classList.contains("card") ? "part of this figure" : "columns";
+    cue.textContent = right ? `Scroll sideways: more ${kind} to the right \u2192` : "\u2190 Scroll back to the left";
+    cue.hidden = !(left || right);
+    box.classList.toggle("fades-left", left);
+    box.classList.toggle("fades-right", right);
+  };
+  box.addEventListener("scroll", look, { passive: true });
+  new ResizeObserver(look).observe(box);
+  box.closest("details")?.addEventListener("toggle", look);
+  look();
+}
+
 // A click on the head of a column sorts the rows by this column; a second click reverses the order.
 // Texts are sorted after numbers.
 for (const table of document.querySelectorAll("table[data-sortable]")) {
