@@ -12,7 +12,15 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option, Typer
 
-from fedsweep.cli.options import DeviceOption, Overrides, WorkersOption, checked_device, read_experiment, worker_count
+from fedsweep.cli.options import (
+    DeviceOption,
+    Overrides,
+    WorkersOption,
+    check_format,
+    checked_device,
+    read_experiment,
+    worker_count,
+)
 from fedsweep.cli.output import progress_console, relative, result_console
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
@@ -163,14 +171,23 @@ def show(
     verify: Annotated[
         bool, Option("--verify", help="read all pixels and check that their digest is unchanged")
     ] = False,
+    split: Annotated[
+        str | None,
+        Option(help="only list the images of this split, `train` or `test`: domain, class and path, separated by tabs"),
+    ] = None,
 ) -> None:
     """Print the number of images in each domain and class of a prepared data set, and draw sample images.
+
+    With `--split test`, the held-out images are listed instead. Their paths are relative to the folder from which the
+    data set was prepared.
 
     The sample images are drawn in one picture, in which wrong crops and wrong labels are easy to see. The picture is
     written next to the data set, or to the file given by `--out`.
 
     Example: `fedsweep data show pacs --size 64 --verify`
     """
+    if split is not None:
+        check_format(split, ("train", "test"), "--split")
     from fedsweep.data.prepared.card import find_store, read_card
 
     folder = find_store(name, size)
@@ -178,7 +195,7 @@ def show(
 
     from fedsweep.data.prepared.arrow_files import stored_digest
     from fedsweep.preparation.figures import contact_sheet
-    from fedsweep.preparation.tables import MOST_ROWS, counts_table, headline, label_counts, split_words
+    from fedsweep.preparation.tables import MOST_ROWS, counts_table, headline, label_counts, listed_images, split_words
 
     if verify:
         with waiting(progress_console(), "Reading all pixels"):
@@ -189,6 +206,9 @@ def show(
             f"{card.digest[:12]}; run `fedsweep data prepare {card.name} --root DIR --size {card.size} --force` to "
             "prepare it again."
         )
+    if split is not None:
+        sys.stdout.writelines(f"{chr(9).join(row)}\n" for row in listed_images(folder, card, split))
+        return
     console = result_console()
     console.print(f"{headline(card)}: train / test")
     console.print(counts_table(card, label_counts(folder, card), every), "")

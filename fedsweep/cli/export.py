@@ -6,10 +6,12 @@ import csv
 import io
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 from typer import Argument, Option
 
 from fedsweep.cli.options import DEFAULT_STORE, MlflowOption, StoreOption, check_format
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from fedsweep.export.predict import Predictions
     from fedsweep.export.which_trial import Named
     from fedsweep.tracking import Registration
+
+MANY = 20  # from this number of images on, the predictions of single images are not printed as a table
 
 
 def export(
@@ -117,7 +121,8 @@ def predict(
 
     The images are decoded, resized and cropped in the same way as the images on which the model was trained. If some
     images cannot be read, their names are printed, the other images are classified, and the exit code is 1. If every
-    image is in a folder named after its class, the accuracy is also printed.
+    image is in a folder named after its class, the accuracy and a table by class are printed first. The predictions of
+    single images are printed only if there are fewer than 20 images, or with `--format csv` or `--format json`.
 
     Example: `fedsweep predict rank4 photos --format csv --output photos.csv`
     """
@@ -143,21 +148,52 @@ def predict(
             f"Predictions for {len(found.images)} images written to {relative(output.absolute())}", soft_wrap=True
         )
     elif form == "table":
-        header, *rows = table_rows(found)
-        table = Table(*header, box=None)
-        for row in rows:
-            table.add_row(*row)
-        result_console().print(table)
+        show_predictions(found, model.card)
     else:
         sys.stdout.write(text)
-    if found.accuracy is not None and form != "json":
-        images_read = "1 image" if len(found.images) == 1 else f"{len(found.images)} images"
-        sentence = f"Accuracy {found.accuracy:.2%} on {images_read}, with the folders' names as labels."
-        print(sentence, file=sys.stdout if form == "table" and output is None else sys.stderr)
+    if found.accuracy is not None and (form == "csv" or (form == "table" and output is not None)):
+        print(accuracy_sentence(found, model.card), file=sys.stderr)
     for name, reason in found.broken.items():
         print(f"fedsweep: {images / name} cannot be read: {reason}.", file=sys.stderr)
     if found.broken:
         raise SystemExit(1)
+
+
+def show_predictions(found: Predictions, card: ExportCard) -> None:
+    """Print the accuracy, a table by class and, if there are fewer than 20 images, the prediction of each image.
+
+    If there is no accuracy, the table by class contains only the numbers of predicted images.
+    """
+    console, counts = result_console(), found.by_class()
+    if found.accuracy is not None:
+        console.print(accuracy_sentence(found, card), soft_wrap=True)
+        table = Table("class", *(Column(name, justify="right") for name in ("images", "correct", "accuracy")), box=None)
+        for name, (correct, images) in counts.items():
+            table.add_row(Text(name), str(images), str(correct), f"{correct / images:.2%}")
+    else:
+        table = Table("predicted class", Column("images", justify="right"), box=None)
+        for name, images in sorted(Counter(guesses[0].name for guesses in found.images.values()).items()):
+            table.add_row(Text(name), str(images))
+    console.print(table)
+    if len(found.images) >= MANY:
+        console.print("Use `--format csv` or `--format json` for the prediction of each image.")
+        return
+    header, *rows = table_rows(found)
+    table = Table(*header, box=None)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print("", table, sep="\n")
+
+
+def accuracy_sentence(found: Predictions, card: ExportCard) -> str:
+    """Return the accuracy over all images as text, and how it differs from the run's mean accuracy over domains."""
+    images_read = "1 image" if len(found.images) == 1 else f"{len(found.images)} images"
+    sentence = f"Accuracy {found.accuracy or 0.0:.2%} on {images_read}, with the folders' names as labels."
+    if (mean := card.scores.get("accuracy/mean")) is not None:
+        sentence += (
+            f" This is a mean over images, whereas the accuracy/mean of the run ({mean:.2%}) is a mean over domains."
+        )
+    return sentence
 
 
 def table_rows(found: Predictions) -> list[list[str]]:

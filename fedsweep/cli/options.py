@@ -43,11 +43,11 @@ def listed(given: str) -> list[str]:
     return [name.strip() for name in given.split(",") if name.strip()]
 
 
-def check_format(given: str, known: tuple[str, ...]) -> None:
-    """Raise UserError unless the value of `--format` is one of `known`."""
+def check_format(given: str, known: tuple[str, ...], option: str = "--format") -> None:
+    """Raise UserError unless the value of `option` is one of `known`."""
     if given not in known:
         raise UserError(
-            f"`--format` must be {', '.join(known[:-1])} or {known[-1]}, but it is `{given}`{near(given, known) or '.'}"
+            f"`{option}` must be {', '.join(known[:-1])} or {known[-1]}, but it is `{given}`{near(given, known) or '.'}"
         )
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -63,6 +61,8 @@ def run(
         destination = Destination.of(home.root, mlflow)
         check_server(destination, experiment)
     torch.set_num_threads(1)  # as in a trial, because rounding depends on the number of threads
+    if sentence := config.untrained_backbone():
+        output.progress_console().print(sentence, style="yellow")
     with RoundTable(config, as_json) as table, announced_stop(lambda: table.stop(home.where)):
         try:
             trial, recorder = record_run(
@@ -129,10 +129,11 @@ def ui(
 
 
 def _serve(root: Path, host: str, port: int, loopback: bool, opened: str | None) -> NoReturn:
-    """Run MLflow's server until it ends or Ctrl-C is pressed.
+    """Run MLflow's server until it ends, or until Ctrl-C, SIGTERM or SIGHUP ends this process.
 
     If `opened` is given, open that address in a browser once the server answers.
     """
+    from fedsweep.tracking.serving import serving
     from fedsweep.tracking.ui import answers, server_command
 
     if not loopback:
@@ -142,14 +143,12 @@ def _serve(root: Path, host: str, port: int, loopback: bool, opened: str | None)
             file=sys.stderr,
         )
     command, environment = server_command(root, port, host)
-    server = subprocess.Popen(command, env={**os.environ, **environment})
     try:
-        if opened and answers(server, host, port):
-            _open(opened)
-        raise SystemExit(server.wait())
-    except KeyboardInterrupt:  # in a terminal, the server receives the interrupt too
-        server.terminate()
-        server.wait()
+        with serving(command, environment) as server:
+            if opened and answers(server, host, port):
+                _open(opened)
+            raise SystemExit(server.wait())
+    except KeyboardInterrupt:
         raise SystemExit(0) from None
 
 

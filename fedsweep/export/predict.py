@@ -145,6 +145,18 @@ class Predictions:
     accuracy: float | None
     """The share of correct predictions if each image is in a folder named after its class, else None."""
 
+    def by_class(self) -> dict[str, tuple[int, int]]:
+        """Return the numbers of correct predictions and of images of each class, in alphabetical order.
+
+        The dict is empty if the images are not in folders named after their classes.
+        """
+        found: dict[str, tuple[int, int]] = {}
+        for name, guesses in self.images.items() if self.accuracy is not None else ():
+            label = name.split("/")[-2]
+            correct, images = found.get(label, (0, 0))
+            found[label] = correct + (guesses[0].name == label), images + 1
+        return dict(sorted(found.items()))
+
 
 def pictures(folder: Path) -> list[str]:
     """Return the sorted paths of all images in `folder` and its subfolders; raise UserError if there are none."""

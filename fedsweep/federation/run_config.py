@@ -109,6 +109,15 @@ class RunConfig(Config):
         """
         return self.method.needs.synthetic or self.partition.takes_synthetic
 
+    def untrained_backbone(self) -> str | None:
+        """Return a sentence that warns about a backbone with random weights, or None if the weights are pre-trained."""
+        if self.backbone.fingerprint() != "none":
+            return None
+        return (
+            "The backbone is untrained (`backbone.pretrained` is none), so accuracies may stay at chance; "
+            "`fedsweep pretrain` trains a backbone without a network connection."
+        )
+
     def marks(self) -> dict[str, str]:
         """Return the provenance tags of the run's results.
 

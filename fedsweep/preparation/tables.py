@@ -1,7 +1,7 @@
 """The tables and the progress bar of `fedsweep data`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -148,6 +148,17 @@ def label_counts(folder: Path, card: StoreCard) -> dict[str, np.ndarray]:
             check_labels(path, part.labels, len(card.class_names))
         found[name] = np.stack([np.bincount(part.labels, minlength=len(card.class_names)) for part in parts])
     return found
+
+
+def listed_images(folder: Path, card: StoreCard, split: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the domain, the class and the source path of each image of a split, `train` or `test`."""
+    from fedsweep.data.prepared.arrow_files import check_labels, map_domain
+
+    for name in card.domains:
+        part = map_domain(path := folder / f"{name}.arrow")[("train", "test").index(split)]
+        check_labels(path, part.labels, len(card.class_names))
+        for label, source in zip(part.labels.tolist(), part.paths.to_pylist(), strict=True):
+            yield name, card.class_names[label], source
 
 
 def megabytes(count: int) -> str:

@@ -27,6 +27,7 @@ from fedsweep.report.units_and_labels import (
     settings,
     shown_p,
 )
+from fedsweep.report.untuned_model import about_untuned_model
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import is_accuracy
 from fedsweep.results.table_columns import COLUMNS, TARGET, Column
@@ -137,7 +138,8 @@ class AblationTable:
 
     def findings(self) -> list[str]:
         """Return the findings on arms and factors, which are shown below the table."""
-        return [*findings(self.manifest, self.arms), *self.effects.findings]
+        found = [*findings(self.manifest, self.arms), *self.effects.findings]
+        return [*about_untuned_model(self.manifest, self.arms), *found]
 
     @cached_property
     def effects(self) -> Effects:

@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 from filelock import FileLock
 
 from fedsweep.common.errors import UserError
+from fedsweep.tracking.relocation import relocate
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -125,6 +126,8 @@ class Destination:
         for noisy in ("alembic", "mlflow"):  # after the import, which sets their levels
             logging.getLogger(noisy).setLevel(logging.WARNING)
         with self.lock():
+            if self.artifacts is not None:
+                relocate(self.artifacts.parent)
             return MlflowClient(tracking_uri=self.uri)
 
     @contextlib.contextmanager

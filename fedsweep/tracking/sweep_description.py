@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import platform
+import re
+import shlex
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
@@ -127,6 +132,18 @@ def git_commit() -> str | None:
 
 @cache  # called for every run, and starts two git processes
 def origin() -> dict[str, str]:
-    """Return the tags that all runs have: the version of fedsweep, and its Git commit if the commit is known."""
-    version, commit = {"fedsweep.version": metadata.version("fedsweep")}, git_commit()
-    return {**version, "mlflow.source.git.commit": commit} if commit else version
+    """Return the tags that all runs have: version, Git commit, user and command. Unknown values are left out."""
+    tags = {"fedsweep.version": metadata.version("fedsweep"), "mlflow.source.type": "LOCAL"}
+    tags["mlflow.source.name"] = command_line(sys.argv)
+    if commit := git_commit():
+        tags["mlflow.source.git.commit"] = commit
+    with contextlib.suppress(OSError, KeyError, ImportError):  # the user has no name, as in some containers
+        tags["mlflow.user"] = getpass.getuser()
+    return tags
+
+
+def command_line(words: Sequence[str]) -> str:
+    """Return the command that starts the program again, as it is typed, without passwords in addresses."""
+    program = Path(words[0]).name
+    named = "fedsweep" if program == "__main__.py" else program
+    return shlex.join([named, *(re.sub("//.*@", "//***@", one) for one in words[1:])])[:LONGEST_TAG]

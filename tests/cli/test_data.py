@@ -228,6 +228,23 @@ def test_show_writes_to_the_given_file(prepared, call: Call):
     assert not Path("data/animals-16.png").exists()
 
 
+def test_show_lists_the_images_of_a_split(prepared, tree, call: Call):
+    listed = {}
+    for split in ("train", "test"):
+        answer = call("data", "show", "animals", "--split", split)
+        assert (answer.code, answer.err) == (0, "")
+        listed[split] = [line.split("\t") for line in answer.out.splitlines()]
+    counts = read_card(prepared).domains
+    assert {split: len(rows) for split, rows in listed.items()} == {
+        split: sum(getattr(one, split) for one in counts.values()) for split in listed
+    }
+    everything = [*listed["train"], *listed["test"]]
+    assert sorted(path for _, _, path in everything) == sorted(
+        path.relative_to(tree).as_posix() for path in tree.rglob("*.png")
+    )
+    assert all(path.startswith(f"{domain}/{name}/") for domain, name, path in everything)
+
+
 def test_a_changed_pixel_is_found_by_verify(prepared, call: Call, refused: Refused):
     path = prepared / "sketch.arrow"
     content = bytearray(path.read_bytes())
@@ -241,6 +258,7 @@ def test_a_changed_pixel_is_found_by_verify(prepared, call: Call, refused: Refus
     ("words", "sentence"),
     [
         (["animal"], "there is no prepared data set `animal` in .*; did you mean `animals`?"),
+        (["animals", "--split", "tset"], "^`--split` must be train or test, but it is `tset`; did you mean `test`"),
         (["birds"], r"`fedsweep data prepare birds --root DIR` to prepare it\.$"),
         (["animals", "--size", "64"], "animals is prepared at 16 pixels, not at 64; run `fedsweep data prepare"),
     ],

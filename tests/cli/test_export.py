@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -80,9 +81,31 @@ def test_table_csv_and_json_contain_the_same_predictions(call: Call, exported, p
         [one["path"], *(text for each in one["predictions"] for text in (each["class"], f"{each['probability']:.6f}"))]
         for one in told["images"]
     ]
-    table = call("predict", "out", "photos", "--top", "2").out.splitlines()
-    assert [line.split() for line in table[1:4]] == rows[1:]
-    assert table[4] == f"Accuracy {told['accuracy']:.2%} on 3 images, with the folders' names as labels."
+    accuracy, *table = call("predict", "out", "photos", "--top", "2").out.splitlines()
+    assert accuracy.startswith(f"Accuracy {told['accuracy']:.2%} on 3 images, with the folders' names as labels. ")
+    assert re.search(r"the accuracy/mean of the run \(\d+\.\d\d%\) is a mean over domains\.$", accuracy)
+    assert table[0].split() == ["class", "images", "correct", "accuracy"]
+    right = {name: sum(row[0][0] == name == row[1] for row in rows[1:]) for name in ("3", "5")}
+    assert [line.split() for line in table[1:3]] == [
+        ["3", "2", str(right["3"]), f"{right['3'] / 2:.2%}"], ["5", "1", str(right["5"]), f"{right['5']:.2%}"]
+    ]  # fmt: skip
+    assert [line.split() for line in table[5:8]] == rows[1:]
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_the_predictions_of_many_images_are_counted_by_class(call: Call, exported, labelled):
+    for number in range(20):
+        path = Path("many") / ("3" if labelled else "unnamed") / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (10 * number,) * 3).save(path)
+    answer = call("predict", "out", "many")
+    assert answer.code == 0
+    assert ".png" not in answer.out
+    assert answer.out.startswith("Accuracy ") == labelled
+    assert "class  images  correct  accuracy" in answer.out or not labelled
+    assert "predicted class  images" in answer.out or labelled
+    assert "Use `--format csv` or `--format json` for the prediction of each image.\n" in answer.out
+    assert len(call("predict", "out", "many", "--format", "csv").out.splitlines()) == 21
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json"])
@@ -93,7 +116,7 @@ def test_predictions_are_written_to_the_output_file(call: Call, exported, photos
     assert answer.err.startswith("Predictions for 3 images written to found/photos.txt\n")
     written = Path("found/photos.txt").read_text()
     if form == "table":
-        rows = [line.split() for line in printed.out.splitlines()[:-1]]
+        rows = [line.split() for line in printed.out.splitlines()[-4:]]
         assert [line.split() for line in written.splitlines()] == rows
     else:
         assert written == printed.out

@@ -43,6 +43,13 @@ def test_a_dry_run_prints_the_experiment(own: Call):
     assert "12 trials of fedra_digits with 12 rounds" in own("show", SPACE).out
 
 
+def test_a_dry_run_warns_about_an_untrained_backbone(own: Call):
+    assert "untrained" not in own("tune", SPACE, "--dry-run").err
+    backbone = "{name: timm, model: vit_tiny_patch16_224, pretrained: none, img_size: 16, patch_size: 4}"
+    answer = own("tune", SPACE, f"backbone={backbone}", "--dry-run")
+    assert answer.err.count("The backbone is untrained (`backbone.pretrained` is none)") == 1
+
+
 def test_a_dry_run_names_a_scaling_that_changes_with_the_rank(own: Call):
     alone = own("tune", SPACE, "--dry-run").out
     both = own("tune", SPACE, "lora.alpha=8.0", "lora.scaling=null", "--dry-run").out

@@ -133,3 +133,13 @@ def test_the_settings_that_state_a_derived_value_exist(tiny):
     stated = {one for derived in DERIVED.values() for one in derived.stated_by}
     assert len(stated) == 5
     assert stated <= {*flat(tiny), "local.epochs"}
+
+
+def test_only_a_backbone_with_random_weights_is_called_untrained(tiny):
+    assert tiny.untrained_backbone() is None
+    backbone = {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": "none", "img_size": 16, "patch_size": 4}
+    said = tiny.override({"backbone": backbone}, "test").untrained_backbone()
+    assert said is not None
+    assert said.startswith(
+        "The backbone is untrained (`backbone.pretrained` is none), so accuracies may stay at chance"
+    )

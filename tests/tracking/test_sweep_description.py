@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.tracking.sweep_description import LONGEST_NOTE, shortened, sweep_note
+from fedsweep.tracking.sweep_description import LONGEST_NOTE, command_line, origin, shortened, sweep_note
 from tests.tracking.helpers import MANIFEST
 
 TABLE = (
@@ -48,3 +48,11 @@ def test_a_long_table_is_cut_after_a_row_with_a_note(report: Path) -> None:
 @pytest.mark.parametrize("longest", [200, 300])
 def test_a_shortened_text_is_never_longer(text: str, longest: int) -> None:
     assert len(shortened(text, longest)) <= max(longest, len("short"))
+
+
+def test_the_source_of_a_run_is_its_command_without_a_password() -> None:
+    words = ["/bin/fedsweep", "tune", "x y", "--mlflow=https://ada:c/ret@host:81"]
+    assert command_line(words) == "fedsweep tune 'x y' '--mlflow=https://***@host:81'"
+    assert command_line(["/x/fedsweep/cli/__main__.py", "list"]) == "fedsweep list"
+    assert origin()["mlflow.source.type"] == "LOCAL"
+    assert origin()["mlflow.source.name"]

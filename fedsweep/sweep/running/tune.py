@@ -172,6 +172,8 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
         check_resources(plan.space.resources, cluster)
         with waiting(console, f"Checking the data and the weights of {plan.num_trials} trials"):
             plan.preflight()
+        for sentence in dict.fromkeys(filter(None, (one.untrained_backbone() for _, one in plan.configs))):
+            console.print(sentence, style="yellow")
         try:
             with waiting(console, "Checking MLflow"):
                 check_server(destination, None if rehearsal else plan.name)

@@ -1,0 +1,65 @@
+"""A process of MLflow's server, which ends with all of its child processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import NoReturn
+
+import psutil
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+PATIENCE = 10.0  # seconds after SIGTERM, after which the processes are killed
+
+
+@contextlib.contextmanager
+def serving(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server during the context, and end the server and its child processes at the end of the context.
+
+    The server has its own session, so Ctrl-C in a terminal reaches only this process. During the context, SIGTERM and
+    SIGHUP raise SystemExit with the exit code 128 plus the number of the signal. A signal that this process ignores,
+    such as SIGHUP below `nohup`, stays ignored.
+    """
+    before = {one: handler for one in ENDING if (handler := signal.getsignal(one)) is not signal.SIG_IGN}
+    for one in before:
+        signal.signal(one, _exit)
+    server = None
+    try:
+        server = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
+        yield server
+    finally:
+        if server is not None:
+            end(server)
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def end(server: subprocess.Popen[bytes]) -> None:
+    """Terminate a server and its child processes. Kill those that still run after `PATIENCE` seconds."""
+    family = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = psutil.Process(server.pid).children(recursive=True)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, number)
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            if server.poll() is not None and not any(map(_runs, family)):
+                return
+            time.sleep(0.05)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
