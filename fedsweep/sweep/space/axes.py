@@ -10,6 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from pydantic import Field
 
 from fedsweep.common.config import Config
+from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import IN_WORDS, Arm, identity, same, shown_setting
 
@@ -159,6 +160,19 @@ class Axis(Config):
 def condition(name: str, values: Iterable[Json]) -> str:
     """Return the condition that `name` has one of the values, as readable text, e.g. `lora.rank is 4 or 8`."""
     return f"{name} is {' or '.join(map(shown_setting, values))}"
+
+
+def check_axes(content: Mapping[str, Json], where: str) -> None:
+    """Raise UserError if `space` contains values without the kind of the axis, and show how to write each axis."""
+    axes = content.get("space")
+    lines = [
+        f"`{key}: {{grid: {shown_setting(value if isinstance(value, list) else [value])}}}` instead of "
+        f"`{key}: {shown_setting(value)}`"
+        for key, value in (axes if isinstance(axes, dict) else {}).items()
+        if not isinstance(value, dict) and value not in (None, [])
+    ]
+    if lines:
+        raise UserError(f"{where}: each axis of `space` must name its kind; write {', and '.join(lines)}.")
 
 
 def names_of(key: str) -> list[str]:

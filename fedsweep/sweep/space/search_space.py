@@ -13,8 +13,8 @@ from fedsweep.common.errors import UserError, near
 from fedsweep.common.paths import find
 from fedsweep.common.process_usage import logical_gpus
 from fedsweep.common.yaml_values import Json, read_yaml
-from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference, shown_setting
-from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, concerns, names_of
+from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
+from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, check_axes, concerns, names_of
 from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_arms
 from fedsweep.sweep.space.settings import (
     GridSearch,
@@ -306,19 +306,6 @@ class RequestedSpace:
         return self.space.measure.name == "parameters"
 
 
-def _check_axes(content: Mapping[str, Json], where: str) -> None:
-    """Raise UserError if `space` contains values without the kind of the axis, and show how to write each axis."""
-    axes = content.get("space")
-    lines = [
-        f"`{key}: {{grid: {shown_setting(value if isinstance(value, list) else [value])}}}` instead of "
-        f"`{key}: {shown_setting(value)}`"
-        for key, value in (axes if isinstance(axes, dict) else {}).items()
-        if not isinstance(value, dict) and value not in (None, [])
-    ]
-    if lines:
-        raise UserError(f"{where}: each axis of `space` must name its kind; write {', and '.join(lines)}.")
-
-
 def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) -> RequestedSpace:
     """Read a search space and apply the user's changes.
 
@@ -333,7 +320,7 @@ def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) 
     path = find("search_spaces", name)
     where = f"search space {name}"
     content = read_yaml(path)
-    _check_axes(content, where)
+    check_axes(content, where)
     space = SearchSpace.of(content, where)
     for changed in overrides:
         if changed in space.names or any(changed.startswith(f"{varied}.") for varied in space.names):
