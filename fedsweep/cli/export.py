@@ -17,7 +17,7 @@ from typer import Argument, Option
 from fedsweep.cli.options import DEFAULT_STORE, MlflowOption, StoreOption, check_format
 from fedsweep.cli.output import awaiting, loading_torch, progress_console, relative, result_console
 from fedsweep.common.errors import UserError
-from fedsweep.common.files import write_atomically
+from fedsweep.common.files import inert_cell, write_atomically
 from fedsweep.results import Store
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def table_rows(found: Predictions) -> list[list[str]]:
 def as_csv(found: Predictions) -> str:
     """Return predictions as CSV text with a header row."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(table_rows(found))
+    csv.writer(text, lineterminator="\n").writerows([*map(inert_cell, row)] for row in table_rows(found))
     return text.getvalue()
 
 

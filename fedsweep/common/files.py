@@ -49,3 +49,20 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def inert_cell(value: object) -> object:
+    """Return the value of a CSV cell, with an apostrophe before a text that a spreadsheet would run as a formula.
+
+    Numbers, and texts that are numbers, are returned unchanged.
+
+    >>> inert_cell("=1+1"), inert_cell("-2.5"), inert_cell(-2.5), inert_cell("rank 4")
+    ("'=1+1", '-2.5', -2.5, 'rank 4')
+    """
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value

@@ -137,7 +137,7 @@ class Pairing:
                 row |= {f"arm_{letter}": arm_label(one.arm.values), f"n_{letter}": one.n}
                 row |= {f"mean_{letter}": one.mean, f"sd_{letter}": one.sd}
             rows.append({**row, "same_images": self._same_images(pair), **data_frame.comparison_columns(found)})
-        return data_frame.of_records(rows).to_csv(index=False)
+        return data_frame.inert_csv(data_frame.of_records(rows))
 
     def findings(self) -> list[str]:
         """Return the results of the comparisons as sentences.

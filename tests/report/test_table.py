@@ -238,6 +238,13 @@ def test_values_of_any_kind_stay_in_their_cell(manifest, trials):
     assert [row["x"] for row in rows] == ["a|b", "[12, 6]", "[bold]x", ""]
 
 
+def test_texts_that_look_like_formulas_are_inert_in_csv(manifest, trials):
+    for seed, value in enumerate(["=1+1", "+a", "-a", "@a", "\ta", -2.5]):
+        trials.add({"x": value}, seed, [0.1, 0.2])
+    rows = [*csv.DictReader(io.StringIO(data_frame.csv(tabulate(manifest(baseline=None, varied=("x",)), trials))))]
+    assert {row["x"] for row in rows} == {"'=1+1", "'+a", "'-a", "'@a", "'\ta", "-2.5"}
+
+
 def test_names_with_html_are_text_in_markdown(manifest, trials):
     evil = "<img src=x onerror=alert(1)><!--"
     for seed, arm in enumerate([evil, "plain"]):

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from fedsweep.common.files import inert_cell
 from fedsweep.report.arm_statistics import ArmStatistics, asked_columns, domain_metric, ended, notes, printed
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.table import AblationTable
@@ -43,7 +44,15 @@ def of_records(records: Sequence[Mapping[str, object]]) -> pd.DataFrame:
 
 def csv(table: AblationTable) -> str:
     """Return `data_frame(table)` as CSV, with enough digits to recover the numbers exactly."""
-    return data_frame(table).to_csv(index=False)
+    return inert_csv(data_frame(table))
+
+
+def inert_csv(found: pd.DataFrame) -> str:
+    """Return a data frame as CSV, in which no text starts like a formula of a spreadsheet (see `inert_cell`)."""
+    cells = {name: [inert_cell(value) for value in found[name]] for name in found if found[name].dtype == object}
+    return found.assign(**{name: pd.Series(one, found.index, dtype=object) for name, one in cells.items()}).to_csv(
+        index=False
+    )
 
 
 def parquet(table: AblationTable) -> bytes:
