@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save as to_bytes
 
 from fedsweep.common.errors import UserError
+from fedsweep.export.which_trial import find_trial
 from fedsweep.results import Outcome, Store, SweepStore, TrialPlan
 from fedsweep.results.checkpoint import Checkpoint, load, load_history, save, without_tensors
 from fedsweep.results.history import RoundRecord, to_json
@@ -87,6 +88,10 @@ def test_a_damaged_manifest_stops_only_what_names_its_sweep(
         assert str(caught.value).startswith(str(file))
         assert str(caught.value).endswith(f"or delete the sweep's folder {broken.folder}.")
         assert "\n" not in str(caught.value)
+    for name in ("other/space:lora.rank=4", "s2", "other/space@s2"):
+        with pytest.raises(UserError) as caught:
+            find_trial(store, name)
+        assert str(caught.value).startswith(str(file))
 
 
 def test_a_manifest_of_a_newer_version_is_named_as_such(tmp_path: Path) -> None:
