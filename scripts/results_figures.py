@@ -35,8 +35,8 @@ NAMES = {
 """Names in the figures for the methods of the tables."""
 MARGIN = 1.4
 """Margin of error, in percentage points, of a share near 95 % among 1,000 simulated sweeps."""
-FILL = {"normal": "", "skewed": "white"}
-"""Fill of a marker by the distribution of the noise; an empty string means the marker's own colour."""
+FILL = {"normal": "", "skewness 6, 3 points": "white"}
+"""Fill of a marker by the noise, as the table names it; an empty string means the marker's own colour."""
 
 
 class Estimate(NamedTuple):
@@ -177,7 +177,7 @@ Shares = dict[str, dict[int, float]]
 
 
 def read_statistics(folder: Path) -> dict[str, Shares]:
-    """Return the percentages in the table of simulated sweeps, separately for `normal` and for `skewed` noise."""
+    """Return the percentages in the table of simulated sweeps, keyed by the noise in `FILL`."""
     one = table(folder, "platform.md", "Coverage and error rates on simulated sweeps", "bootstrap")
     seeds = one.head.index("seeds")
     return {
@@ -190,7 +190,7 @@ def read_statistics(folder: Path) -> dict[str, Shares]:
             for place, column in enumerate(one.head)
             if place > seeds
         }
-        for noise in ("normal", "skewed")
+        for noise in FILL
     }  # fmt: skip
 
 
@@ -252,11 +252,11 @@ def draw_statistics(data: dict[str, Shares]) -> Figure:
     left.axhspan(95 - MARGIN, 95 + MARGIN, color=GREY, alpha=0.35, linewidth=0)
     left.axhline(95, color=INK, linewidth=1)
     for place, (column, colour) in enumerate(zip(kinds, COLOURS, strict=False)):
-        for noise, shift in (("normal", -0.05), ("skewed", 0.05)):
+        for noise, shift in zip(FILL, (-0.05, 0.05), strict=True):
             shares = data[noise][column]
             x = [seeds.index(one) + (place - 1) * 0.24 + shift for one in shares]
             left.plot(x, [*shares.values()], "o", color=colour, markerfacecolor=FILL[noise] or colour)
-    left.set(ylim=(92, 98), ylabel="share of simulated sweeps (%)")
+    left.set(ylim=(87, 98), ylabel="share of simulated sweeps (%)")
     left.set_title("95 % intervals that contain the true value")
     found: dict[str, tuple[str, str, Literal["-", "--"]]] = {
         "found 3": ("3 points, paired test", COLOURS[0], "-"),
@@ -266,13 +266,13 @@ def draw_statistics(data: dict[str, Shares]) -> Figure:
         "false": ("no difference (false alarm)", COLOURS[2], "-"),
     }
     for column, (_, colour, line) in found.items():
-        for noise, style in (("normal", line), ("skewed", "")):
+        for noise, style in zip(FILL, (line, ""), strict=True):
             detected = [data[noise][column][one] for one in seeds]
             right.plot(detected, linestyle=style, marker="o", color=colour, markerfacecolor=FILL[noise] or colour)
     right.set(ylim=(-3, 103), ylabel="share of simulated sweeps (%)")
     right.set_title("Differences that are detected")
     of_noise = [
-        Line2D([], [], color=INK, linestyle="", marker="o", markerfacecolor=FILL[noise] or INK, label=f"{noise} noise")
+        Line2D([], [], color=INK, linestyle="", marker="o", markerfacecolor=FILL[noise] or INK, label=f"noise: {noise}")
         for noise in data
     ]
     of_kinds = [

@@ -45,7 +45,7 @@ def test_the_numbers_are_those_of_the_tables(script):
     assert costs["reversed weights"][1] == ("FT", 80.6, 78.1, 83.2)
     shares = script.read_statistics(PAGES)
     assert shares["normal"]["bootstrap"] == {5: 95.0, 6: 95.3, 8: 94.7, 10: 95.5, 20: 95.1}
-    assert list(shares["skewed"]["found 3, unpaired"].values()) == [7.1, 21.9, 28.7, 51.3, 72.2, 99.6]
+    assert list(shares["skewness 6, 3 points"]["false"].values()) == [9.0, 14.2, 12.4, 15.7, 17.7, 14.8]
 
 
 def test_all_figures_are_drawn(script, tmp_path):

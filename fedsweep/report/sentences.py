@@ -24,6 +24,7 @@ from fedsweep.results.records import stand_in, warning
 from fedsweep.results.unnamed_changes import ResolvedArm, unnamed_changes
 
 SECOND_UNITS = {"megabytes/sent": " MB", "bytes/up": " bytes", "bytes/down": " bytes", "seconds/round": " s"}
+NEW_SEEDS = "New seeds do not remove this bias: they average out the luck of seeds, but the test images stay the same."
 LABELLED = 8  # a sentence names at most this many efficient arms; the table marks all of them
 
 
@@ -90,6 +91,7 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
         held_out=any(one.held_out for one in arms),
         same_images=same_images(MEAN_ACCURACY, arms),
         population=schedule_sentences(manifest, trials),
+        new_seeds=NEW_SEEDS,
         counts=Counter(map(ended, trials)),
         survivors=any(one.n and any(ended(trial) == "pruned" for trial in one.arm.trials) for one in arms),
     )
@@ -138,15 +140,15 @@ def _about_best(
         ]
     if manifest.against is not None:
         found = _about_efficient(manifest, arms)
-        arms_were, means_are, them = "These arms were", "their means, which are", "them"
+        arms_were, means_are, them = "These arms were", "their means on the test images, which are", "them"
     else:
         words, value = arm_words(finished[0].arm.values, dotted), units.value(finished[0].mean) + "%" * units.percent
         found = [f"Best: {words} with {manifest.metric} {value} (n = {finished[0].n})."]
-        arms_were, means_are, them = "This arm was", "its mean, which is", "it"
+        arms_were, means_are, them = "This arm was", "its mean on the test images, which is", "it"
     if len(arms) > 1:
         found.append(
             f"{arms_were} chosen from {len(arms)} arms by {means_are} therefore optimistic. "
-            f"Confirm {them} with new seeds."
+            f"{NEW_SEEDS} Measure {them} on images that you set aside (docs/guides/tuning.md)."
         )
     return found
 

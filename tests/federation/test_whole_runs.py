@@ -137,7 +137,7 @@ BRICKS |= {"lambda_w": 0.3, "lambda_theta": 0.2, "lambda_d": 0.7}
     ],
 )
 def test_fedbrick_over_every_depth_method(federation, over, base, norm):
-    """With the norm `sum`, the reference sums the squared differences of each image (Eq. 24 as printed)."""
+    """The reference sums the squared differences of each image if the norm is `sum` (Eq. 24 as printed)."""
     kind, fields = METHODS[over]
     method = {**BRICKS, "over": {"name": over, **fields}, "distillation_norm": norm}
     changes = {"method": method, "base_optimizer": {"name": base, **BASES[base]}, "partition.proxy_share": 0.2}

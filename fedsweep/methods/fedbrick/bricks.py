@@ -85,7 +85,7 @@ class Blend:
     share: float
     """The weight of the block, from 0 (only the BRICK) to 1 (only the block)."""
     norm: Norm = "mean"
-    """How the squared differences are reduced: their mean, or their sum over an image's elements."""
+    """The reduction of the squared differences: their mean, or their sum over the elements of an image."""
     gap: Tensor | None = None
     """The reduced squared difference (E(a) - f(a))^2, without a gradient into f; None before the forward pass.
 
