@@ -15,7 +15,7 @@ from fedsweep.cli import options, output
 from fedsweep.cli.options import DEFAULT_STORE, DeviceOption, MlflowOption, Overrides, StoreOption
 from fedsweep.common.config import flat
 from fedsweep.common.errors import DivergenceError, UserError
-from fedsweep.common.paths import VERBS, Kind, available, find, find_either, summary
+from fedsweep.common.paths import VERBS, Kind, available, find_either, summary
 from fedsweep.common.progress import announced_stop, loading
 from fedsweep.common.yaml_values import parse_overrides
 from fedsweep.results import Store
@@ -41,7 +41,7 @@ def run(
     Example: `fedsweep run fedra_digits seed=1 method=all_small`
     """
     changes = parse_overrides(overrides or [])
-    find("experiments", experiment)  # report a wrong name before importing torch, which is slow
+    options.check_experiment(experiment, changes)  # report a mistake before importing torch, which is slow
     processor = options.checked_device(device)
 
     with output.loading_torch("fedsweep.federation.build_and_run"):
@@ -185,10 +185,12 @@ def show(
     changes = parse_overrides(overrides or [])
     kind, _ = find_either(name)
     if kind == "search_spaces":
+        request = options.read_space(name, changes)
+
         from fedsweep.cli.counts import show_counts
         from fedsweep.sweep.plan.plan import Plan
 
-        plan = Plan.read(name, changes, {})
+        plan = Plan.of(request)
         show_counts(plan) if plan.request.counted else output.show_plan(plan, estimate=False)
         return
     lines = "\n".join(

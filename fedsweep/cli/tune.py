@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Argument, Context, Option
 
 from fedsweep.cli import output
-from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, MlflowOption, Overrides, StoreOption, listed
+from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, MlflowOption, Overrides, StoreOption, check_space, listed
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import parse_overrides, parse_yaml
 
@@ -115,6 +115,7 @@ def tune(
         address=address,
         at_once=at_once,
     )
+    check_space(options.request)
     if options.request.counted:
         from fedsweep.cli.counts import show_counts
         from fedsweep.sweep.plan.plan import Plan
