@@ -29,6 +29,10 @@ _COLUMNS = (
 ColumnsOption = Annotated[str | None, Option("--columns", metavar="NAME,...", help=_COLUMNS)]
 _MLFLOW = "http(s) address of an MLflow server, or `store` (the default) for the database in the results folder"
 MlflowOption = Annotated[str | None, Option("--mlflow", envvar="FEDSWEEP_MLFLOW", metavar="ADDRESS", help=_MLFLOW)]
+VerifyOption = Annotated[
+    bool,
+    Option("--verify", help="first read all pixels of the prepared data sets and check that they are unchanged"),
+]
 DEFAULT_STORE = "mlruns"
 DeviceOption = Annotated[str, Option("--device", help="device to compute on: `cpu` or `cuda`")]
 WorkersOption = Annotated[

@@ -12,7 +12,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from fedsweep.cli import options, output
-from fedsweep.cli.options import DEFAULT_STORE, DeviceOption, MlflowOption, Overrides, StoreOption
+from fedsweep.cli.options import DEFAULT_STORE, DeviceOption, MlflowOption, Overrides, StoreOption, VerifyOption
 from fedsweep.common.config import flat
 from fedsweep.common.errors import DivergenceError, UserError
 from fedsweep.common.paths import VERBS, Kind, available, find_either, summary
@@ -33,6 +33,7 @@ def run(
     system_metrics: Annotated[
         bool, Option("--system-metrics", help="record the CPU, memory and GPU use of each round in MLflow")
     ] = False,
+    verify: VerifyOption = False,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
 ) -> None:
@@ -48,13 +49,15 @@ def run(
         import torch
 
         from fedsweep.cli.round_table import RoundBar, RoundTable
-        from fedsweep.federation.build_and_run import check_content
+        from fedsweep.federation.build_and_run import check_content, check_pixels
         from fedsweep.tracking import Destination, check_server, check_writable
         from fedsweep.tracking.single_run import record_run
 
     config = options.read_experiment(experiment, changes)
     with output.awaiting("Checking the data, the weights and MLflow"):
         check_content(config)
+        if verify:
+            check_pixels([config])
         home = Store.at(store)
         check_writable(home.root)
         home.check_writable()

@@ -126,5 +126,17 @@ def test_the_ui_command_names_a_results_folder_other_than_the_default(monkeypatc
 def test_every_option_of_tune_changes_the_space_or_is_read_by_the_command():
     """Any other option would be accepted and ignored."""
     names = {parameter.name for parameter in GROUP["tune"].params}
-    read = {"space", "overrides", "fresh", "resume", "sweep", "dry_run", "at_once", "address", "store", "mlflow"}
+    read = {
+        "space",
+        "overrides",
+        "fresh",
+        "resume",
+        "sweep",
+        "verify",
+        "dry_run",
+        "at_once",
+        "address",
+        "store",
+        "mlflow",
+    }
     assert names - {"help"} == read | SPACE_OPTIONS.keys()
