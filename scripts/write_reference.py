@@ -1,5 +1,7 @@
 """Write the pages in docs/reference/ from the code: all commands with their options, and all hyperparameters.
 
+Also write fedsweep/cli/configurations.json, which contains JSON schemas of the configurations.
+
 uv run python scripts/write_reference.py           # write
 uv run python scripts/write_reference.py --check   # exit with code 1 if a page is out of date
 """
@@ -18,13 +20,15 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from fedsweep.cli import app
+from fedsweep.cli import app, early_check
 from fedsweep.common.config import Config
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.sweep.space.axes import Axis
 from fedsweep.sweep.space.search_space import SearchSpace
 
+NAMED = ("properties", "$defs")
+"""The keywords of a JSON schema whose values are mappings from names to schemas."""
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 GENERATED = "<!-- Written by scripts/write_reference.py; change the code, not this page. -->"
 RULES = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
@@ -36,6 +40,38 @@ CHOICES = {"data": "kind of data", "synthetic": "source of synthetic images"}
 def pages() -> dict[str, str]:
     """Return a dict from the file name of every page to its text."""
     return {"cli.md": _wrapped(command_line()), "hyperparameters.md": _wrapped(hyperparameters())}
+
+
+def schemas() -> str:
+    """Return a JSON document with the schemas of `RunConfig` and `PretrainConfig`, without titles and descriptions."""
+    found: dict[str, Any] = {"declarations": early_check.declarations()}
+    for root in (RunConfig, PretrainConfig):
+        schema = _bare(root.model_json_schema())
+        for record in _nested(root):
+            own = schema if record is root else schema["$defs"][record.__name__]
+            for name, field in record.model_fields.items():
+                if field.default_factory is not None:  # pydantic leaves these defaults out
+                    made = field.get_default(call_default_factory=True, validated_data={})
+                    value = made.model_dump(mode="json") if isinstance(made, Config) else made
+                    own["properties"][name] |= {"default": value, "made": True}
+        found[root.__name__] = {"what_a_name_is": root.what_a_name_is, "schema": schema}
+    return json.dumps(found, indent=1) + "\n"
+
+
+def _bare(schema: Any, named: bool = False) -> Any:
+    """Return a JSON schema without titles and descriptions. The keys of `schema` are names if `named` is true."""
+    if isinstance(schema, list):
+        return [_bare(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: one for key, one in schema.items() if named or key not in ("title", "description")}
+    return {key: one if key == "default" and not named else _bare(one, key in NAMED) for key, one in kept.items()}
+
+
+def _nested(record: type[Config]) -> set[type[Config]]:
+    """Return a configuration class and all classes nested in it."""
+    inner = [one for field in record.model_fields.values() for one in _records(field)]
+    return {record}.union(*map(_nested, inner))
 
 
 def _wrapped(page: str) -> str:
@@ -218,14 +254,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with code 1 if a page is out of date")
     check = parser.parse_args().check
-    stale = [name for name, text in pages().items() if not _same(FOLDER / name, text)]
+    files = {FOLDER / name: text for name, text in pages().items()} | {early_check.SCHEMAS: schemas()}
+    stale = {path: text for path, text in files.items() if not _same(path, text)}
+    names = ", ".join(path.name for path in stale)
     if check and stale:
-        raise SystemExit(f"docs/reference is out of date: {', '.join(stale)}; run scripts/write_reference.py")
+        raise SystemExit(f"the reference is out of date: {names}; run scripts/write_reference.py")
     if not check:
         FOLDER.mkdir(parents=True, exist_ok=True)
-        for name in stale:
-            (FOLDER / name).write_text(pages()[name], encoding="utf-8")
-    print("written: " + ", ".join(stale) if stale else "docs/reference is up to date")
+        for path, text in stale.items():
+            path.write_text(text, encoding="utf-8")
+    print(f"written: {names}" if stale else "docs/reference and configurations.json are up to date")
 
 
 def _same(path: Path, text: str) -> bool:

@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from fedsweep import cli
+from fedsweep.cli.early_check import SCHEMAS
 from fedsweep.cli.options import check_format, listed
 from fedsweep.cli.report import FILES
 from fedsweep.cli.tune import space_changes
@@ -188,6 +189,7 @@ def test_the_reference_is_up_to_date():
     assert set(pages) == {"cli.md", "hyperparameters.md"}
     for name, text in pages.items():
         assert (ROOT / "docs" / "reference" / name).read_text() == text, "run scripts/write_reference.py"
+    assert SCHEMAS.read_text() == script.schemas(), "run scripts/write_reference.py"
 
 
 def test_every_hyperparameter_is_in_the_reference():

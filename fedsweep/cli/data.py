@@ -16,15 +16,17 @@ from fedsweep.cli.options import (
     DeviceOption,
     Overrides,
     WorkersOption,
+    check_experiment,
     check_format,
     checked_device,
     read_experiment,
+    read_space,
     worker_count,
 )
 from fedsweep.cli.output import progress_console, relative, result_console
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
-from fedsweep.common.paths import data_folder, find, find_either
+from fedsweep.common.paths import data_folder, find_either
 from fedsweep.common.progress import waiting
 from fedsweep.common.yaml_values import parse_overrides
 
@@ -193,19 +195,13 @@ def show(
     folder = find_store(name, size)
     card = read_card(folder)
 
-    from fedsweep.data.prepared.arrow_files import stored_digest
+    from fedsweep.data.prepared.arrow_files import verify as verify_pixels
     from fedsweep.preparation.figures import contact_sheet
     from fedsweep.preparation.tables import MOST_ROWS, counts_table, headline, label_counts, listed_images, split_words
 
     if verify:
         with waiting(progress_console(), "Reading all pixels"):
-            found = stored_digest(folder, card)
-    if verify and found != card.digest:
-        raise UserError(
-            f"{folder} has changed since it was prepared: its digest is {found[:12]}, but its card records "
-            f"{card.digest[:12]}; run `fedsweep data prepare {card.name} --root DIR --size {card.size} --force` to "
-            "prepare it again."
-        )
+            verify_pixels(folder)
     if split is not None:
         sys.stdout.writelines(f"{chr(9).join(row)}\n" for row in listed_images(folder, card, split))
         return
@@ -238,15 +234,18 @@ def partition(
     Example: `fedsweep data partition fedra_digits partition=feature_label_skew partition.alpha=0.1`
     """
     changes = parse_overrides(overrides or [])
-    kind, _ = find_either(name)  # report a wrong name before importing torch, which is slow
-
-    from fedsweep.preparation.figures import draw_partitions
-    from fedsweep.sweep.plan.plan import Plan as SweepPlan
-
+    kind, _ = find_either(name)
     if kind == "experiments":
         configs = [read_experiment(name, changes)]
     else:
-        configs = [config for _, config in SweepPlan.read(name, changes, {}).configs]
+        request = read_space(name, changes)
+
+        from fedsweep.sweep.plan.plan import Plan as SweepPlan
+
+        configs = [config for _, config in SweepPlan.of(request).configs]
+
+    from fedsweep.preparation.figures import draw_partitions
+
     panels, class_names = _panels(configs)
     path = out or Path(f"partition-{name.replace('/', '-')}.png")
     draw_partitions(panels, class_names, path)
@@ -323,7 +322,7 @@ def generate(
     Example: `fedsweep data generate fedag_office_home --device cuda`
     """
     changes = parse_overrides(overrides or [])
-    find("experiments", experiment)  # report a wrong name before importing torch, which is slow
+    check_experiment(experiment, changes)  # report a mistake before importing torch, which is slow
     checked_device(device)
     processes = worker_count(workers)
 

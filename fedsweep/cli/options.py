@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from fedsweep.cli.early_check import check
 from fedsweep.common.errors import UserError, near
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import Json, read_yaml
@@ -14,6 +15,7 @@ from fedsweep.common.yaml_values import Json, read_yaml
 if TYPE_CHECKING:
     from fedsweep.federation.build_and_run import Device
     from fedsweep.federation.run_config import RunConfig
+    from fedsweep.sweep.space.search_space import RequestedSpace
 
 Overrides = Annotated[
     list[str] | None,
@@ -27,6 +29,10 @@ _COLUMNS = (
 ColumnsOption = Annotated[str | None, Option("--columns", metavar="NAME,...", help=_COLUMNS)]
 _MLFLOW = "http(s) address of an MLflow server, or `store` (the default) for the database in the results folder"
 MlflowOption = Annotated[str | None, Option("--mlflow", envvar="FEDSWEEP_MLFLOW", metavar="ADDRESS", help=_MLFLOW)]
+VerifyOption = Annotated[
+    bool,
+    Option("--verify", help="first read all pixels of the prepared data sets and check that they are unchanged"),
+]
 DEFAULT_STORE = "mlruns"
 DeviceOption = Annotated[str, Option("--device", help="device to compute on: `cpu` or `cuda`")]
 WorkersOption = Annotated[
@@ -79,13 +85,34 @@ def worker_count(workers: int | None) -> int:
     return workers or int(cpu_count())
 
 
+def check_experiment(name: str, changes: Mapping[str, Json]) -> None:
+    """Raise UserError if an experiment or a change has a mistake that can be found without importing torch."""
+    check("RunConfig", read_yaml(find("experiments", name)), f"experiment {name}", changes)
+
+
+def check_space(request: RequestedSpace) -> None:
+    """Raise UserError if a search space's experiment, or a change to it, has such a mistake; see `check_experiment`."""
+    content = read_yaml(request.files["experiment.yaml"])
+    check("RunConfig", content, f"experiment {request.space.experiment}", request.space.fixed, request.where)
+
+
+def read_space(name: str, changes: Mapping[str, Json]) -> RequestedSpace:
+    """Return a search space with `changes` to its experiment; raise UserError as `check_space` does."""
+    from fedsweep.sweep.space.search_space import read
+
+    request = read(name, changes, {})
+    check_space(request)
+    return request
+
+
 def read_experiment(name: str, changes: Mapping[str, Json]) -> RunConfig:
     """Return the configuration of an experiment with `changes` applied.
 
-    An unknown name raises UserError at once, before the slow import of torch.
+    Unknown names and invalid values raise UserError at once, before the slow import of torch.
     """
     from fedsweep.cli.output import loading_torch
 
+    check_experiment(name, changes)
     path, where = find("experiments", name), f"experiment {name}"
     with loading_torch("fedsweep.federation.run_config"):
         from fedsweep.federation.run_config import RunConfig

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from fedsweep.cli.early_check import check
 from fedsweep.cli.options import DeviceOption, checked_device
 from fedsweep.cli.output import awaiting, loading_torch, progress_console, relative
 from fedsweep.common.errors import UserError
@@ -38,7 +39,8 @@ def pretrain(
     Example: `fedsweep pretrain tinyimagenet_vit epochs=1`
     """
     changes = parse_overrides(overrides or [])
-    path = find("pretrain", experiment)
+    content, where = read_yaml(find("pretrain", experiment)), f"pre-training {experiment}"
+    check("PretrainConfig", content, where, changes)
     checked_device(device)
 
     with loading_torch("fedsweep.pretraining.loop"):
@@ -48,8 +50,7 @@ def pretrain(
         from fedsweep.pretraining.loop import EpochTable, default_out, exclusively, start, train, write_result
 
     torch.set_num_threads(threads or 1)
-    where = f"pre-training {experiment}"
-    config = PretrainConfig.of(read_yaml(path), where).override(changes, where)
+    config = PretrainConfig.of(content, where).override(changes, where)
     target = (out or default_out(experiment)).absolute()
     console, finished = progress_console(), 0
     try:

@@ -12,10 +12,10 @@ from rich.table import Table
 from typer import Argument, Option
 
 from fedsweep.cli import options, output
-from fedsweep.cli.options import DEFAULT_STORE, DeviceOption, MlflowOption, Overrides, StoreOption
+from fedsweep.cli.options import DEFAULT_STORE, DeviceOption, MlflowOption, Overrides, StoreOption, VerifyOption
 from fedsweep.common.config import flat
 from fedsweep.common.errors import DivergenceError, UserError
-from fedsweep.common.paths import VERBS, Kind, available, find, find_either, summary
+from fedsweep.common.paths import VERBS, Kind, available, find_either, summary
 from fedsweep.common.progress import announced_stop, loading
 from fedsweep.common.yaml_values import parse_overrides
 from fedsweep.results import Store
@@ -33,6 +33,7 @@ def run(
     system_metrics: Annotated[
         bool, Option("--system-metrics", help="record the CPU, memory and GPU use of each round in MLflow")
     ] = False,
+    verify: VerifyOption = False,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
 ) -> None:
@@ -41,20 +42,22 @@ def run(
     Example: `fedsweep run fedra_digits seed=1 method=all_small`
     """
     changes = parse_overrides(overrides or [])
-    find("experiments", experiment)  # report a wrong name before importing torch, which is slow
+    options.check_experiment(experiment, changes)  # report a mistake before importing torch, which is slow
     processor = options.checked_device(device)
 
     with output.loading_torch("fedsweep.federation.build_and_run"):
         import torch
 
         from fedsweep.cli.round_table import RoundBar, RoundTable
-        from fedsweep.federation.build_and_run import check_content
+        from fedsweep.federation.build_and_run import check_content, check_pixels
         from fedsweep.tracking import Destination, check_server, check_writable
         from fedsweep.tracking.single_run import record_run
 
     config = options.read_experiment(experiment, changes)
     with output.awaiting("Checking the data, the weights and MLflow"):
         check_content(config)
+        if verify:
+            check_pixels([config])
         home = Store.at(store)
         check_writable(home.root)
         home.check_writable()
@@ -185,10 +188,12 @@ def show(
     changes = parse_overrides(overrides or [])
     kind, _ = find_either(name)
     if kind == "search_spaces":
+        request = options.read_space(name, changes)
+
         from fedsweep.cli.counts import show_counts
         from fedsweep.sweep.plan.plan import Plan
 
-        plan = Plan.read(name, changes, {})
+        plan = Plan.of(request)
         show_counts(plan) if plan.request.counted else output.show_plan(plan, estimate=False)
         return
     lines = "\n".join(

@@ -9,7 +9,16 @@ from typing import Annotated, Any
 from typer import Argument, Context, Option
 
 from fedsweep.cli import output
-from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, MlflowOption, Overrides, StoreOption, listed
+from fedsweep.cli.options import (
+    DEFAULT_STORE,
+    ColumnsOption,
+    MlflowOption,
+    Overrides,
+    StoreOption,
+    VerifyOption,
+    check_space,
+    listed,
+)
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import parse_overrides, parse_yaml
 
@@ -88,6 +97,7 @@ def tune(
     sweep: Annotated[
         str | None, Option("--sweep", help="with --resume: id of the sweep to resume; the newest by default")
     ] = None,
+    verify: VerifyOption = False,
     address: Annotated[str, Option("--address", envvar="FEDSWEEP_ADDRESS", help=ADDRESS)] = "local",
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
@@ -112,9 +122,11 @@ def tune(
         resume=resume,
         sweep_id=sweep,
         fresh=fresh,
+        verify=verify,
         address=address,
         at_once=at_once,
     )
+    check_space(options.request)
     if options.request.counted:
         from fedsweep.cli.counts import show_counts
         from fedsweep.sweep.plan.plan import Plan

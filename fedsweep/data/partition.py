@@ -326,5 +326,32 @@ class Centralized(Partition):
         return ["central"]
 
 
-AnyPartition = FeatureSkew | FeatureLabelSkew | LabelSkew | Iid | Centralized
+class CentralizedSynthetic(Partition):
+    """A partition with a single client that trains only on the server's synthetic images.
+
+    Compared with the partition `centralized`, it shows how far synthetic images can replace real images (FedAG,
+    Figure 3).
+    """
+
+    pools: ClassVar = True
+
+    name: Literal["centralized_synthetic"] = "centralized_synthetic"
+
+    @property
+    def takes_synthetic(self) -> bool:
+        """True, because the client trains on the server's synthetic images."""
+        return True
+
+    def ids(self, source: str) -> list[ClientId]:
+        """Return the id of the only client, `central`."""
+        return ["central"]
+
+    def joined(self, parts: Split, synthetic: Mapping[str, ImageSet]) -> Split:
+        """Return `parts` with the server's synthetic images as the only training images of the client."""
+        (client,) = parts.clients
+        only = replace(client, train=pool(list(synthetic.values())))
+        return replace(parts, clients=(only,), synthetic=synthetic)
+
+
+AnyPartition = FeatureSkew | FeatureLabelSkew | LabelSkew | Iid | Centralized | CentralizedSynthetic
 PartitionConfig = Annotated[AnyPartition, Field(discriminator="name")]

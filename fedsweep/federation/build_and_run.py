@@ -1,7 +1,7 @@
 """Functions that split a run's data, build its model, and run its rounds with a checkpoint after each round."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -12,6 +12,10 @@ from fedsweep.common.paths import activation_bytes
 from fedsweep.common.process_usage import forget_peak, resident_peak
 from fedsweep.data.data_config import load
 from fedsweep.data.partition import Split
+from fedsweep.data.prepared.arrow_files import verify
+from fedsweep.data.prepared.card import store_folder
+from fedsweep.data.prepared.dataset import PreparedData
+from fedsweep.data.synthetic.generated import Diffusers, Folder
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods import Server
@@ -69,6 +73,26 @@ def check_digests(config: RunConfig, planned: Mapping[str, str]) -> None:
     for name, digest in content_digests(config).items():
         if digest != planned[name]:
             raise UserError(f"the {name} of this trial changed after its sweep began; start a new sweep.")
+
+
+def prepared_folders(config: RunConfig) -> list[Path]:
+    """Return the folders of the prepared data sets that a run reads."""
+    names = [config.data.set] if isinstance(config.data, PreparedData) else []
+    if config.trains_on_synthetic and isinstance(config.synthetic, Folder):
+        names.append(config.synthetic.set)
+    if config.trains_on_synthetic and isinstance(config.synthetic, Diffusers):
+        names.append(config.synthetic.set_name(load(config.data)))
+    return [store_folder(name, config.data.size) for name in names]
+
+
+def check_pixels(configs: Iterable[RunConfig]) -> None:
+    """Read all pixels of the prepared data sets that the runs read, each data set once.
+
+    Raises:
+        UserError: The pixels or labels of a data set differ from those that were prepared.
+    """
+    for folder in dict.fromkeys(folder for config in configs for folder in prepared_folders(config)):
+        verify(folder)
 
 
 def check_content(config: RunConfig) -> None:

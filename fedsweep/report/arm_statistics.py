@@ -138,6 +138,36 @@ def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Ar
     return [*(one for one in found if one.n), *(one for one in ranked if not one.n)] if against else ranked
 
 
+def compared_by(manifest: SweepManifest, arms: Sequence[ArmStatistics], metric: str) -> list[ArmStatistics]:
+    """Return the arms with the statistics and comparisons of `metric` in place of those of the objective.
+
+    Holm's correction covers only the tests of `metric`. An arm is not compared with a baseline whose `metric` was
+    computed on images of other domains.
+    """
+    values = {one.key: one.arm.finals(manifest.metric, metric) for one in arms}
+    by_key, pairs = {one.key: one for one in arms}, dict[str, tuple[dict[int, float], dict[int, float]]]()
+    for one in arms:
+        other = None if one.is_baseline or one.counterpart is None else by_key[one.counterpart]
+        if other is not None and same_images(metric, [one, other]):
+            pairs[one.key] = values[one.key], values[other.key]
+    comparisons = dict(zip(pairs, paired_tests(list(pairs.values())), strict=True))
+    return [
+        replace(
+            one,
+            values=values[one.key],
+            mean=mean(values[one.key].values()),
+            sd=_deviation(values[one.key]),
+            interval=t_interval(list(values[one.key].values())),
+            comparison=comparisons.get(one.key),
+        )
+        for one in arms
+    ]
+
+
+def _deviation(values: Mapping[int, float]) -> float | None:
+    return float(np.std(list(values.values()), ddof=1)) if len(values) > 1 else None
+
+
 def _describe(arm: ArmTrials, manifest: SweepManifest) -> ArmStatistics:
     """Return the statistics of an arm, except for the comparison with its baseline."""
     values = arm.finals(manifest.metric, manifest.metric)
@@ -157,7 +187,7 @@ def _describe(arm: ArmTrials, manifest: SweepManifest) -> ArmStatistics:
         arm=arm,
         values=values,
         mean=mean(values.values()),
-        sd=float(np.std(list(values.values()), ddof=1)) if len(values) > 1 else None,
+        sd=_deviation(values),
         interval=t_interval(list(values.values())),
         mean_of_last=mean(smoothed) if all(map(math.isfinite, smoothed)) else None,
         worst_domain_name=min(known, key=lambda name: known[name]) if known else None,

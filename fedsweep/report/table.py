@@ -16,7 +16,14 @@ from fedsweep.report.arm_statistics import (
 from fedsweep.report.effects import Effects
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.sentences import caption, findings
-from fedsweep.report.text_tables import Section, against_baseline, by_domain, markdown_table, without_html
+from fedsweep.report.text_tables import (
+    Section,
+    against_baseline,
+    against_baseline_by,
+    by_domain,
+    markdown_table,
+    without_html,
+)
 from fedsweep.report.units_and_labels import (
     IN_DOMAIN,
     NOTHING,
@@ -149,7 +156,8 @@ class AblationTable:
     @property
     def sections(self) -> list[Section]:
         """The tables that follow the ablation table."""
-        tables = against_baseline(self.manifest, self.arms), by_domain(self.manifest, self.arms)
+        means = (against_baseline_by(self.manifest, self.arms, name, metric) for name, metric in self.means.items())
+        tables = against_baseline(self.manifest, self.arms), *means, by_domain(self.manifest, self.arms)
         return [*(one for one in tables if one is not None), *self.effects.sections]
 
     def caption(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.box import SIMPLE_HEAD
@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from fedsweep.report.arm_statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, printed
+from fedsweep.report.arm_statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, compared_by, printed
 from fedsweep.report.holm_corrected_tests import Comparison, least_exact, pairs_for_exact
 from fedsweep.report.units_and_labels import (
     IN_DOMAIN,
@@ -221,6 +221,30 @@ def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section
 def _cell(one: ArmStatistics, metric: str, value: float | None) -> str:
     marked = value is not None and metric in map(one.metric_on, one.held_out)
     return PERCENT.value(value) + MARK * marked
+
+
+def against_baseline_by(
+    manifest: SweepManifest, arms: Sequence[ArmStatistics], name: str, metric: str
+) -> Section | None:
+    """Return a table that compares arms with their baseline by `metric` instead of the objective.
+
+    Args:
+        manifest: The sweep.
+        arms: The arms, with the statistics of the objective.
+        name: The name of `metric` for the title of the table.
+        metric: The metric to compare.
+
+    Returns:
+        The table, or None if no arm can be compared by `metric`.
+    """
+    measured = compared_by(manifest, arms, metric)
+    if not any(one.comparison is not None and one.comparison.seeds for one in measured):
+        return None
+    found = against_baseline(manifest.model_copy(update={"metric": metric}), measured)
+    if found is None:
+        return None
+    explained = f"Metric: {metric} instead of the objective {manifest.metric}, with a Holm correction of its own."
+    return replace(found, title=f"{found.title}, {name}", explained=f"{explained} {found.explained}")
 
 
 def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:

@@ -17,7 +17,7 @@ from fedsweep.tracking.destination import Destination
 from fedsweep.tracking.experiment import DESCRIBED, KEY, PARENT, Experiment, sweep_tags, trial_tags
 from fedsweep.tracking.sweep_description import NOTE, TrialsSummary, description_tags, environment, origin, sweep_note
 from fedsweep.tracking.trial_description import OUTCOME, dataset_inputs, state
-from fedsweep.tracking.ui import save_view
+from fedsweep.tracking.ui import save_views
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
@@ -82,7 +82,7 @@ class Runs:
             self._send(run_id, [], values, {NOTE: sweep_note(self._manifest, self._question), DESCRIBED: "yes"})
         if run.info.status != "RUNNING":
             self.client.update_run(run_id, status="RUNNING")
-        save_view(self.client, self.experiment.id, self._manifest, run_id, self._summary.extent)
+        save_views(self.client, self.experiment.id, self._manifest, run_id, self._summary.extent)
 
     def close_sweep(self, status: str, metrics: Mapping[str, float], artifacts: Path | None = None) -> None:
         """Write `metrics`, a description and the report to the parent run, and end the run with `status`.
@@ -101,7 +101,7 @@ class Runs:
         self._send(run_id, [], {}, {**self._summary.tags, NOTE: sweep_note(self._manifest, self._question, artifacts)})
         self.client.set_terminated(run_id, status)
         self.experiment.delete_late(self._manifest.id, sweep_tags(self._manifest.id), run_id)
-        save_view(self.client, self.experiment.id, self._manifest, run_id, self._summary.extent)
+        save_views(self.client, self.experiment.id, self._manifest, run_id, self._summary.extent)
 
     def sync(self, trial: TrialRecord) -> None:
         """Update the MLflow run of a trial.

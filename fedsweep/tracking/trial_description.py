@@ -152,7 +152,7 @@ def _input(name: str, digest: str, context: str, profile: Mapping[str, Json]) ->
 
 
 def _clients(partition: Mapping[str, Json], domains: int) -> Json:
-    if partition["name"] == "centralized":
+    if partition["name"] in ("centralized", "centralized_synthetic"):
         return 1
     return partition.get("clients") or domains * int(str(partition.get("clients_per_domain", 1)))
 

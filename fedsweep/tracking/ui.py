@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.parse
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,16 +34,26 @@ if TYPE_CHECKING:
 
 Extent = Mapping[str, tuple[float, float]]  # the smallest and the largest value of each metric
 TAG = "mlflow.sharedViewState."  # prefix of the experiment's tags that contain saved views
+BY_TRIAL = ".trials"  # end of the key of the view that shows each trial on its own
 BEYOND = ("accuracy/mean_of_last_4", "megabytes/sent", "seconds/round")
 """Metrics of a trial's run that the trial's round records do not contain."""
 BY_ROUND = ("accuracy/worst_domain", "loss/test", "loss/train")
 COST = "megabytes/sent"
+SECOND = ("accuracy/worst_domain", "accuracy/mean", "loss/test")
+"""Metrics for the horizontal axis of the second scatter plot. The first one that no other axis shows is used."""
 
 
-def save_view(client: MlflowClient, experiment_id: str, manifest: SweepManifest, parent: str, extent: Extent) -> bool:
-    """Save a view of a sweep for MLflow's page, and return whether it was saved.
+def save_views(
+    client: MlflowClient,
+    experiment_id: str,
+    manifest: SweepManifest,
+    parent: str,
+    extent: Extent,
+    saved: Container[str] = (),
+) -> bool:
+    """Save two views of a sweep for MLflow's page, by arm and by trial, and return whether both are saved.
 
-    The view is saved in a tag of the experiment. If saving fails, no error is raised, because MLflow does not
+    Each view is saved in a tag of the experiment. If saving fails, no error is raised, because MLflow does not
     document the format of views, and some servers are read-only.
 
     Args:
@@ -52,9 +62,13 @@ def save_view(client: MlflowClient, experiment_id: str, manifest: SweepManifest,
         manifest: The sweep.
         parent: The id of the sweep's parent run.
         extent: The smallest and the largest value of each metric.
+        saved: The names of existing tags, which are not written again.
     """
     with contextlib.suppress(Exception):
-        client.set_experiment_tag(experiment_id, TAG + manifest.id, encoded(sweep_view(manifest, parent, extent)))
+        by_arm = sweep_view(manifest, parent, extent)
+        for key, view in ((manifest.id, by_arm), (manifest.id + BY_TRIAL, ungrouped(by_arm))):
+            if TAG + key not in saved:
+                client.set_experiment_tag(experiment_id, TAG + key, encoded(view))
         return True
     return False
 
@@ -100,6 +114,11 @@ def sweep_view(manifest: SweepManifest, parent: str, extent: Extent) -> dict[str
     }
 
 
+def ungrouped(view: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a view with the same charts, in which each trial is shown on its own instead of the mean of its arm."""
+    return {**view, "groupBy": None, "useGroupedValuesInCharts": False}
+
+
 def _folded(extent: Extent) -> list[str]:
     """Return the names of the chart sections that MLflow's page creates itself. The view shows them collapsed.
 
@@ -117,8 +136,8 @@ def _charts(manifest: SweepManifest, parameters: Sequence[str], extent: Extent) 
         _chart("LINE", f"curve {one}", metricKey=one, selectedMetricKeys=[one], range=_range(extent.get(one)), **LINE)
         for one in by_round
     ]
-    axes = {"xaxis": {"key": other, "type": "METRIC"}, "yaxis": {"key": objective, "type": "METRIC"}}
-    charts = [first, _chart("BAR", "bars", metricKey=objective), _chart("SCATTER", "scatter", **axes)]
+    second = next(one for one in SECOND if one not in (objective, other))
+    charts = [first, _scatter("scatter", other, objective), _scatter("second scatter", second, objective)]
     if len(parameters) > 1:
         parallel = {"selectedParams": parameters, "selectedMetrics": [objective], "showAllRuns": False}
         charts.append(_chart("PARALLEL", "parallel", **parallel))
@@ -149,6 +168,12 @@ def _range(extent: tuple[float, float] | None) -> dict[str, float]:
 def _chart(kind: str, uuid: str, **rest: Any) -> dict[str, Any]:
     chart = {"type": kind, "uuid": uuid, "runsCountToCompare": 100, "metricSectionId": "section sweep"}
     return {**chart, "deleted": False, "isGenerated": False, **rest}
+
+
+def _scatter(uuid: str, across: str, up: str) -> dict[str, Any]:
+    """Return a scatter plot. The page fits both of its axes to the values, whereas its bars always begin at zero."""
+    axes = {"xaxis": {"key": across, "type": "METRIC"}, "yaxis": {"key": up, "type": "METRIC"}}
+    return _chart("SCATTER", uuid, **axes)
 
 
 def _section(name: str, opened: bool = False) -> dict[str, Any]:
@@ -240,9 +265,10 @@ def page_links(
 ) -> dict[str, str]:
     """Return the URLs of MLflow's pages for a sweep, keyed by label. If `sweep` is None, the newest sweep is used.
 
-    The URLs lead to the sweep's saved view, its parent run, the table of all runs, the curves, and a comparison of the
-    trials. If the view does not exist, for example because an older version of fedsweep ran the sweep, it is saved
-    first. If saving fails, the URLs of the view and of the parent run are left out.
+    The URLs lead to the saved view by arm, the sweep's parent run, the table of all runs, the saved view with a curve
+    for each trial, and a comparison of the trials. If a view does not exist, for example because an older version of
+    fedsweep ran the sweep, it is saved first. If saving fails, the URLs of the view by arm and of the parent run are
+    left out, and MLflow's page chooses the trials whose curves it shows.
     """
     sweeps = [sweep] if sweep is not None else store.sweeps()[-1:]
     if not sweeps:
@@ -267,7 +293,8 @@ def page_links(
     }
     if parent is None:
         return links
-    if TAG + manifest.id not in experiment.tags and not save_view(client, number, manifest, parent, {}):
+    if not save_views(client, number, manifest, parent, {}, experiment.tags):
         return links
     by_arm = f"{charts}&viewStateShareKey={manifest.id}"
+    links["curves"] = by_arm + BY_TRIAL
     return {"the sweep by arm": by_arm, "the sweep's results": f"{runs}/{parent}?{TRAINING}", **links}

@@ -14,7 +14,7 @@ from fedsweep.cli.output import page_command
 from fedsweep.cli.tune import SPACE_OPTIONS
 from tests.cli.conftest import ROOT, Call
 
-HEAVY = {"matplotlib", "mlflow", "numpy", "optuna", "pandas", "ray", "scipy", "sklearn", "torch"}
+HEAVY = {"matplotlib", "mlflow", "numpy", "optuna", "pandas", "ray", "scipy", "sklearn", "timm", "torch"}
 GROUP = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 VERBS = [
     f"{name} {below}".strip() for name, command in GROUP.items() for below in getattr(command, "commands", {"": None})
@@ -27,6 +27,18 @@ LIGHT = [
     (["list"], ["fedra_digits", "ablations/lora_rank"], set()),
     (["data", "list"], ["No data set is prepared"], {"numpy"}),
     (["tune", "ablations/lora_rank", "--experiment", "zzz"], ["there is no experiment `zzz`"], {"numpy"}),
+    (["run", "zzz"], ["there is no experiment `zzz`"], {"numpy"}),
+    (["run", "fedra_digits", "lora.rnak=4"], ["experiment fedra_digits: `lora.rnak` is not a hyper"], {"numpy"}),
+    (["run", "fedra_digits", "lora.rank=abc"], ['`lora.rank` must be an integer, but it is "abc".'], {"numpy"}),
+    (["run", "fedra_digits", "method=fedr"], ["`method.name` must be one of", "mean `fedra`"], {"numpy"}),
+    (["show", "fedra_digits", "lora.dropout=2"], ["`lora.dropout` must be less than 1, but it is 2."], {"numpy"}),
+    (["tune", "ablations/lora_rank", "lora.rnak=4"], ["`lora.rnak` is not a hyper", "mean `lora.rank`"], {"numpy"}),
+    (["tune", "ablations/lora_rank", "local.epochs=0"], ["`local.epochs` must be greater than 0"], {"numpy"}),
+    (["pretrain", "tinyimagenet_vit", "optimizer.lr=-1"], ["`optimizer.lr` must be greater than 0"], {"numpy"}),
+    (["show", "ablations/lora_rank", "lora.rnak=4"], ["`lora.rnak` is not a hyper", "mean `lora.rank`"], {"numpy"}),
+    (["data", "partition", "ablations/lora_rank", "lora.rnak=4"], ["`lora.rnak` is not a hyper"], {"numpy"}),
+    (["data", "generate", "fedag_office_home", "lora.rnak=4"], ["`lora.rnak` is not a hyper"], {"numpy"}),
+    (["data", "partition", "fedra_digits", "seeed=1"], ["`seeed` is not a hyper", "mean `seed`"], {"numpy"}),
 ]
 """Each command, parts of its output, and the heavy packages that this or an earlier command may load."""
 PLAYED = """
@@ -114,5 +126,17 @@ def test_the_ui_command_names_a_results_folder_other_than_the_default(monkeypatc
 def test_every_option_of_tune_changes_the_space_or_is_read_by_the_command():
     """Any other option would be accepted and ignored."""
     names = {parameter.name for parameter in GROUP["tune"].params}
-    read = {"space", "overrides", "fresh", "resume", "sweep", "dry_run", "at_once", "address", "store", "mlflow"}
+    read = {
+        "space",
+        "overrides",
+        "fresh",
+        "resume",
+        "sweep",
+        "verify",
+        "dry_run",
+        "at_once",
+        "address",
+        "store",
+        "mlflow",
+    }
     assert names - {"help"} == read | SPACE_OPTIONS.keys()

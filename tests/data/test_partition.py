@@ -31,6 +31,7 @@ KINDS: list[dict[str, Any]] = [
     {"name": "label_skew", "clients": 4, "alpha": 0.5, "min_size": 5},
     {"name": "iid", "clients": 12},
     {"name": "centralized"},
+    {"name": "centralized_synthetic"},
 ]
 partition = TypeAdapter(PartitionConfig).validate_python
 
@@ -71,7 +72,7 @@ def kind(request: pytest.FixtureRequest) -> Callable[..., AnyPartition]:
 def test_all_partitions_are_tested():
     kinds = {one.model_fields["name"].default for one in AnyPartition.__args__}
     assert kinds == {one["name"] for one in KINDS}
-    assert len(kinds) == 5
+    assert len(kinds) == 6
 
 
 @pytest.mark.parametrize("shares", [(0.0, 0.0), (0.1, 0.0), (0.0, 0.2), (0.1, 0.2)])
@@ -168,10 +169,28 @@ def test_centralized_trains_on_synthetic_images_if_configured(with_synthetic):
     assert client.train.labels[len(old.train) :].tolist() == [0, 1, 2, 3, 0] * (2 * with_synthetic)
 
 
+def test_centralized_synthetic_trains_on_no_real_image():
+    data = numbered_data()
+    made = {
+        one.name: ImageSet(torch.full((5, 3, 1, 1), 200, dtype=torch.uint8), torch.arange(5) % 4)
+        for one in data.domains
+    }
+    kind = partition({"name": "centralized_synthetic", "proxy_share": 0.1})
+    assert kind.takes_synthetic is True
+    before = divide(kind, data)
+    parts = kind.joined(before, made)
+    (client,) = parts.clients
+    assert (client.id, client.domain, numbers(client.train)) == ("central", POOL, [200 * 256 + 200] * 10)
+    assert client.train.labels.tolist() == [0, 1, 2, 3, 0] * 2
+    assert (parts.synthetic, parts.proxy) == (made, before.proxy)
+
+
 def test_other_partitions_give_synthetic_images_only_to_the_server():
     data = numbered_data()
     made = {"a": data.domains[0].train}
-    for one in map(partition, KINDS):
+    others = [one for one in map(partition, KINDS) if one.name != "centralized_synthetic"]
+    assert len(others) == 5
+    for one in others:
         assert one.takes_synthetic is False
         before = divide(one, data)
         assert one.joined(before, made).clients == before.clients

@@ -5,14 +5,17 @@ import io
 import re
 
 import pytest
+from scipy import stats
 
 from fedsweep.report.arm_statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, domain_metric
 from fedsweep.report.formats import data_frame
-from fedsweep.report.units_and_labels import title
+from fedsweep.report.holm_corrected_tests import holm
+from fedsweep.report.units_and_labels import shown_p, title
 from fedsweep.results.arms import Reference
 from fedsweep.training.evaluation import metric_names
 from tests.report.helpers import by_domain, printed, rows_of, tabulate
 
+MEANS = [MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN]
 HELD_OUT = "data.held_out_domains"
 
 
@@ -109,6 +112,49 @@ def test_no_arm_is_the_best_on_different_images(swept, trials, metric, same):
     assert any(sentence.startswith("No arm is the best: ") for sentence in table.findings()) == (not same)
     compared = tabulate(swept(metric=metric), trials)
     assert ["on different images" in sentence for sentence in compared.findings()] == [not same]
+
+
+def components(trials, finals):
+    """Add finished trials of arms that hold out sketch; `finals` has a pair (in, out of domain) per seed and arm."""
+    for without, ends in finals.items():
+        for seed, (inside, outside) in enumerate(ends):
+            trials.add({"without": without}, seed, [0.2, inside], held_out=["sketch"])
+            trials.records[-1].history[-1].metrics[MEAN_OUT_OF_DOMAIN] = outside
+    return trials
+
+
+COMPONENTS = {
+    "nothing": [(0.70, 0.50), (0.72, 0.52), (0.71, 0.53)],
+    "momentum": [(0.71, 0.40), (0.71, 0.43), (0.72, 0.42)],
+    "quality": [(0.60, 0.51), (0.63, 0.51), (0.61, 0.52)],
+}
+OBJECTIVES = {"accuracy/mean": "out of domain", "accuracy/out_of_domain_mean": "in domain"}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_arms_are_also_tested_by_the_other_mean_with_a_holm_correction_of_its_own(manifest, trials, objective):
+    components(trials, COMPONENTS)
+    told = {"varied": ("without",), "baseline": {"without": "nothing"}}
+    table = tabulate(manifest(metric=objective, **told), trials)
+    (other,) = [metric for metric in OBJECTIVES if metric != objective]
+    main, second = (one for one in table.sections if one.title.startswith("Comparisons"))
+    assert second.title == f"Comparisons with the baseline, {OBJECTIVES[objective]}"
+    assert second.explained.startswith(f"Metric: {other} instead of the objective {objective}, with a Holm correction")
+    assert f"## {second.title}" in table.markdown()
+    of_other = tabulate(manifest(metric=other, **told), trials).sections[0]
+    assert (second.head, second.rows) == (of_other.head, of_other.rows)
+    assert main.rows != second.rows
+    place = second.head.index("Holm p")
+    pairs = [[ends[MEANS.index(other)] for ends in COMPONENTS[name]] for name in ("nothing", "momentum", "quality")]
+    expected = holm([float(stats.ttest_rel(arm, pairs[0]).pvalue) for arm in pairs[1:]])
+    assert sorted(row[place] for row in second.rows) == sorted(["-", *map(shown_p, expected)])
+
+
+def test_a_mean_is_not_tested_between_arms_that_hold_out_different_domains(swept, trials):
+    table = tabulate(swept(), hold_out(trials, ["photo"], ["sketch"]))
+    assert [one.title for one in table.sections if one.title.startswith("Comparisons")] == [
+        "Comparisons with the baseline"
+    ]
 
 
 def test_an_arm_that_has_not_started_holds_out_no_domains(swept, trials):

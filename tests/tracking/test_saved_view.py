@@ -9,7 +9,7 @@ import pytest
 
 from fedsweep.results import SweepManifest
 from fedsweep.results.pareto import Against
-from fedsweep.tracking.ui import encoded, sweep_view
+from fedsweep.tracking.ui import encoded, sweep_view, ungrouped
 from tests.tracking.helpers import MANIFEST
 
 EXTENT = {"accuracy/mean": (0.5, 0.7), "accuracy/domain/plain": (0.1, 0.2), "loss/test": (1.0, 1.0)}
@@ -31,12 +31,34 @@ def test_a_view_groups_the_trials_of_one_sweep_by_arm() -> None:
     assert sweep_view(MANIFEST.model_copy(update={"mode": "min"}), "p1", {})["orderByAsc"] is True
 
 
-def test_the_objective_has_a_line_chart_a_bar_chart_and_a_scatter_plot_over_megabytes_sent() -> None:
+def test_a_second_view_has_the_same_charts_of_all_trials_without_groups() -> None:
+    by_arm = sweep_view(MANIFEST, "p1", EXTENT)
+    by_trial = ungrouped(by_arm)
+    assert (by_trial["groupBy"], by_trial["useGroupedValuesInCharts"]) == (None, False)
+    assert by_trial["runsHiddenMode"] == "SHOW_ALL"
+    assert by_trial["compareRunCharts"] == by_arm["compareRunCharts"]
+    assert by_arm["groupBy"] is not None
+
+
+def axes(manifest: SweepManifest) -> list[tuple[str, str]]:
+    """Return the metrics on the two axes of each scatter plot of the saved view of a sweep."""
+    return [(one["xaxis"]["key"], one["yaxis"]["key"]) for one in charts(manifest)["SCATTER"]]
+
+
+def test_the_objective_has_a_line_chart_and_two_scatter_plots_but_no_bars_which_begin_at_zero() -> None:
     found = charts(MANIFEST)
-    assert found["LINE"][0]["metricKey"] == found["BAR"][0]["metricKey"] == "accuracy/mean"
-    (scatter,) = found["SCATTER"]
-    assert (scatter["xaxis"]["key"], scatter["yaxis"]["key"]) == ("megabytes/sent", "accuracy/mean")
-    assert "PARALLEL" not in found
+    assert set(found) == {"LINE", "SCATTER"}
+    assert found["LINE"][0]["metricKey"] == "accuracy/mean"
+    assert axes(MANIFEST) == [("megabytes/sent", "accuracy/mean"), ("accuracy/worst_domain", "accuracy/mean")]
+
+
+@pytest.mark.parametrize("objective", ["accuracy/worst_domain", "accuracy/mean", "loss/test", "accuracy/clients/mean"])
+@pytest.mark.parametrize("against", [None, "accuracy/worst_domain", "accuracy/mean", "loss/test", "bytes/up"])
+def test_no_two_scatter_plots_are_equal_and_none_shows_one_metric_twice(objective: str, against: str | None) -> None:
+    second = None if against in (None, objective) else Against(metric=against)
+    found = axes(MANIFEST.model_copy(update={"metric": objective, "against": second}))
+    assert len(found) == len(set(found)) == 2
+    assert all(across != up == objective for across, up in found)
 
 
 def test_parallel_coordinates_show_several_hyperparameters_but_no_names_of_arms() -> None:

@@ -233,7 +233,8 @@ def test_the_first_address_is_the_view_of_the_newest_or_the_requested_sweep(
     asked = page_links(store, "http://127.0.0.1:5000", sweep=store.find("tiny", "s1"))
     assert next(iter(asked.values())).endswith("viewStateShareKey=s1")
     assert set(asked) == set(links)
-    assert not set(asked.values()) & set(links.values()) - {links["sweeps and their trials"], links["curves"]}
+    assert asked["curves"].endswith("viewStateShareKey=s1.trials")
+    assert not set(asked.values()) & set(links.values()) - {links["sweeps and their trials"]}
 
 
 def test_a_missing_view_is_saved_if_possible(
@@ -243,9 +244,17 @@ def test_a_missing_view_is_saved_if_possible(
     stored(store, PLANS[:1], SWEEP)
     client = Destination.of(store.root).client()
     number = client.get_experiment_by_name("tiny").experiment_id
-    client.delete_experiment_tag(number, view.TAG + SWEEP.id)
-    with monkeypatch.context() as patch:
-        patch.setattr(view, "encoded", lambda _: 1 / 0)
-        assert "the sweep by arm" not in page_links(store, "http://127.0.0.1:5000")
-    assert "the sweep by arm" in page_links(store, "http://127.0.0.1:5000")
-    assert view.TAG + SWEEP.id in client.get_experiment(number).tags
+    keys = [view.TAG + SWEEP.id, view.TAG + SWEEP.id + view.BY_TRIAL]
+    before = {key: client.get_experiment(number).tags[key] for key in keys}
+    for missing, kept in (keys, keys[::-1]):
+        client.delete_experiment_tag(number, missing)
+        with monkeypatch.context() as patch:
+            patch.setattr(view, "encoded", lambda _: 1 / 0)
+            links = page_links(store, "http://127.0.0.1:5000")
+            assert "the sweep by arm" not in links
+            assert "viewStateShareKey" not in links["curves"]
+        assert "the sweep by arm" in page_links(store, "http://127.0.0.1:5000")
+        tags = client.get_experiment(number).tags
+        assert missing in tags
+        assert tags[kept] == before[kept], "a view with the range of values must not be replaced by one without"
+        client.set_experiment_tag(number, missing, before[missing])

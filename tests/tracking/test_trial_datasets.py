@@ -79,10 +79,12 @@ def test_the_test_digest_covers_all_images(tiny: RunConfig) -> None:
         ({"name": "feature_label_skew", "clients_per_domain": 2}, 6),
         ({"name": "iid", "clients": 4}, 4),
         ({"name": "centralized"}, 1),
+        ({"name": "centralized", "with_synthetic": True, "proxy_share": 0.2}, 1),
+        ({"name": "centralized_synthetic", "proxy_share": 0.2}, 1),
     ],
 )
 def test_the_profile_counts_clients_as_the_split_does(tiny: RunConfig, partition: dict[str, Any], clients: int) -> None:
-    config = tiny.override({"partition": partition, "federation.depths": [3]}, "test")
+    config = tiny.override({"partition": partition, "federation.depths": [3], "synthetic": "surrogate"}, "test")
     found = dataset_of(plan_of(config), "train")
     assert found.name == f"digits/{partition['name']}"
     assert json.loads(found.profile)["clients"] == clients == len(split(config)[1].clients)

@@ -22,14 +22,20 @@ from tests.tracking.helpers import MANIFEST, PLAN
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")]
 
+SEEDS = (0, 1, 2)  # with four arms, more trials than the ten that MLflow's page shows by default
 SWEEP = MANIFEST.model_copy(
     update={
-        "varied": ("lora.rank", "optimizer.lr"), "seeds": (0, 1), "trials": 8, "domains": ("plain", "noisy"),
+        "varied": ("lora.rank", "optimizer.lr"), "seeds": SEEDS, "trials": 12, "domains": ("plain", "noisy"),
         "baseline": {"lora.rank": 8, "optimizer.lr": 0.1},
     }
 )  # fmt: skip
 ARMS = [{"lora.rank": rank, "optimizer.lr": lr} for rank in (4, 8) for lr in (0.1, 0.2)]
 NAMES = [f"rank {arm['lora.rank']} · lr {arm['optimizer.lr']}" for arm in ARMS]
+TRIALS = [f"{name} · seed {seed}" for name in NAMES for seed in SEEDS]
+DRAWN = "document.querySelectorAll('.js-plotly-plot .scatterlayer .trace').length"
+FROM_ZERO = "[...document.querySelectorAll('.js-plotly-plot')].map(one => one._fullLayout?.yaxis?.range[0])"
+FROM_ZERO += ".filter(low => low <= 0).length"
+"""JavaScript that counts the plots whose vertical axis begins at zero or below."""
 
 
 def played(number: int, seed: int) -> TrialRecord:
@@ -37,7 +43,12 @@ def played(number: int, seed: int) -> TrialRecord:
     arm = ARMS[number]
     config = {**PLAN.config, "seed": seed, "lora": {"rank": arm["lora.rank"]}, "optimizer": {"lr": arm["optimizer.lr"]}}
     plan = TrialPlan(
-        key=f"k{number}-{seed}", number=2 * number + seed, arm=arm, seed=seed, config=config, digests=PLAN.digests
+        key=f"k{number}-{seed}",
+        number=len(SEEDS) * number + seed,
+        arm=arm,
+        seed=seed,
+        config=config,
+        digests=PLAN.digests,
     )
     history = []
     for one in range(4):
@@ -50,7 +61,7 @@ def played(number: int, seed: int) -> TrialRecord:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Serve a sweep of four arms with two seeds and a report by `fedsweep ui`, and yield the printed addresses."""
+    """Serve a sweep of four arms with three seeds and a report by `fedsweep ui`, and yield the printed addresses."""
     folder = tmp_path_factory.mktemp("ui")
     store = Store(folder / "mlruns")
     store.root.mkdir()
@@ -59,11 +70,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     sweep.create(SWEEP, {"search_space.yaml": asked, "experiment.yaml": "seed: 0\n"})
     recorder = Recorder(store, SWEEP.name)
     recorder.open_sweep(SWEEP, sweep.folder)
-    trials = [played(number, seed) for seed in (0, 1) for number in range(4)]
+    trials = [played(number, seed) for seed in SEEDS for number in range(4)]
     for trial in trials:
         recorder.sync(trial)
     report = write_report(SWEEP, trials, sweep.folder / "report")
-    recorder.close_sweep("FINISHED", {"trials/finished": 8.0}, report.folder)
+    recorder.close_sweep("FINISHED", {"trials/finished": 12.0}, report.folder)
     assert recorder.unsynced == {}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -113,11 +124,11 @@ def test_the_list_of_experiments_shows_the_question_of_each(served: dict[str, st
 def test_the_runs_table_shows_the_parent_with_its_data_sets_and_its_trials(
     served: dict[str, str], browser: Browser
 ) -> None:
-    text = browser.open(served["sweeps and their trials"], "tiny s1", "9 matching runs")
+    text = browser.open(served["sweeps and their trials"], "tiny s1", "13 matching runs")
     assert "rank 4" not in text
     assert "digits (0123456789ab) Eval" in text
     browser.until(UNFOLD)
-    text = browser.wait(*(f"{name} · seed {seed}" for name in NAMES for seed in (0, 1)))
+    text = browser.wait(*TRIALS)
     assert "digits/feature_skew (" in text
 
 
@@ -127,16 +138,17 @@ def test_the_saved_view_draws_each_arm_over_its_seeds(served: dict[str, str], br
         *(f"Group: {name}" for name in NAMES),
         *(f"{name} ({metric})" for name in NAMES for metric in ("accuracy/mean", "loss/test")),
         "megabytes/sent vs. accuracy/mean",
+        "accuracy/worst_domain vs. accuracy/mean",
         "sweep (6)",
         patience=120,
     )
-    assert "8 matching runs" in text
+    assert "12 matching runs" in text
     assert "tiny s1" not in text, "the parent must not be among the runs"
     assert "Group by: arm" in text
     assert "does not exist" not in text
-    drawn = browser.run("document.querySelectorAll('.js-plotly-plot .scatterlayer .trace').length")
-    assert drawn >= 3 * len(ARMS), "three charts must have a curve for each arm"
-    assert browser.run("document.querySelectorAll('.js-plotly-plot .barlayer .point').length") == len(ARMS)
+    assert browser.run(DRAWN) >= 3 * len(ARMS), "three charts must have a curve or points for each arm"
+    assert browser.run("document.querySelectorAll('.js-plotly-plot .barlayer .point').length") == 0
+    assert browser.run(FROM_ZERO) == 0, "the plots must show the range of the values"
 
 
 def test_the_saved_view_has_parallel_coordinates_of_several_hyperparameters(
@@ -147,15 +159,19 @@ def test_the_saved_view_has_parallel_coordinates_of_several_hyperparameters(
     browser.wait("optimizer.lr", "lora.rank")
 
 
-def test_the_charts_show_the_parent_and_its_children(served: dict[str, str], browser: Browser) -> None:
-    browser.open(served["curves"], "tiny s1", *(f"{name} · seed 0" for name in NAMES))
+def test_the_curves_show_all_trials_and_not_only_the_first_ten(served: dict[str, str], browser: Browser) -> None:
+    assert len(TRIALS) > 10
+    text = browser.open(served["curves"], f"{len(TRIALS)} matching runs", *TRIALS, patience=120)
+    assert "tiny s1" not in text, "the parent must not be among the runs"
+    assert "Group:" not in text
+    browser.until(f"{DRAWN} >= 3 * {len(TRIALS)}")
 
 
 def test_the_compare_view_has_parallel_coordinates_of_varied_hyperparameters(
     served: dict[str, str], browser: Browser
 ) -> None:
-    text = browser.open(served["trials side by side"], "Comparing 8 Runs", "Parallel Coordinates Plot")
-    text = browser.wait(*(f"{name} · seed {seed}" for name in NAMES for seed in (0, 1)))
+    text = browser.open(served["trials side by side"], "Comparing 12 Runs", "Parallel Coordinates Plot")
+    text = browser.wait(*TRIALS)
     axes = "[...document.querySelectorAll('.js-plotly-plot text, .parcoords text')].map(one => one.textContent)"
     browser.until(
         f"{axes}.includes('lora.rank') && {axes}.includes('optimizer.lr') && {axes}.includes('accuracy/mean')"

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from fedsweep.common.errors import UserError
-from fedsweep.data.prepared.card import StoreCard
+from fedsweep.data.prepared.card import StoreCard, read_card
 
 PIECE = 32 * 1024 * 1024  # bytes read or written at once, to limit the memory of a process
 
@@ -156,3 +156,14 @@ def stored_digest(folder: Path, card: StoreCard) -> str:
             digest.update(part.labels.astype("<i8").tobytes())
             digest.update(b"" if part.groups is None else part.groups.astype("<i8").tobytes())
     return digest.hexdigest()
+
+
+def verify(folder: Path) -> None:
+    """Read all pixels of a prepared data set; raise UserError unless its digest is the one that its card records."""
+    card = read_card(folder)
+    if (found := stored_digest(folder, card)) != card.digest:
+        raise UserError(
+            f"{folder} has changed since it was prepared: its digest is {found[:12]}, but its card records "
+            f"{card.digest[:12]}; run `fedsweep data prepare {card.name} --root DIR --size {card.size} --force` to "
+            "prepare it again."
+        )

@@ -15,10 +15,9 @@ from filelock import FileLock
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import data_folder, resolve
-from fedsweep.data.data_config import PreparedData, load
 from fedsweep.data.prepared.arrow_files import PIECE, stored_digest
-from fedsweep.data.prepared.card import CARD, is_store, read_card, store_folder
-from fedsweep.data.synthetic.generated import Diffusers, Folder
+from fedsweep.data.prepared.card import CARD, is_store, read_card
+from fedsweep.federation.build_and_run import prepared_folders
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.models import checkpoint_folder, weights_file
 
@@ -63,12 +62,7 @@ class Item:
 
 def items_of(config: RunConfig) -> Iterator[Item]:
     """Yield the files of a run that can be sent to nodes: prepared data sets, and weights with a relative path."""
-    if isinstance(config.data, PreparedData):
-        yield _set(config.data.set, config.data.size)
-        if config.trains_on_synthetic and isinstance(config.synthetic, Folder):
-            yield _set(config.synthetic.set, config.data.size)
-        if config.trains_on_synthetic and isinstance(config.synthetic, Diffusers):
-            yield _set(config.synthetic.set_name(load(config.data)), config.data.size)
+    yield from map(_set, prepared_folders(config))
     for text in dict.fromkeys(_strings(config.model_dump(mode="json"))):
         name = str(Path(text))
         if not name.startswith(("/", "~")) and ".." not in Path(name).parts:
@@ -76,8 +70,7 @@ def items_of(config: RunConfig) -> Iterator[Item]:
                 yield from _weights(name, resolve(name))
 
 
-def _set(name: str, size: int) -> Item:
-    folder = store_folder(name, size)
+def _set(folder: Path) -> Item:
     card = read_card(folder)
     names = [CARD, *(f"{domain}.arrow" for domain in card.domains)]
     files = tuple((f"{folder.name}/{one}", (folder / one).stat().st_size) for one in names)

@@ -44,6 +44,8 @@ class TuneOptions:
     """Id of the sweep to resume; the newest by default."""
     fresh: bool = False
     """Run all trials, including those that an earlier sweep has finished."""
+    verify: bool = False
+    """Read all pixels of the prepared data sets, and check that they are unchanged, before the first trial."""
     address: str = "local"
     """The machines for trials: `local`, `auto`, or HOST:PORT of a Ray cluster's head."""
     at_once: int | None = None
@@ -164,6 +166,7 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
         raise UserError(f"{request.where} only counts parameters; use `fedsweep show` to print the counts.")
 
     with loading(console, "PyTorch", "fedsweep.sweep.plan.plan"):
+        from fedsweep.federation.build_and_run import check_pixels
         from fedsweep.sweep.cluster.cluster import LOCAL, check_resources
         from fedsweep.sweep.cluster.ray_session import opened
         from fedsweep.sweep.plan.plan import Plan
@@ -180,6 +183,9 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
         check_resources(plan.space.resources, cluster)
         with waiting(console, f"Checking the data and the weights of {plan.num_trials} trials"):
             plan.preflight()
+        if options.verify:
+            with waiting(console, "Reading all pixels"):
+                check_pixels(plan.reachable())
         for sentence in dict.fromkeys(filter(None, (one.untrained_backbone() for _, one in plan.configs))):
             console.print(sentence, style="yellow")
         try:

@@ -4,19 +4,25 @@ import csv
 import io
 import json
 import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
+from fedsweep.cli import main
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
 from fedsweep.federation.build_and_run import check_digests, split
 from fedsweep.results import Store
+from fedsweep.sweep import TuneOptions
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running.open_sweep import new_sweep, resumed_sweep
+from fedsweep.sweep.running.tune import rehearsed
 from tests.sweep.helpers import assert_mlflow_equals_store, launch, newest, runs, table
 
 QUICK = ["federation.rounds=1", "local.steps=1", "local.batch_size=8"]
@@ -79,6 +85,28 @@ def test_a_sweep_whose_weights_changed_is_not_resumed(project: Path) -> None:
     rewrite(project / "data" / "backbones" / "tinyimagenet_vit.safetensors")
     with pytest.raises(UserError, match="cannot be resumed because its data or weights have changed since"):
         resumed_sweep(read(), store, sweep)
+
+
+def test_a_changed_pixel_is_found_by_verify_before_a_sweep_is_resumed(project: Path, monkeypatch, capsys) -> None:
+    new_sweep(read(), Store(project / "mlruns"))
+    options = TuneOptions(SPACE, resume=True, verify=True)
+    with rehearsed(options, Console(quiet=True)) as ready:
+        assert ready.plan.name == SPACE
+    path = project / "data" / "pacs-64" / "photo.arrow"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+    with rehearsed(replace(options, verify=False), Console(quiet=True)):
+        pass  # a resume does not read all pixels by default
+    rule = "pacs-64 has changed since it was prepared: its digest is "
+    with pytest.raises(UserError, match=rule), rehearsed(options, Console(quiet=True)):
+        pass
+    monkeypatch.setattr(sys, "argv", ["fedsweep", "run", "fedra_pacs", "--verify"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert rule in capsys.readouterr().err
+    assert not (project / "mlruns" / "runs").exists()
 
 
 @pytest.mark.parametrize(

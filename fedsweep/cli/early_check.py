@@ -1,0 +1,144 @@
+"""A check of names, types and ranges that imports neither torch nor timm, so that a mistake is reported at once.
+
+The file `configurations.json` contains a JSON schema of every configuration that the command line reads. The script
+`scripts/write_reference.py` writes the file. This module builds classes from the schemas. The classes have the fields
+of the configurations, but not the rules that involve several fields or a model. Those rules are checked later.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache, reduce
+from operator import or_
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, create_model
+
+from fedsweep.common.config import Config
+from fedsweep.common.errors import UserError
+from fedsweep.common.yaml_values import Json
+
+PACKAGE = Path(__file__).parents[1]
+SCHEMAS = Path(__file__).with_name("configurations.json")
+DECLARING = ("data", "federation", "methods", "models", "pretraining", "training")
+"""The packages that declare fields of the configurations."""
+PLAIN = {"integer": int, "number": float, "string": str, "boolean": bool, "null": None, "object": dict[str, Any]}
+RULES = {
+    "exclusiveMinimum": "gt",
+    "minimum": "ge",
+    "exclusiveMaximum": "lt",
+    "maximum": "le",
+    "multipleOf": "multiple_of",
+    "minItems": "min_length",
+    "maxItems": "max_length",
+    "minLength": "min_length",
+    "maxLength": "max_length",
+    "pattern": "pattern",
+}
+"""Map the keywords of JSON schemas to pydantic's arguments."""
+
+
+def check(root: str, content: Mapping[str, Json], where: str, changes: Mapping[str, Json], changed: str = "") -> None:
+    """Raise UserError if a name is unknown, or if a value has a wrong type or is out of range.
+
+    Nothing is raised if fields were declared or changed after `configurations.json` was written.
+
+    Args:
+        root: The configuration's class, `RunConfig` or `PretrainConfig`.
+        content: The values in a YAML file.
+        where: The beginning of error messages about `content`.
+        changes: Changes to `content`, keyed by dotted name.
+        changed: The beginning of error messages about `changes`; `where` by default.
+    """
+    try:
+        _outline(root).of(content, where).override(changes, changed or where)
+    except UserError:
+        if _stored()["declarations"] == declarations():
+            raise
+
+
+def declarations() -> str:
+    """Return a digest of all annotated fields of classes, and of all unions of types, in the packages `DECLARING`."""
+    digest = hashlib.sha256()
+    for folder in DECLARING:
+        for path in sorted((PACKAGE / folder).rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            lines = text.splitlines()
+            for one in _declared(ast.parse(text)):
+                digest.update("\n".join(lines[one.lineno - 1 : one.end_lineno]).encode())
+    return digest.hexdigest()
+
+
+def _declared(module: ast.Module) -> Iterator[ast.stmt]:
+    for statement in module.body:
+        if isinstance(statement, ast.ClassDef):
+            yield from (one for one in statement.body if isinstance(one, ast.AnnAssign))
+        elif isinstance(statement, ast.Assign) and isinstance(statement.value, ast.BinOp | ast.Subscript):
+            yield statement
+
+
+@cache
+def _stored() -> dict[str, Any]:
+    return dict(json.loads(SCHEMAS.read_text(encoding="utf-8")))
+
+
+@cache
+def _outline(root: str) -> type[Config]:
+    """Return a class with the fields of the configuration `root`."""
+    stored = _stored()[root]
+    classes: dict[str, type[Config]] = {}
+    base = type(root, (Config,), {"what_a_name_is": stored["what_a_name_is"], "__module__": __name__})
+    return _class(root, stored["schema"], stored["schema"].get("$defs", {}), classes, base)
+
+
+def _class(
+    name: str, schema: dict[str, Any], schemas: dict[str, Any], classes: dict[str, type[Config]], base: type[Config]
+) -> type[Config]:
+    """Return a subclass of `base` with the properties of a schema, and add the classes of its properties to `classes`.
+
+    Args:
+        name: The name of the new class.
+        schema: The schema of the class.
+        schemas: The schemas of all nested configurations, keyed by class name.
+        classes: The classes of nested configurations that exist already.
+        base: The base class.
+    """
+
+    def kind(schema: dict[str, Any]) -> Any:
+        bounds = {ours: schema[theirs] for theirs, ours in RULES.items() if theirs in schema}
+        return Annotated[bare(schema), Field(**bounds)] if bounds else bare(schema)
+
+    def bare(schema: dict[str, Any]) -> Any:
+        if reference := schema.get("$ref"):
+            nested = reference.rsplit("/", 1)[-1]
+            if nested not in classes:
+                classes[nested] = _class(nested, schemas[nested], schemas, classes, Config)
+            return classes[nested]
+        if "const" in schema or "enum" in schema:
+            return Literal[tuple(schema.get("enum", [schema.get("const")]))]
+        if several := schema.get("anyOf", schema.get("oneOf")):
+            union = reduce(or_, map(kind, several))
+            return Annotated[union, Field(discriminator="name")] if "discriminator" in schema else union
+        if "prefixItems" in schema:
+            return tuple[tuple(map(kind, schema["prefixItems"]))]  # type: ignore[misc]
+        if schema.get("type") == "array":
+            return tuple[kind(schema["items"]), ...]
+        return PLAIN.get(schema.get("type", ""), Any)
+
+    def default(schema: dict[str, Any], annotation: Any) -> Any:
+        if "default" not in schema:
+            return Field()
+        value = schema["default"]
+        if isinstance(value, dict | list):
+            value = TypeAdapter(annotation).validate_json(json.dumps(value))
+        return Field(default_factory=lambda: value) if schema.get("made") else Field(value)
+
+    kinds = {field: kind(one) for field, one in schema.get("properties", {}).items()}
+    fields: dict[str, Any] = {
+        field: (annotation, default(schema["properties"][field], annotation)) for field, annotation in kinds.items()
+    }
+    return create_model(name, __base__=base, **fields)

@@ -1,0 +1,48 @@
+"""The check without torch raises the error messages of the full check, and accepts every valid configuration."""
+
+import pytest
+
+from fedsweep.cli import early_check
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import available
+from fedsweep.common.yaml_values import parse_overrides, read_yaml
+from fedsweep.federation.run_config import RunConfig
+from tests.common.test_config import REFUSALS
+
+
+def found(overrides: list[str], experiment: RunConfig) -> str | None:
+    """Return the error message of the check without torch, or None if it raises nothing."""
+    try:
+        early_check.check("RunConfig", experiment.model_dump(mode="json"), "here", parse_overrides(overrides))
+    except UserError as error:
+        return str(error).removeprefix("here: ")
+    return None
+
+
+def test_every_error_message_equals_that_of_the_full_check(experiment):
+    early = [(told, one["sentence"]) for one in REFUSALS if (told := found(one["overrides"], experiment)) is not None]
+    assert len(early) > len(REFUSALS) / 2
+    assert [pair for pair in early if pair[0] != pair[1]] == []
+
+
+@pytest.mark.parametrize(("kind", "root"), [("experiments", "RunConfig"), ("pretrain", "PretrainConfig")])
+def test_every_shipped_file_is_accepted(kind, root):
+    files = available(kind)
+    assert files
+    for path in files.values():
+        early_check.check(root, read_yaml(path), "here", {})
+
+
+def test_values_and_default_values_equal_those_of_the_full_configuration():
+    files = [path for name, path in available("experiments").items() if name.endswith("_digits")]
+    assert len(files) == 4
+    outline = early_check._outline("RunConfig")
+    for path in files:
+        full = RunConfig.of(read_yaml(path), "here").model_dump(mode="json")
+        assert outline.of(read_yaml(path), "here").model_dump(mode="json") == full
+
+
+def test_nothing_is_raised_if_a_field_was_declared_after_the_schemas_were_written(experiment, monkeypatch):
+    assert found(["lora.rnak=4"], experiment) is not None
+    monkeypatch.setattr(early_check, "declarations", lambda: "another digest")
+    assert found(["lora.rnak=4"], experiment) is None
