@@ -49,7 +49,8 @@ def csv(table: AblationTable) -> str:
 
 def inert_csv(found: pd.DataFrame) -> str:
     """Return a data frame as CSV, in which no text starts like a formula of a spreadsheet (see `inert_cell`)."""
-    cells = {name: [inert_cell(value) for value in found[name]] for name in found if found[name].dtype == object}
+    texts = [name for name in found if not pd.api.types.is_numeric_dtype(found[name])]
+    cells = {str(name): [inert_cell(value) for value in found[name]] for name in texts}
     return found.assign(**{name: pd.Series(one, found.index, dtype=object) for name, one in cells.items()}).to_csv(
         index=False
     )
