@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fedsweep.common.errors import UserError
 from fedsweep.common.files import locked
 from fedsweep.results import Outcome, Store, SweepManifest, SweepStore
+from fedsweep.results.folders import is_hidden
 from fedsweep.results.remote.mirror import SCRATCH
 from fedsweep.sweep.cluster.cluster import Cluster, processor
 from fedsweep.sweep.cluster.node_requirements import Arrival
@@ -151,7 +152,8 @@ def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool 
     shutil.rmtree(sweep.folder / SCRATCH, ignore_errors=True)
     sweep.remote.clear(SCRATCH)
     for torn in (sweep.folder / "trials").glob("*/.*"):
-        torn.unlink()
+        if torn.is_file() and not is_hidden(torn.parent):  # a folder such as `.ipynb_checkpoints` is not ours
+            torn.unlink()
     if not together:
         mark_finished(sweep, rounds)
     for trial in sweep.trials() if retry else ():
