@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import sys
 from collections.abc import Iterable
 
 
@@ -10,6 +11,11 @@ class UserError(Exception):
 
     The message is one sentence. It states where the mistake is, the rule, the invalid value and similar valid names.
     """
+
+
+def warn(sentence: str) -> None:
+    """Print a warning on stderr, as one line."""
+    print(f"fedsweep: warning: {sentence}", file=sys.stderr)
 
 
 def one_line(error: Exception) -> str:

@@ -11,6 +11,7 @@ from fedsweep.common.errors import UserError, near
 from fedsweep.results import Store, SweepStore, TrialRecord, TrialStore
 from fedsweep.results.arm_names import SEED, select
 from fedsweep.results.arms import distinct_labels, identity
+from fedsweep.results.folders import is_hidden
 from fedsweep.results.history import last
 
 GRAMMAR = (
@@ -43,6 +44,7 @@ def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
     """
     name, colon, arm = text.partition(":")
     bare, _, which = name.partition("@")
+    store.check_readable(bare)
     spaces = {sweep.folder.name: sweep.manifest().name for sweep in store.sweeps()}
     if bare in {*spaces, *spaces.values()}:
         sweep = store.find(bare, which or None)
@@ -89,7 +91,8 @@ def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
     for sweep in reversed(store.sweeps()):
         sweep.fetch()
         folders = sorted(path.parent for path in (sweep.folder / "trials").glob("*/trial.json"))
-        found += [(sweep, TrialStore(one).read()) for one in folders if prefix and one.name.startswith(prefix)]
+        mine = [one for one in folders if prefix and one.name.startswith(prefix) and not is_hidden(one)]
+        found += [(sweep, TrialStore(one).read()) for one in mine]
     keys = sorted({record.plan.key for _, record in found})
     if len(keys) > 1:
         raise UserError(

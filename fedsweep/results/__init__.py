@@ -18,7 +18,7 @@ If `--store` is a URI, these files are objects in a remote store. <root> is then
 that this machine needs.
 """
 
-from fedsweep.results.folders import Store, SweepStore, TrialStore
+from fedsweep.results.folders import SweepStore, TrialStore
 from fedsweep.results.records import (
     Attempt,
     Attempts,
@@ -30,6 +30,7 @@ from fedsweep.results.records import (
     TrialRecord,
     count_outcomes,
 )
+from fedsweep.results.store import Store
 
 __all__ = [
     "Attempt",

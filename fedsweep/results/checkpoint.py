@@ -5,8 +5,9 @@ A checkpoint contains neither the backbone nor pickled objects.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +19,9 @@ from fedsweep.types import ServerState
 
 FIRST_BYTES = 256 * 1024
 """Size of the first request for a remote checkpoint. It usually covers the history, so no tensor is downloaded."""
+
+LONGEST_HEADER = 100_000_000
+"""The longest header in bytes that the safetensors format allows."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +47,17 @@ def load(path: Path, like: ServerState, device: str = "cpu") -> Checkpoint:
     """Read a checkpoint and move its tensors to a device.
 
     `like` is any server state of the same method. Only its class is used: the loaded state is an object of this class.
+
+    Raises:
+        UserError: The file is damaged, for example because it is an incomplete copy.
     """
     from safetensors import safe_open
 
-    with safe_open(path, framework="pt", device=device) as file:
+    with _readable(path), safe_open(path, framework="pt", device=device) as file:
         metadata = file.metadata()
         tree = json.loads(metadata["state"])
         state = type(like)(**{name: _unpack(node, file.get_tensor) for name, node in tree.items()})
-    return Checkpoint(int(metadata["round"]), state, tuple(from_json(metadata["history"])))
+        return Checkpoint(int(metadata["round"]), state, tuple(from_json(metadata["history"])))
 
 
 def load_history(path: Path) -> History:
@@ -59,19 +66,33 @@ def load_history(path: Path) -> History:
     Raises:
         UserError: The file is damaged, for example because it is an incomplete copy.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
+
+    with _readable(path), safe_open(path, framework="numpy") as file:
+        return from_json(file.metadata()["history"])
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raise UserError if the block cannot read the checkpoint, because the file or its metadata is damaged."""
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="numpy") as file:
-            return from_json(file.metadata()["history"])
+        yield
     except SafetensorError as error:
         raise UserError(f"{path} is damaged or an incomplete copy: {one_line(error)}.") from None
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        problem = f"its metadata are not those of a checkpoint ({type(error).__name__}: {one_line(error)})"
+        raise UserError(f"{path} is damaged or an incomplete copy: {problem}.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or one_line(error)}.") from None
 
 
 def without_tensors(file: BinaryIO) -> bytes:
     """Return a copy of a checkpoint file that contains the complete history but no tensors.
 
-    If the file is replaced during the call, the copy is made from either the old or the new version.
+    If the file is replaced during the call, the copy is made from either the old or the new version. Of a damaged file,
+    the beginning is returned, which `load_history` rejects.
     """
     from safetensors.numpy import save as to_bytes
 
@@ -80,8 +101,13 @@ def without_tensors(file: BinaryIO) -> bytes:
         file.seek(0)
         start = file.read(size)
         header = int.from_bytes(start[:8], "little")
+        if header > LONGEST_HEADER or 8 + header > len(start) < size:  # too long, or the file ends in it
+            return start
         if 8 + header <= len(start):
-            return to_bytes({}, json.loads(start[8 : 8 + header])["__metadata__"])
+            try:
+                return to_bytes({}, json.loads(start[8 : 8 + header])["__metadata__"])
+            except (KeyError, RecursionError, TypeError, ValueError):
+                return start[: 8 + header]
         size = 8 + header + FIRST_BYTES  # with reserve, because the header may have grown by the next read
     raise OSError("a checkpoint changes faster than it can be read")
 

@@ -1,4 +1,4 @@
-"""Classes for the results folder, the folder of a sweep and the folder of a trial.
+"""Classes for the folder of a sweep and the folder of a trial.
 
 If the results are in a remote store, these folders are local mirrors of folders in that store.
 """
@@ -7,37 +7,43 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
 from fedsweep.common.config import Config
-from fedsweep.common.errors import UserError, near
+from fedsweep.common.errors import UserError
 from fedsweep.common.files import LockedError, locked, write_atomically
-from fedsweep.common.paths import inside, mirror_folder
+from fedsweep.common.paths import inside
 from fedsweep.common.yaml_values import read_json
-from fedsweep.results.checkpoint import load_history, without_tensors
+from fedsweep.results.checkpoint import load_history
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.records import Attempts, Outcome, OutcomeName, SweepManifest, TrialPlan, TrialRecord
-from fedsweep.results.remote import NOTHING, Place, Remote
-from fedsweep.results.remote.mirror import AT_ONCE, Mirror
-from fedsweep.results.remote.objects import check_there, check_writable, filesystem, is_uri, persistently, read
+from fedsweep.results.remote import NOTHING, Remote
+from fedsweep.results.remote.objects import persistently
 from fedsweep.results.tsne_files import FILES
 
 Record = TypeVar("Record", bound=Config)
-SHORTEN = {"checkpoint.safetensors": without_tensors}
-"""For each large file, a function that reads only the part that the driver (the process that runs a sweep) needs."""
 
 
 def read_record(kind: type[Record], path: Path) -> Record:
     """Read a record of class `kind` from a JSON file, or raise UserError if the file contains no valid record."""
-    return kind.of(read_json(path), str(path))
+    try:
+        return kind.of(read_json(path), str(path))
+    except UserError as error:  # fedsweep has written the file, so similar names do not help
+        raise UserError(f"{str(error).partition('; did you mean')[0].rstrip('.')}.") from None
 
 
 def write_record(path: Path, record: Config) -> None:
     """Write a record to a JSON file atomically."""
     write_atomically(path, record.model_dump_json(indent=2).encode())
+
+
+def is_hidden(path: Path) -> bool:
+    """Return whether the name of a file or folder begins with a dot, as in `.ipynb_checkpoints`.
+
+    Hidden files and folders in the results folder are no records: other programs, or interrupted writes, left them.
+    """
+    return path.name.startswith(".")
 
 
 class TrialStore:
@@ -125,10 +131,19 @@ class TrialStore:
             write_record(self.folder / "outcome.json", outcome)
 
     def read(self) -> TrialRecord:
-        """Return the trial's plan, outcome, history, t-SNE files and attempts."""
+        """Return the trial's plan, outcome, history, t-SNE files and attempts.
+
+        If the trial has finished, but its checkpoint is missing or lacks rounds, the returned record has no outcome.
+
+        Raises:
+            UserError: A file is damaged, or was written by another version of fedsweep.
+        """
         plan = read_record(TrialPlan, self.folder / "trial.json")
         artifacts = {name: self.folder / name for name in FILES if (self.folder / name).exists()}
-        return TrialRecord(plan, self.outcome(), self.history(), artifacts, self.attempts().attempts)
+        outcome, history = self.outcome(), self.history()
+        last = history[-1].round if history else 0
+        missing = outcome is not None and outcome.outcome == "finished" and last < outcome.round
+        return TrialRecord(plan, None if missing else outcome, history, artifacts, self.attempts().attempts, missing)
 
     def attempts(self) -> Attempts:
         """Return the attempts to run the trial on a GPU, with the measured GPU memory of each attempt."""
@@ -184,146 +199,40 @@ class SweepStore:
         return TrialStore(inside(self.folder / "trials", key), self.remote.below("trials", key))
 
     def ended(self) -> list[str]:
-        """Return the keys of the trials that have ended. A key is the name of the trial's folder."""
+        """Return the keys of the trials that have ended. A key is the name of the trial's folder.
+
+        The files of the trials are not read.
+        """
         if (mirror := self.remote.mirror) is not None:
             names = persistently(lambda: mirror.names("trials"))
             return [Path(name).parent.name for name in names if name.endswith("/outcome.json")]
-        return [path.parent.name for path in (self.folder / "trials").glob("*/outcome.json")]
+        folders = [path.parent for path in (self.folder / "trials").glob("*/outcome.json")]
+        return [folder.name for folder in folders if not is_hidden(folder)]
 
     def trials(self) -> list[TrialRecord]:
-        """Return the records of all planned trials, sorted by their numbers in the sweep's plan."""
-        trials = [TrialStore(path.parent).read() for path in (self.folder / "trials").glob("*/trial.json")]
-        return sorted(trials, key=lambda trial: trial.plan.number)
-
-
-class Store:
-    """The results folder, or the local mirror of a remote results folder.
-
-    Methods raise UserError for names that lead out of the folder, such as `../runs`.
-    """
-
-    def __init__(self, root: Path, uri: str | None = None) -> None:
-        self.root, self.uri = root.resolve(), uri
-        self.where = uri or str(self.root)
-        """The path or URI, as shown to users."""
-
-    @classmethod
-    def at(cls, address: str | Path) -> Store:
-        """Open the results folder at a path or URI. Raise UserError if a remote store is not accessible."""
-        if not is_uri(address):
-            return cls(Path(address))
-        uri = str(address).rstrip("/")
-        found, base = filesystem(uri)
-        if found.type_name == "local":
-            return cls(Path(base))
-        check_there(uri)
-        return cls(mirror_folder(uri), uri)
-
-    def check_writable(self) -> None:
-        """Raise UserError if the results are in a remote store that is not writable."""
-        if self.uri:
-            check_writable(self.uri)
-
-    def remote(self, folder: Path, plays: bool = False) -> Remote:
-        """Return the folder in the remote store that a folder in the results folder mirrors.
-
-        Args:
-            folder: The local folder.
-            plays: Whether this process trains the run in the folder and therefore needs the tensors in the run's
-                checkpoint. Otherwise, checkpoints are downloaded without tensors and are never sent.
-        """
-        if self.uri is None:
-            return NOTHING
-        place = Place(self.uri, folder.relative_to(self.root).as_posix())
-        return Remote(Mirror(place.filesystem, place.base, folder, None if plays else SHORTEN), place)
-
-    def sweep(self, name: str, sweep_id: str) -> SweepStore:
-        """Return the folder of a sweep. The folder need not exist."""
-        folder = inside(self.root / "sweeps", name, sweep_id)
-        return SweepStore(folder, self.remote(folder))
-
-    def run(self, name: str, stamp: str) -> TrialStore:
-        """Return the folder of a run outside of sweeps.
-
-        Args:
-            name: The name of the run's experiment.
-            stamp: The start time of the run.
-        """
-        folder = inside(self.root / "runs", name, stamp)
-        return TrialStore(folder, self.remote(folder, plays=True))
-
-    def runs(self) -> list[TrialStore]:
-        """Return the folders of all runs outside of sweeps. Local copies of remote folders are updated first."""
-        remote = self.remote(self.root / "runs")
-        remote.pull()
-        remote.save()
-        return [TrialStore(path.parent) for path in sorted((self.root / "runs").glob("**/trial.json"))]
-
-    def whole_run(self, name: str, stamp: str) -> TrialStore:
-        """Return the folder of a run outside of sweeps, with a complete checkpoint.
-
-        The tensors of the checkpoint are downloaded if they are missing.
-
-        Args:
-            name: The name of the experiment.
-            stamp: The start time of the run.
-        """
-        # Only the mirror of `runs` records which checkpoints were downloaded without tensors.
-        remote = self.remote(self.root / "runs").below(name, stamp)
-        remote.pull(whole=True)
-        remote.save()
-        return TrialStore(inside(self.root / "runs", name, stamp))
-
-    def sweeps(self) -> list[SweepStore]:
-        """Return the folders of all sweeps, oldest first. Of remote sweeps, only the manifests are downloaded."""
-        local = (path.parent for path in (self.root / "sweeps").glob("**/sweep.json"))
-        found = [SweepStore(folder, self.remote(folder)) for folder in (self._remote_sweeps if self.uri else local)]
-        return sorted(found, key=lambda sweep: sweep.manifest().created)
-
-    def find(self, name: str, sweep_id: str | None = None) -> SweepStore:
-        """Return the folder of a sweep. If the store is remote, the folder is updated first.
-
-        Args:
-            name: The search space, the id of a sweep, or both as `SPACE@SWEEP`.
-            sweep_id: The id of the sweep, or `SPACE@SWEEP`; None for the newest sweep of the search space.
+        """Return the records of all planned trials, sorted by their numbers in the sweep's plan.
 
         Raises:
-            UserError: There is no such sweep.
+            UserError: A file of a trial cannot be read. The message states how to repair the sweep.
         """
-        existing = self.sweeps()
-        sweep_id = sweep_id and sweep_id.removeprefix(f"{name}@")
-        if sweep_id is None and "@" in name:
-            name, _, sweep_id = name.partition("@")
-        elif sweep_id is None:
-            by_id = {sweep.folder.name: sweep.manifest().name for sweep in existing}
-            name, sweep_id = (by_id[name], name) if name in by_id else (name, None)
-        mine = {sweep.folder.name: sweep for sweep in existing if sweep.manifest().name == name}
-        if sweep_id is not None and sweep_id not in mine:
-            raise UserError(f"there is no sweep `{sweep_id}` of {name} in {self.where}{near(sweep_id, mine) or '.'}")
-        if not mine:
-            names = sorted({sweep.manifest().name for sweep in existing})
-            raise UserError(f"there is no sweep of {name} in {self.where}{near(name, names) or '.'}")
-        found = mine[sweep_id] if sweep_id is not None else list(mine.values())[-1]
-        found.fetch()
-        return found
+        trials: list[TrialRecord] = []
+        damaged: dict[str, str] = {}
+        for folder in sorted(path.parent for path in (self.folder / "trials").glob("*/trial.json")):
+            if is_hidden(folder):
+                continue
+            try:
+                trials.append(TrialStore(folder).read())
+            except UserError as error:
+                damaged[folder.name] = str(error)
+        if damaged:
+            raise UserError(self._repair(damaged))
+        return sorted(trials, key=lambda trial: trial.plan.number)
 
-    @cached_property
-    def _remote_sweeps(self) -> list[Path]:
-        """The local folders of all remote sweeps.
-
-        On first use, the remote store is listed, and missing manifests are downloaded.
-        """
-        place, root = Place(self.where, "sweeps"), self.root / "sweeps"
-
-        def manifest(name: str) -> Path:
-            path = inside(root, name, "sweep.json")
-            if not path.exists():
-                write_atomically(path, read(place.filesystem, f"{place.base}/{name}/sweep.json"))
-            return path.parent
-
-        def look() -> list[Path]:
-            names = place.folders("sweep.json", lambda one: (root / one / "sweep.json").exists())
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                return list(pool.map(manifest, names))
-
-        return persistently(look)
+    def _repair(self, damaged: Mapping[str, str]) -> str:
+        """Return the error message about trials that cannot be read. `damaged` maps their keys to the reasons."""
+        (first, reason), *others = damaged.items()
+        place = self.remote.place
+        folder = f"{place.uri}/{place.path}/trials/{first}" if place else self.folder / "trials" / first
+        keys = f"; {len(others)} more trials cannot be read: {', '.join(key for key, _ in others)}" if others else ""
+        repair = f"delete the folder {folder} and resume the sweep with `--resume`, which runs this trial again"
+        return f"{reason.rstrip('.')}; {repair}{keys}."

@@ -35,8 +35,20 @@ def to_json(history: History) -> str:
 
 
 def from_json(text: str) -> list[RoundRecord]:
-    """Parse a history from the JSON text that `to_json` returned."""
-    return [RoundRecord(**record) for record in json.loads(text)]
+    """Parse a history from the JSON text that `to_json` returned.
+
+    Raises:
+        ValueError or TypeError: The text is not the JSON text of a history.
+    """
+    return [_checked(RoundRecord(**record)) for record in json.loads(text)]
+
+
+def _checked(record: RoundRecord) -> RoundRecord:
+    """Return `record`, or raise ValueError or TypeError if a field has a value of another type."""
+    numbers = [*{**record.metrics}.values(), *{**record.system}.values(), record.seconds, record.memory or 0]
+    if type(record.round) is not int or not all(type(number) in (int, float) for number in numbers):
+        raise ValueError("a value in the history has the wrong type")
+    return record
 
 
 def total_megabytes(history: History) -> float:

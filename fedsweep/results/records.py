@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -24,7 +24,13 @@ STAND_INS = {
 OutcomeName = Literal["finished", "pruned", "diverged", "failed"]
 
 
-class SweepManifest(Config):
+class StoredRecord(Config):
+    """The base class of the records that fedsweep writes to the results folder as JSON files."""
+
+    what_a_name_is: ClassVar[str] = "an entry that this version of fedsweep knows"
+
+
+class SweepManifest(StoredRecord):
     """The description of a sweep, written when the sweep starts."""
 
     id: str = Field(description="unique id, which is also the name of the folder")
@@ -52,14 +58,14 @@ class SweepManifest(Config):
     digests: dict[str, str] = Field(description="digests of the definition, code and data; package versions")
 
 
-class Start(Config):
+class Start(StoredRecord):
     """The starting point of a trial: the key of another trial, and the round after which this trial continues it."""
 
     key: str = Field(description="key of the other trial, whose state and history are copied")
     round: int = Field(ge=0, description="round of the other trial after which this trial continues")
 
 
-class TrialPlan(Config):
+class TrialPlan(StoredRecord):
     """The plan of a trial. A trial is one federated run of a sweep."""
 
     key: str = Field(description="digest of the resolved configuration, code and data")
@@ -80,7 +86,7 @@ class TrialPlan(Config):
         return arm_label(self.arm)
 
 
-class Outcome(Config):
+class Outcome(StoredRecord):
     """The outcome of a trial that has ended."""
 
     outcome: OutcomeName
@@ -89,7 +95,7 @@ class Outcome(Config):
     error: str | None = Field(None, description="traceback of the failure or of the error that reported divergence")
 
 
-class Attempt(Config):
+class Attempt(StoredRecord):
     """One attempt to run a trial. Its measurements are None while it runs, and remain None if its worker is lost."""
 
     gpus: float = Field(ge=0, description="number of GPUs of the attempt, which can be a fraction")
@@ -101,7 +107,7 @@ class Attempt(Config):
     out_of_memory: bool = Field(False, description="whether the attempt ended because it ran out of GPU memory")
 
 
-class Attempts(Config):
+class Attempts(StoredRecord):
     """All attempts to run a trial, oldest first. They are stored in the file `gpus.json`."""
 
     attempts: tuple[Attempt, ...] = ()
@@ -120,7 +126,10 @@ class Attempts(Config):
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """A trial as recorded on disk. `outcome` is None until the trial has ended."""
+    """A trial as recorded on disk.
+
+    `outcome` is None until the trial has ended. It is also None if the recorded rounds of the trial are missing.
+    """
 
     plan: TrialPlan
     outcome: Outcome | None
@@ -129,6 +138,8 @@ class TrialRecord:
     """Files to show to users, by name."""
     attempts: Sequence[Attempt] = ()
     """Attempts to run the trial on a GPU; empty for trials on the CPU."""
+    missing: bool = False
+    """True if the trial has finished, but its recorded rounds are not on disk. `outcome` is then None."""
 
     @property
     def last_round(self) -> int:

@@ -7,11 +7,11 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.errors import UserError, one_line, warn
 from fedsweep.common.files import LockedError, locked, write_atomically
 from fedsweep.results import Store, SweepManifest, SweepStore, TrialRecord, count_outcomes
 from fedsweep.tracking.destination import SERVER, Destination
@@ -207,17 +207,30 @@ def deliver_all(
         if sweep.remote.is_taken():
             continue
         with contextlib.suppress(LockedError), locked(sweep.folder / ".lock", "taken"):
-            yield f"{sweep.manifest().name} {sweep.manifest().id}", _deliver_sweep(store, sweep, destination, tell)
+            try:
+                trials = sweep.trials()
+            except UserError as error:
+                warn(f"sweep {sweep.folder.name} is left out: {error}")
+                continue
+            manifest = sweep.manifest()
+            yield f"{manifest.name} {manifest.id}", _deliver_sweep(store, sweep, trials, destination, tell)
     for run in store.runs():
         path = run.folder.relative_to(store.root / "runs")
+        try:
+            record = run.read()
+        except UserError as error:
+            warn(f"the run {path.as_posix()} is left out: {error}")
+            continue
         recorder = Recorder(store, path.parent.as_posix(), destination)
-        recorder.sync(run.read())  # not `interrupt`, because a run without an outcome may still be running
+        recorder.sync(record)  # not `interrupt`, because a run without an outcome may still be running
         recorder.deliver(tell)
         yield path.as_posix(), recorder.unsynced
 
 
-def _deliver_sweep(store: Store, sweep: SweepStore, destination: Destination, tell: Tell) -> dict[str, str]:
-    manifest, trials = sweep.manifest(), sweep.trials()
+def _deliver_sweep(
+    store: Store, sweep: SweepStore, trials: Sequence[TrialRecord], destination: Destination, tell: Tell
+) -> dict[str, str]:
+    manifest = sweep.manifest()
     recorder = Recorder(store, manifest.name, destination)
     recorder.open_sweep(manifest, sweep.folder)
     for trial in trials:

@@ -126,6 +126,21 @@ def test_files_that_cannot_be_written_or_read_are_one_error_message(refused: Ref
     assert refused("report", SPACE, "--sweep", "s1").startswith(f"{sweeps[0] / 'sweep.json'} is not valid JSON: ")
 
 
+def test_a_damaged_sweep_is_one_warning_unless_it_is_asked_for(call: Call, refused: Refused, sweeps, tmp_path: Path):
+    other = record(tmp_path / "mlruns", "s9", ONE, "other") / "sweep.json"
+    other.write_text("")
+    answer = call("report", SPACE)
+    assert answer.code == 0
+    assert answer.out.startswith(SPACE)
+    assert [line for line in answer.err.splitlines() if "warning" in line] == [
+        f"fedsweep: warning: a sweep of other is left out: {other} is not valid JSON: Expecting value: line 1 column 1 "
+        "(char 0); use the version of fedsweep that wrote it, restore it from a backup, or delete the sweep's folder "
+        f"{other.parent}."
+    ]
+    for words in (("report", "other"), ("report", "s9"), ("compare", "other@s9", SPACE)):
+        assert refused(*words).startswith(f"{other} is not valid JSON: "), words
+
+
 def test_columns_of_a_search_space_are_used_in_its_report_and_checked(refused: Refused):
     text = GRID + "\ncolumns: [worst_domain, megbytes_up]\n"
     write("search_spaces", "mine", text)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsweep.common.errors import UserError
 from fedsweep.common.files import write_atomically
 from fedsweep.results import checkpoint
 from fedsweep.results.checkpoint import Checkpoint, load, load_history, save
@@ -124,5 +125,5 @@ def test_an_unknown_kind_of_packed_value_raises_an_error(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_pack", lambda *_: {"set": [1, 2]})
         save(path, Checkpoint(0, state(), ()))
-    with pytest.raises(ValueError, match="not a packed state"):
+    with pytest.raises(UserError, match="not a packed state"):
         load(path, like=state())

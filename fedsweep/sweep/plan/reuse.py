@@ -1,5 +1,6 @@
 """Reuse of trials that other sweeps have run with the same configuration, code, data, packages and processor."""
 
+from fedsweep.common.errors import UserError, warn
 from fedsweep.results import Store, SweepStore, TrialPlan, TrialStore
 from fedsweep.results.records import TAKEN_FROM
 
@@ -37,7 +38,11 @@ class Reuse:
             return plan
         origin, other = self._found[plan.key]
         other.remote.pull()
-        outcome = other.outcome()
+        try:
+            outcome = other.read().outcome
+        except UserError as error:
+            warn(f"a trial of sweep {origin} is not reused but run again: {error}")
+            return plan
         if outcome is None or outcome.outcome == "failed":
             return plan
         marked = plan.model_copy(update={"marks": {**plan.marks, TAKEN_FROM: origin}})

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fedsweep.common.errors import UserError
 from fedsweep.common.files import locked
 from fedsweep.results import Outcome, Store, SweepManifest, SweepStore
+from fedsweep.results.folders import is_hidden
 from fedsweep.results.remote.mirror import SCRATCH
 from fedsweep.sweep.cluster.cluster import Cluster, processor
 from fedsweep.sweep.cluster.node_requirements import Arrival
@@ -140,6 +141,8 @@ def any_left(sweep: SweepStore) -> bool:
 def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool = False) -> None:
     """Delete incomplete files of a killed session, mark complete trials as finished, and reopen failed trials.
 
+    Finished trials whose recorded rounds are missing are always reopened.
+
     Args:
         sweep: The sweep to resume.
         rounds: Number of rounds of a complete trial.
@@ -151,11 +154,13 @@ def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool 
     shutil.rmtree(sweep.folder / SCRATCH, ignore_errors=True)
     sweep.remote.clear(SCRATCH)
     for torn in (sweep.folder / "trials").glob("*/.*"):
-        torn.unlink()
+        if torn.is_file() and not is_hidden(torn.parent):  # a folder such as `.ipynb_checkpoints` is not ours
+            torn.unlink()
     if not together:
         mark_finished(sweep, rounds)
-    for trial in sweep.trials() if retry else ():
-        if trial.outcome is not None and trial.outcome.outcome == "failed":
+    for trial in sweep.trials():
+        failed = trial.outcome is not None and trial.outcome.outcome == "failed"
+        if trial.missing or (failed and retry):
             sweep.trial(trial.plan.key).reopen()
 
 

@@ -1,6 +1,7 @@
 """Ray Tune searchers for planned grids, sampled searches, successive halving of arms, and populations."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Any
 
 from optuna.trial import FrozenTrial
@@ -90,8 +91,8 @@ class SampledSearch(PlannedSearch):
     """
 
     def __init__(self, plan: Plan, sweep: SweepStore, announce: Announce, packing: Packing) -> None:
-        self._samples = [trial.plan for trial in sweep.trials()]
-        super().__init__(sweep, self._samples, plan.base.federation.rounds, announce, packing)
+        self._samples = {trial.plan.number: trial.plan for trial in sweep.trials()}
+        super().__init__(sweep, [*self._samples.values()], plan.base.federation.rounds, announce, packing)
         self._plan, self._proposals = plan, Proposals(plan.space, plan.tentative, warm_start.known(sweep))
         self._results: dict[int, FrozenTrial] = {}
 
@@ -102,15 +103,18 @@ class SampledSearch(PlannedSearch):
         sample are available.
         """
         left = {plan.number for plan, _ in super().wanted()}
-        number, running = len(self._samples), {plan.number for plan in self._running.values()}
+        # A number is missing in between if the folder of a damaged trial was deleted.
+        number = next(one for one in count() if one not in self._samples)
+        running = {plan.number for plan in self._running.values()}
         needed = self._proposals.needed(number)
         if left <= running and number != self._plan.sampled and left.isdisjoint(needed):
             for one in needed:
                 if one not in self._results:
                     self._results[one] = self._proposals.result(self._sweep.trial(self._samples[one].key).read())
-            arm = self._proposals.arm(number, [one.arm for one in self._samples], self._results)
-            self._samples.append(self._plan.trial(number, arm, self._plan.space.seeds[0]))
-            self._left.append(self._samples[-1])
+            earlier = [self._samples[one].arm for one in range(number)]
+            arm = self._proposals.arm(number, earlier, self._results)
+            self._samples[number] = self._plan.trial(number, arm, self._plan.space.seeds[0])
+            self._left.append(self._samples[number])
         return [(plan, self._rounds) for plan in self._left]
 
 

@@ -129,6 +129,14 @@ def test_proposals_do_not_depend_on_workers_or_restarts(
     check()
 
 
+def test_a_sample_whose_folder_was_deleted_is_drawn_and_run_again(tmp_path: Path, plan: Plan) -> None:
+    expected = play(tmp_path / "sweep", plan)
+    before = SweepStore(tmp_path / "sweep").trials()
+    shutil.rmtree(SweepStore(tmp_path / "sweep").trial(expected[4]["trial"]).folder)
+    assert play(tmp_path / "sweep", plan) == [expected[4]]
+    assert SweepStore(tmp_path / "sweep").trials() == before
+
+
 def arm_of(suggestion: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in suggestion.items() if name not in ("trial", "seed", "until", "gpus")}
 
