@@ -124,9 +124,9 @@ def _class(
             union = reduce(or_, map(kind, several))
             return Annotated[union, Field(discriminator="name")] if "discriminator" in schema else union
         if "prefixItems" in schema:
-            return tuple[tuple(map(kind, schema["prefixItems"]))]  # type: ignore[misc]
+            return tuple.__class_getitem__(tuple(map(kind, schema["prefixItems"])))
         if schema.get("type") == "array":
-            return tuple[kind(schema["items"]), ...]
+            return tuple.__class_getitem__((kind(schema["items"]), ...))
         return PLAIN.get(schema.get("type", ""), Any)
 
     def default(schema: dict[str, Any], annotation: Any) -> Any:

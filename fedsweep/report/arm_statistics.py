@@ -330,6 +330,8 @@ def notes(arm: ArmTrials, metric: str, show: Callable[[float], str] | None = Non
 
 
 def _fate(trial: TrialRecord, metric: str) -> str:
+    if trial.missing:
+        return "missing: its recorded rounds are not on disk, and a resume runs it again"
     if trial.outcome is None:
         return f"unfinished at round {trial.last_round}" if trial.history else "not started"
     if (how := trial.outcome.outcome) == "pruned":

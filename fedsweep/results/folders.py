@@ -133,12 +133,17 @@ class TrialStore:
     def read(self) -> TrialRecord:
         """Return the trial's plan, outcome, history, t-SNE files and attempts.
 
+        If the trial has finished, but its checkpoint is missing or lacks rounds, the returned record has no outcome.
+
         Raises:
             UserError: A file is damaged, or was written by another version of fedsweep.
         """
         plan = read_record(TrialPlan, self.folder / "trial.json")
         artifacts = {name: self.folder / name for name in FILES if (self.folder / name).exists()}
-        return TrialRecord(plan, self.outcome(), self.history(), artifacts, self.attempts().attempts)
+        outcome, history = self.outcome(), self.history()
+        last = history[-1].round if history else 0
+        missing = outcome is not None and outcome.outcome == "finished" and last < outcome.round
+        return TrialRecord(plan, None if missing else outcome, history, artifacts, self.attempts().attempts, missing)
 
     def attempts(self) -> Attempts:
         """Return the attempts to run the trial on a GPU, with the measured GPU memory of each attempt."""

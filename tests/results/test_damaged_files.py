@@ -15,12 +15,13 @@ from safetensors.numpy import save as to_bytes
 
 from fedsweep.common.errors import UserError
 from fedsweep.export.which_trial import find_trial
-from fedsweep.results import Outcome, Store, SweepStore, TrialPlan
+from fedsweep.report.arm_statistics import ArmTrials, notes
+from fedsweep.results import Outcome, Store, SweepStore, TrialPlan, count_outcomes
 from fedsweep.results.checkpoint import Checkpoint, load, load_history, save, without_tensors
 from fedsweep.results.history import RoundRecord, to_json
 from fedsweep.results.records import Attempt, Attempts
 from fedsweep.sweep.plan.reuse import Reuse
-from fedsweep.sweep.running.open_sweep import clear_leftovers
+from fedsweep.sweep.running.open_sweep import any_left, clear_leftovers
 from fedsweep.types import ServerState
 from tests.tracking.helpers import MANIFEST
 
@@ -186,6 +187,29 @@ def test_a_folder_in_the_place_of_a_file_is_damage(tmp_path: Path, name: str) ->
     with pytest.raises(UserError) as caught:
         sweep.trials()
     assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("last", [None, 0])
+@pytest.mark.parametrize("retry", [True, False])
+def test_a_finished_trial_without_its_rounds_is_missing_and_reopened(
+    tmp_path: Path, last: int | None, retry: bool
+) -> None:
+    sweep = sweep_of(tmp_path, "s1", trials=2)
+    assert not any_left(sweep)
+    sweep.trial("a").checkpoint.unlink()
+    if last is not None:
+        save(sweep.trial("a").checkpoint, Checkpoint(last, STATE, HISTORY[: last + 1]))
+    lost, sound = sweep.trials()
+    assert (lost.missing, lost.outcome, lost.last_round) == (True, None, -1 if last is None else last)
+    assert (sound.missing, sound.outcome) == (False, Outcome(outcome="finished", round=1))
+    assert count_outcomes([lost, sound])["finished"] == 1
+    said = "seed 0 missing: its recorded rounds are not on disk, and a resume runs it again"
+    assert notes(ArmTrials({"lora.rank": 4}, (lost, sound)), "accuracy/mean") == [said]
+    assert any_left(sweep)
+    clear_leftovers(sweep, rounds=1, retry=retry)
+    assert sweep.trial("a").outcome() is None
+    assert not sweep.trials()[0].missing
+    assert sweep.trial("b").outcome() is not None
 
 
 VALUES = st.recursive(

@@ -141,6 +141,8 @@ def any_left(sweep: SweepStore) -> bool:
 def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool = False) -> None:
     """Delete incomplete files of a killed session, mark complete trials as finished, and reopen failed trials.
 
+    Finished trials whose recorded rounds are missing are always reopened.
+
     Args:
         sweep: The sweep to resume.
         rounds: Number of rounds of a complete trial.
@@ -156,8 +158,9 @@ def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool 
             torn.unlink()
     if not together:
         mark_finished(sweep, rounds)
-    for trial in sweep.trials() if retry else ():
-        if trial.outcome is not None and trial.outcome.outcome == "failed":
+    for trial in sweep.trials():
+        failed = trial.outcome is not None and trial.outcome.outcome == "failed"
+        if trial.missing or (failed and retry):
             sweep.trial(trial.plan.key).reopen()
 
 
