@@ -35,6 +35,8 @@ class Side:
     """The name that the user gave."""
     manifest: SweepManifest
     arms: tuple[ArmStatistics, ...]
+    num_arms: int
+    """The number of arms of the sweep, also if the side is a single arm."""
 
     @classmethod
     def of(cls, name: str, manifest: SweepManifest, trials: Sequence[TrialRecord], arm: str | None) -> Side:
@@ -47,7 +49,7 @@ class Side:
         """
         arms = summarise(manifest, trials)
         if arm is None:
-            return cls(name, manifest, tuple(arms))
+            return cls(name, manifest, tuple(arms), len(arms))
         found = [arms[place] for place in select(arm, [one.arm.values for one in arms])]
         if len(found) != 1:
             shown = [one.arm.values for one in (found or arms)[:SHOWN]]
@@ -58,7 +60,7 @@ class Side:
                 else f"no arm has these values. The arms are: {labels}"
             )
             raise UserError(f"`{name}` must name one arm by its values, but {says}.")
-        return cls(name, manifest, tuple(found))
+        return cls(name, manifest, tuple(found), len(arms))
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,15 @@ class Pairing:
     sides: tuple[Side, Side]
     pairs: tuple[tuple[ArmStatistics, ArmStatistics], ...]
     comparisons: tuple[Comparison, ...]
+    choices: int = 1
+    """The number of pairs of arms from which the user could pick; 1 if no pair was picked."""
 
     @classmethod
     def of(cls, first: Side, second: Side, by_arm: bool) -> Pairing:
         """Pair each arm of `first` with the same arm of `second`, and compare each pair.
 
-        If `by_arm` is false, pair the only arm of `first` with the only arm of `second`.
+        If `by_arm` is false, pair the only arm of `first` with the only arm of `second`. The p-values are then
+        corrected for the number of pairs of arms that could have been picked.
 
         Raises:
             UserError: The sides have different objectives or no arm in common, or the sides are identical.
@@ -97,7 +102,11 @@ class Pairing:
             raise UserError(
                 f"`{first.name}` and `{second.name}` must be different sweeps or arms, but they are the same."
             )
-        return cls((first, second), tuple(pairs), tuple(paired_tests([(b.values, a.values) for a, b in pairs])))
+        same = one.id == other.id
+        among = first.num_arms * (first.num_arms - 1) // 2 if same else first.num_arms * second.num_arms
+        choices = 1 if by_arm else among
+        found = paired_tests([(b.values, a.values) for a, b in pairs], choices)
+        return cls((first, second), tuple(pairs), tuple(found), choices)
 
     @property
     def units(self) -> Units:
@@ -121,7 +130,7 @@ class Pairing:
             for letter, side in zip("AB", self.sides, strict=True)
         ]
         tested = [one for one in self.comparisons if one.p is not None]
-        explained = texts("comparisons", tested=tested, percent=units.percent)
+        explained = texts("comparisons", tested=tested, percent=units.percent, choices=self.choices)
         return Section.of("Comparison", rows, 1, [*who, "Differences are B minus A.", *explained])
 
     def csv(self) -> str:
@@ -143,7 +152,7 @@ class Pairing:
         """Return the results of the comparisons as sentences.
 
         The last sentence lists the hyperparameters in which side A and side B differ. If the two sides were tested on
-        different images, the first sentence is a warning.
+        different images, the first sentence is a warning. If the pair was picked among several, a sentence says so.
         """
         seeds = tuple(dict.fromkeys(seed for side in self.sides for seed in side.manifest.seeds))
         manifest = self.sides[1].manifest.model_copy(update={"seeds": seeds})
@@ -153,7 +162,12 @@ class Pairing:
             for pair, found in zip(self.pairs, self.comparisons, strict=True)
         ]
         caution = ["A and B were tested on different images, so a difference may come from the images alone."]
-        return [*caution * (not all(map(self._same_images, self.pairs))), *said, self._apart()]
+        picked = [
+            f"The compared pair is one of {self.choices} pairs of arms that you could have picked, so its p-values are "
+            f"multiplied by {self.choices}."
+        ]
+        cautions = [*caution * (not all(map(self._same_images, self.pairs))), *picked * (self.choices > 1)]
+        return [*cautions, *said, self._apart()]
 
     def _label(self, first: ArmStatistics, second: ArmStatistics) -> str:
         here, there = arm_label(first.arm.values), arm_label(second.arm.values)

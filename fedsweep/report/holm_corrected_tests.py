@@ -103,17 +103,26 @@ class Comparison:
         return least_exact(len(self.seeds)) <= self.level
 
 
-def paired_tests(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]) -> list[Comparison]:
+def paired_tests(
+    pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]], choices: int = 1
+) -> list[Comparison]:
     """Compare each arm with its baseline, and apply Holm's correction to the p-values.
 
-    Each pair consists of two dicts from seed to objective. The first dict belongs to the arm, and the second dict
-    belongs to the arm's baseline.
+    Args:
+        pairs: Two dicts from seed to objective for each comparison: the arm's, and that of the arm's baseline.
+        choices: The number of pairs among which each given pair was picked. The p-values are also multiplied by this
+            number (Bonferroni's correction), because a pair may have been picked for its large difference.
     """
     found = [_paired(arm, baseline) for arm, baseline in pairs]
     p = [one.p for one in found if one.p is not None]
     corrected, exact = iter(holm(p)), iter(holm([one.p_exact for one in found if one.p_exact is not None]))
+    level = LEVEL / (max(len(p), 1) * choices)
     return [
-        one if one.p is None else replace(one, p_holm=next(corrected), p_exact_holm=next(exact), level=LEVEL / len(p))
+        one
+        if one.p is None
+        else replace(
+            one, p_holm=min(1, choices * next(corrected)), p_exact_holm=min(1, choices * next(exact)), level=level
+        )
         for one in found
     ]
 

@@ -32,6 +32,25 @@ def test_comparing_two_arms_gives_the_numbers_of_the_table(manifest, ranks):
     assert row[:5] == ["lora.rank=8 / lora.rank=4", "3", "60.00", "3", "50.33"]
 
 
+def test_a_picked_pair_is_corrected_for_all_pairs_that_could_have_been_picked(manifest, ranks):
+    """Four arms have six pairs; with another sweep of three arms, there are twelve."""
+    ranks.arms({1: [0.40, 0.43, 0.41], 16: [0.61, 0.60, 0.60]})
+    here = [side(manifest, ranks, {"lora.rank": rank}) for rank in (4, 8)]
+    there = side(manifest, other_sweep(), {"lora.rank": 8}, id="b")
+    for sides, choices in ((here, 6), ((here[0], there), 12)):
+        found = Pairing.of(*sides, by_arm=False)
+        (one,) = found.comparisons
+        assert one.p_holm == pytest.approx(choices * one.p)
+        assert one.p_exact_holm == min(1, choices * one.p_exact)
+        assert one.level == pytest.approx(0.05 / choices)
+        assert found.findings()[0] == (
+            f"The compared pair is one of {choices} pairs of arms that you could have picked, so its p-values are "
+            f"multiplied by {choices}."
+        )
+        assert f"Holm p: p times {choices}, the number of pairs of arms" in found.section().explained
+    assert Pairing.of(side(manifest, ranks), side(manifest, other_sweep(), id="b"), by_arm=True).choices == 1
+
+
 def test_two_sweeps_are_compared_over_their_common_arms(manifest, ranks):
     found = Pairing.of(side(manifest, ranks), side(manifest, other_sweep(), id="b"), by_arm=True)
     assert [row[0] for row in found.section().rows] == ["lora.rank=4", "lora.rank=8"]
