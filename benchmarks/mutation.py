@@ -1,0 +1,234 @@
+"""Change the code in one place at a time, run the tests, and list the changes that no test notices.
+
+    uv run python benchmarks/mutation.py --count 200 --seed 0
+    uv run python benchmarks/mutation.py --count 200 --seed 0 --slice 50:100 --minutes 20
+
+The mutants are drawn from the modules that decide a run's numbers. For each mutant, a process is forked that has
+already imported torch, but not fedsweep. The process compiles the changed module, and runs the default tests that are
+closest to the module until the first failure. A mutant dies from a failed test, an error or the limit on CPU time. A
+failure counts only if all tests of the same file pass without the change.
+
+Results are stored after each mutant, and a later run skips recorded mutants. In the results, `reason` is written by
+hand: the reason that no test can notice a surviving mutant.
+"""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # a forked process must not inherit threads of torch
+
+import argparse
+import ast
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from mutation_sites import sites
+from mutation_tests import ROOT, modules, name_of, tests_of
+from rich.console import Console
+
+RESULTS = ROOT / "benchmarks" / "results" / "mutation.json"
+IMPORTED = (
+    "torch numpy scipy.stats sklearn.datasets sklearn.manifold pydantic yaml rich.progress rich.table PIL.Image "
+    "safetensors.torch timm peft transformers.models.clip pyarrow.parquet grimp hypothesis pytest"
+)
+"""Modules that are imported once, before the first process is forked."""
+CPU_SECONDS, WALL_SECONDS = 240, 1200
+IMPORTED_EARLY = "ignore::pytest.PytestAssertRewriteWarning"
+OPTIONS = ("-x", "-q", "-n0", "-p", "no:cacheprovider", "--tb=no", "--no-header", "-W", IMPORTED_EARLY)
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A module, and the number of the place at which its code is changed."""
+
+    path: Path
+    number: int
+
+    def describe(self) -> Result:
+        """Return the entries of the results that identify the mutant."""
+        site = sites(ast.parse(self.path.read_text()))[self.number]
+        path = self.path.relative_to(ROOT).as_posix()
+        return {"path": path, "line": site.line, "kind": site.kind, "before": site.before, "after": site.after}
+
+    def compile(self) -> CodeType:
+        """Return the compiled code of the changed module."""
+        tree = ast.parse(self.path.read_text())
+        sites(tree)[self.number].change()
+        return compile(ast.fix_missing_locations(tree), str(self.path), "exec")
+
+
+class Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
+    """An import hook that loads the changed code in place of one module."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        super().__init__(name_of(mutant.path), str(mutant.path))
+        self.mutant = mutant
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the specification of the changed module, and None for all other modules."""
+        if fullname != self.name:
+            return None
+        return importlib.util.spec_from_file_location(fullname, self.path, loader=self)
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the changed code, which is never stored in a bytecode file."""
+        return self.mutant.compile()
+
+
+class FirstFailure:
+    """A pytest plugin that remembers the first test or file that failed."""
+
+    def __init__(self) -> None:
+        self.name = ""
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Remember a failed test."""
+        if report.failed:
+            self.name = self.name or report.nodeid
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """Remember a test file that cannot be imported."""
+        if report.failed:
+            self.name = self.name or report.nodeid
+
+
+def run_tests(files: list[str], mutant: Mutant | None) -> tuple[str, str]:
+    """Run tests in a forked process.
+
+    Returns:
+        `passed`, `failed`, `error`, `time limit` or `no tests`, and the name of the first test that failed.
+    """
+    reading, writing = os.pipe()
+    with tempfile.TemporaryDirectory() as folder:
+        process = os.fork()
+        if process == 0:
+            os.close(reading)
+            _child(files, mutant, writing, folder)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            answer = pipe.read()
+        _, status = os.waitpid(process, 0)
+    if not answer:
+        late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL, signal.SIGALRM)
+        return ("time limit" if late else "error"), ""
+    code, name = json.loads(answer)
+    return {0: "passed", 1: "failed", 5: "no tests"}.get(code, "error"), name
+
+
+def _child(files: list[str], mutant: Mutant | None, writing: int, folder: str) -> None:
+    """Run the tests in the forked process, and write pytest's exit code and the first failure to the pipe."""
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    signal.alarm(WALL_SECONDS)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    failure, code = FirstFailure(), 3
+    try:
+        import pytest
+
+        if mutant:
+            sys.meta_path.insert(0, Changed(mutant))
+        code = int(pytest.main([*files, *OPTIONS, f"--basetemp={folder}/pytest"], plugins=[failure]))
+    finally:
+        os.write(writing, json.dumps([code, failure.name]).encode())
+        os._exit(0)
+
+
+def judge(mutant: Mutant, baseline: dict[str, str]) -> Result:
+    """Return the verdict on a mutant, and add the test files that ran without a change to `baseline`."""
+    files, start = tests_of(mutant.path), time.monotonic()
+    outcome, test = run_tests(files, mutant)
+    file = test.split("::")[0] or files[0]
+    if outcome != "passed" and file not in baseline:
+        baseline[file], _ = run_tests([file], None)
+    if outcome == "no tests" or (outcome != "passed" and baseline[file] != "passed"):
+        verdict = "not judged"
+    else:
+        verdict = "survived" if outcome == "passed" else "killed"
+    seconds = round(time.monotonic() - start, 1)
+    return {**mutant.describe(), "verdict": verdict, "by": outcome, "test": test, "seconds": seconds, "reason": ""}
+
+
+def draw(count: int, seed: int) -> list[Mutant]:
+    """Return mutants that are drawn with equal probability from all places of all modules."""
+    places = [Mutant(path, number) for path in modules() for number in range(len(sites(ast.parse(path.read_text()))))]
+    return random.Random(seed).sample(places, count)  # noqa: S311, no secret is drawn
+
+
+def summary(results: list[Result], places: int) -> str:
+    """Return the page of results in Markdown."""
+    judged = [one for one in results if one["verdict"] != "not judged"]
+    survivors = [one for one in judged if one["verdict"] == "survived"]
+    killed = len(judged) - len(survivors)
+    share = f"{100 * killed / len(judged):.1f} %" if judged else "none"
+    lines = [
+        "# Mutants of the code that decides a run's numbers",
+        "",
+        "Written by `benchmarks/mutation.py`, which explains the method.",
+        "A survivor passed the default tests closest to its module.",
+        "",
+        f"- Places at which the code can be changed: {places}",
+        f"- Mutants judged: {len(judged)}; killed: {killed} ({share}); survived: {len(survivors)}",
+        f"- Not judged, because the tests fail without a change or none was found: {len(results) - len(judged)}",
+        "",
+        "| place | kind | before | after | reason |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for one in survivors:
+        cells = [f"{one['path']}:{one['line']}", one["kind"], _code(one["before"]), _code(one["after"]), one["reason"]]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _code(text: str) -> str:
+    """Return the first 60 characters of an expression for a cell of a Markdown table."""
+    flat = " ".join(text.split())
+    return f"`{flat if len(flat) <= 60 else flat[:57] + '...'}`".replace("|", "\\|")
+
+
+def main() -> None:
+    """Judge the mutants that have no recorded verdict, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=200, help="number of mutants to draw")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--slice", default=":", metavar="A:B", help="judge only these mutants of the draw")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no mutant after this time")
+    args = parser.parse_args()
+    first, last = (int(one) if one else None for one in args.slice.split(":"))
+    end, console = time.monotonic() + 60 * args.minutes, Console()
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"baseline": {}, "mutants": []}
+    os.chdir(ROOT)
+    sys.path[0] = str(ROOT)
+    for name in IMPORTED.split():
+        importlib.import_module(name)
+    places = sum(len(sites(ast.parse(path.read_text()))) for path in modules())
+    for mutant in draw(args.count, args.seed)[first:last]:
+        identity = mutant.describe()
+        if time.monotonic() > end:
+            break
+        if not any(identity.items() <= one.items() for one in known["mutants"]):
+            known["mutants"].append(judge(mutant, known["baseline"]))
+        RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+        RESULTS.with_suffix(".md").write_text(summary(known["mutants"], places))
+        last_one = known["mutants"][-1]
+        console.print(*(last_one[key] for key in ("path", "line", "kind", "verdict", "by", "test", "seconds")))
+
+
+if __name__ == "__main__":
+    main()
