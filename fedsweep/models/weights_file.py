@@ -162,7 +162,7 @@ def _check_size(path: Path, declared: int, times: int) -> None:
         )
 
 
-def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> bool:
+def load(backbone: nn.Module, path: Path, head: str, keep_head: bool) -> bool:
     """Copy the weights from a file into a timm model.
 
     timm's own functions fit the tensors to the model: position embeddings and patch embeddings are resampled if their
