@@ -131,7 +131,7 @@ def test_a_run_equals_the_trial_with_the_same_configuration(undisturbed: Path) -
 
 def test_interrupted_killed_and_resumed_equals_undisturbed(undisturbed: Path, tmp_path: Path) -> None:
     write_space(tmp_path, "tiny", GRID)
-    process = start(tmp_path, "tune", "tiny", *OVERRIDES)
+    process = start(tmp_path, "tune", "tiny", "--at-once", "1", *OVERRIDES)  # one by one, so that some trials are left
     wait_for_rounds(tmp_path, "tiny", 1, process)
     os.kill(process.pid, signal.SIGINT)
     out, error = process.communicate(timeout=120)
@@ -141,7 +141,7 @@ def test_interrupted_killed_and_resumed_equals_undisturbed(undisturbed: Path, tm
     _, children, _ = runs(tmp_path, "tiny")
     assert "RUNNING" not in {run.info.status for run in children}
 
-    process = start(tmp_path, "tune", "tiny", "--resume")
+    process = start(tmp_path, "tune", "tiny", "--resume", "--at-once", "1")
     wait_for_rounds(tmp_path, "tiny", played(tmp_path, "tiny") + 1, process)
     kill(process)
     left = [trial for trial in newest(tmp_path, "tiny").trials() if trial.outcome is None]
