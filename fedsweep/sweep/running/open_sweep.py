@@ -109,6 +109,7 @@ def _manifest(plan: Plan, fresh: bool) -> SweepManifest:
         options=dict(plan.request.options),
         digests=plan.digests(),
         processor=processor(space.resources),
+        device=space.resources.device,
         fresh=fresh,
     )
 
