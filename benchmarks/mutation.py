@@ -8,7 +8,8 @@ already imported torch, but not fedsweep. The process compiles the changed modul
 closest to the module until the first failure. A mutant dies from a failed test, an error or the limit on CPU time. A
 failure counts only if all tests of the same file pass without the change.
 
-Results are stored after each mutant, and a later run skips recorded mutants. In the results, `reason` is written by
+Results are stored after each mutant. A later run skips recorded mutants, and forgets mutants that are no longer drawn,
+because the code has changed. In the results, `reason` is written by
 hand: the reason that no test can notice a surviving mutant.
 """
 
@@ -218,8 +219,11 @@ def main() -> None:
     for name in IMPORTED.split():
         importlib.import_module(name)
     places = sum(len(sites(ast.parse(path.read_text()))) for path in modules())
-    for mutant in draw(args.count, args.seed)[first:last]:
-        identity = mutant.describe()
+    drawn = [(mutant, mutant.describe()) for mutant in draw(args.count, args.seed)]
+    known["mutants"] = [
+        one for one in known["mutants"] if any(identity.items() <= one.items() for _, identity in drawn)
+    ]
+    for mutant, identity in drawn[first:last]:
         if time.monotonic() > end:
             break
         if not any(identity.items() <= one.items() for one in known["mutants"]):

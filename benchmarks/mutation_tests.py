@@ -11,6 +11,8 @@ ROOMS = ("common", "data", "models", "training", "methods", "federation")
 WITHOUT_NUMBERS = {"progress.py", "process_usage.py", "errors.py"}
 """Modules that only print, measure or explain."""
 WHOLE_RUNS = ("tests/federation", "tests/conformance")
+DEFAULTS = "tests/test_docs.py::test_the_reference_is_up_to_date"
+"""The test that compares the default values of all hyperparameters with the documentation."""
 FILES = 12
 """Largest number of test files that run for one mutant."""
 
@@ -32,7 +34,8 @@ def tests_of(module: Path) -> list[str]:
     """Return the test files that reach a module by their imports, the closest first.
 
     The tests of the same room that are named after the module or its folder come first. Its other tests, the
-    tests of whole runs, and all other tests that import the module directly follow.
+    tests of whole runs, and all other tests that import the module directly follow. The last test is `DEFAULTS`, if
+    the module may define hyperparameters.
     """
     name, tests = name_of(module), ROOT / "tests"
     room = module.relative_to(ROOT / "fedsweep").parts[0]
@@ -52,7 +55,8 @@ def tests_of(module: Path) -> list[str]:
         return 5 if file.parent.name == room and name in reached else None
 
     ranked = [(rank, file) for file in tests.rglob("test_*.py") if (rank := distance(file)) is not None]
-    return [file.relative_to(ROOT).as_posix() for _, file in sorted(ranked)[:FILES]]
+    defaults = [DEFAULTS] if "Field(" in module.read_text() or "(Config)" in module.read_text() else []
+    return [*(file.relative_to(ROOT).as_posix() for _, file in sorted(ranked)[:FILES]), *defaults]
 
 
 @cache

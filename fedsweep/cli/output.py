@@ -16,7 +16,7 @@ from rich.text import Text
 
 from fedsweep.cli.options import DEFAULT_STORE
 from fedsweep.common.errors import disk_is_full, one_line
-from fedsweep.common.progress import loading, waiting
+from fedsweep.common.progress import duration, loading, waiting
 from fedsweep.results.arms import Arm, agrees, arm_label
 from fedsweep.results.records import stand_in, warning
 
@@ -74,15 +74,6 @@ def page_command(store: str, server: str | None = None) -> str:
     if bool(named) != bool(server):
         words += ["--mlflow", server or "store"]
     return shlex.join(words)
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as text, such as `45 s`, `3 min 20 s` or `2 h 5 min`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def plan_table(name: str, axes: Mapping[str, Axis], arms: Sequence[Arm] | None, around: Arm | None = None) -> Table:

@@ -21,21 +21,8 @@ from fedsweep.cli.options import (
 )
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import parse_overrides, parse_yaml
+from fedsweep.results.tune_command import SPACE_OPTIONS
 
-SPACE_OPTIONS = {
-    "experiment": "experiment",
-    "seeds": "seeds",
-    "subsets": "subsets",
-    "design": "design",
-    "scheduler": "scheduler",
-    "columns": "columns",
-    "samples": "search.samples",
-    "warm_start": "search.warm_start",
-    "cpus_per_trial": "resources.cpus_per_trial",
-    "gpus_per_trial": "resources.gpus_per_trial",
-    "system_metrics": "resources.system_metrics",
-}
-"""Map each option of `tune` to the entry of the search space that it changes."""
 ADDRESS = (
     "where to run trials: `local` (this machine), HOST:PORT of a Ray cluster, or `auto` (the Ray cluster in "
     "RAY_ADDRESS or on this machine)"

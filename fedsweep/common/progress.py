@@ -98,6 +98,15 @@ class LeftColumn(ProgressColumn):
         return Text(f"about {minutes // 60}:{minutes % 60:02}:{seconds:02} left", style="progress.remaining")
 
 
+def duration(seconds: float) -> str:
+    """Return a duration as text, such as `45 s`, `3 min 20 s` or `2 h 5 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 @contextlib.contextmanager
 def announced_stop(announce: Callable[[], object]) -> Iterator[None]:
     """Call `announce` as soon as Ctrl-C is pressed within the block, before the usual handler runs.

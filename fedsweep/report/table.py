@@ -14,6 +14,7 @@ from fedsweep.report.arm_statistics import (
     printed,
 )
 from fedsweep.report.effects import Effects
+from fedsweep.report.experiment_setup import provenance, setup
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.sentences import caption, findings
 from fedsweep.report.text_tables import (
@@ -165,11 +166,12 @@ class AblationTable:
         return [*caption(self.manifest, self.arms, self.cells()[0]), *filter(None, [self.effects.missing])]
 
     def markdown(self) -> str:
-        """Return the title, table, findings, legend and sections as Markdown."""
+        """Return the title, setup, table, findings, legend and sections as Markdown."""
         rows = self.cells()
         words = [name in PROSE or name in self.names for name in rows[0]]
         table = markdown_table([*rows[0]], [[*row.values()] for row in rows], words)
         bullets = "\n".join(f"- {sentence}" for sentence in self.findings())
         head = f"# {self.manifest.name}, on experiment {self.manifest.experiment}"
-        parts = [head, table, bullets, " ".join(self.caption()), *(one.markdown() for one in self.sections)]
+        facts = "\n".join(one.markdown() for one in (*setup(self.arms), *provenance(self.manifest, self.arms)))
+        parts = [head, facts, table, bullets, " ".join(self.caption()), *(one.markdown() for one in self.sections)]
         return without_html("\n\n".join(part for part in parts if part) + "\n")

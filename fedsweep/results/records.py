@@ -57,6 +57,10 @@ class SweepManifest(StoredRecord):
     overrides: dict[str, Json] = Field(default_factory=dict, description="the user's changes to the experiment")
     options: dict[str, Json] = Field(default_factory=dict, description="the user's changes to the search space")
     digests: dict[str, str] = Field(description="digests of the definition, code and data; package versions")
+    version: str | None = Field(None, description="version of fedsweep; null in sweeps of older versions")
+    commit: str | None = Field(
+        None, description="Git commit of fedsweep's checkout, with a `+` for uncommitted changes; null if there is none"
+    )
 
 
 class Start(StoredRecord):
@@ -78,6 +82,9 @@ class TrialPlan(StoredRecord):
     marks: dict[str, str] = Field(default_factory=dict, description="provenance of the results, as tags keyed by name")
     derived: dict[str, float] = Field(
         default_factory=dict, description="values that the run computes from several settings, e.g. LoRA's scaling"
+    )
+    images: dict[str, int] = Field(
+        default_factory=dict, description="numbers of `train` and `test` images of the data set; empty if not recorded"
     )
     start: Start | None = Field(None, description="the trial and round that this trial continues; null for none")
 

@@ -21,6 +21,7 @@ from fedsweep.data.partition import (
     LabelSkew,
     PartitionConfig,
     Split,
+    numbered,
 )
 from fedsweep.types import Domain, FederatedData, ImageSet
 from tests.references.dirichlet import cut
@@ -248,6 +249,13 @@ def test_a_larger_alpha_is_less_skewed(make):
     assert skews[0] > 3 * skews[-1]
 
 
+def test_numbers_in_the_ids_of_clients_have_the_digits_of_the_largest_number():
+    assert numbered("art/", 10) == [f"art/{number}" for number in range(10)]
+    ids = numbered("art/", 11)
+    assert ids == sorted(ids)
+    assert ids[:2] == ["art/00", "art/01"]
+
+
 def test_too_few_images_for_the_minimum_are_an_error_before_any_draw():
     with pytest.raises(UserError) as refused:
         divide(FeatureLabelSkew(clients_per_domain=7), numbered_data())
@@ -260,6 +268,8 @@ def test_a_minimum_that_no_draw_reaches_is_an_error():
     sentence = str(refused.value)
     assert sentence.startswith("`partition.alpha` 0.001 leaves one of the 5 clients of the pool of all domains with ")
     assert "`partition.min_size` 29 in each of 1000 draws (at best 16 of 150)" in sentence
+    with pytest.raises(UserError, match=r"in each of 1000 draws \(at best 0 of 150\)"):
+        divide(LabelSkew(clients=20, alpha=1e-3, min_size=1), numbered_data())
 
 
 def test_more_iid_clients_than_images_are_an_error():

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fedsweep.models import build_model
+from fedsweep.models.layered import draw_linears
 from fedsweep.models.names import layer_of, names_within
 from tests.compare import copied, identical, memory
 
@@ -87,3 +88,18 @@ def test_the_name_of_a_tensor_contains_its_block():
     assert [layer_of(name) for name in names] == [None, 1, 11, None]
     assert names_within(names, [1]) == [names[0], names[1], names[3]]
     assert names_within(names, []) == [names[0], names[3]]
+
+
+def test_drawn_linear_layers_depend_only_on_the_seed_the_strings_and_the_place():
+    def drawn(seed: int, *strings: str) -> list[torch.Tensor]:
+        layers = nn.Sequential(nn.Linear(4, 3), nn.Linear(4, 3))  # drawn from torch's global generator
+        draw_linears(layers, seed, *strings)
+        return [*layers.parameters()]
+
+    first = drawn(0, "gate", "a")
+    assert all(torch.equal(one, other) for one, other in zip(first, drawn(0, "gate", "a"), strict=True))
+    assert not torch.equal(first[0], first[2])
+    for other in (drawn(1, "gate", "a"), drawn(0, "adapter", "a"), drawn(0, "gate", "b")):
+        assert not torch.equal(first[0], other[0])
+    assert first[1].count_nonzero() == 0
+    assert 0.25 < first[0].abs().max() <= 0.5  # torch's uniform distribution up to 1 / sqrt(inputs)

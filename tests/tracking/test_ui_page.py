@@ -134,6 +134,7 @@ def test_a_page_for_the_network_accepts_the_machines_names_and_warns(
     assert ask(port, f"10.evil.example:{port}", None) == 403
     assert ask(port, own, "http://evil.example") == 403
     assert server.stderr is not None
+    assert server.stderr.readline() == "Loading MLflow ...\n"
     assert server.stderr.readline() == (
         f"fedsweep: this page has no password: anyone who can reach port {port} of this machine can read, change and "
         "delete the recorded results.\n"

@@ -6,6 +6,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.files import locked
@@ -17,6 +18,7 @@ from fedsweep.sweep.cluster.node_requirements import Arrival
 from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.tracking import Destination, check_writable
+from fedsweep.tracking.sweep_description import git_commit
 
 CAUSES = {
     "definition": "its YAML files or overrides have",
@@ -108,6 +110,8 @@ def _manifest(plan: Plan, fresh: bool) -> SweepManifest:
         overrides=dict(plan.request.overrides),
         options=dict(plan.request.options),
         digests=plan.digests(),
+        version=metadata.version("fedsweep"),
+        commit=git_commit(),
         processor=processor(space.resources),
         device=space.resources.device,
         fresh=fresh,

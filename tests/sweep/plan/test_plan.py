@@ -1,6 +1,7 @@
 """Plans of search spaces, with the trials, their keys, and the checks of references and metrics."""
 
 from collections import Counter
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedsweep.sweep.cluster.node_requirements import Needs
 from fedsweep.sweep.plan import plan as plan_module
 from fedsweep.sweep.plan.plan import Plan, engine_digest
 from fedsweep.sweep.running.open_sweep import new_sweep
+from fedsweep.tracking.sweep_description import git_commit
 from tests.sweep.helpers import GRID, SAMPLED, write_space
 
 
@@ -215,6 +217,16 @@ def test_the_manifest_contains_the_reference(read: Any, tmp_path: Path) -> None:
     sweep = new_sweep(plan, Store(tmp_path / "mlruns"))
     assert sweep.manifest().reference == plan.space.reference
     assert sweep.manifest().reference.value({"lora.rank": 4}, "accuracy/mean") == 0.771
+
+
+def test_the_manifest_and_the_plans_contain_the_code_and_the_numbers_of_images(read: Any, tmp_path: Path) -> None:
+    held_out = {"data.held_out_domains": {"grid": [[], ["rotated"]]}}
+    plan = read({**GRID, "space": held_out, "baseline": None}, {"federation.depths": [12]})
+    manifest = new_sweep(plan, Store(tmp_path / "store")).manifest()
+    assert (manifest.version, manifest.commit) == (metadata.version("fedsweep"), git_commit())
+    both, plain = (trial.images for trial in plan.grid() if trial.seed == 0)
+    assert sum(both.values()) == 2 * 1797, "the scans of load_digits, in two styles"
+    assert plain == {"train": both["train"] // 2, "test": both["test"]}, "a held-out domain is only tested"
 
 
 def test_the_definition_does_not_depend_on_the_order_of_overrides(read: Any) -> None:

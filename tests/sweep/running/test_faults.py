@@ -128,8 +128,9 @@ def test_a_lost_ray_and_sigterm_to_all_processes_end_the_session_with_a_table(
         (signal.SIGTERM, "group", 143, r"Stopped with \d of 6 trials finished\. To continue, run"),
     )
     for number, (kind, victims, code, sentence) in enumerate(cases):
+        before = played(tmp_path, "arms") if number else 0
         process = start(tmp_path, "tune", "arms", *(["--resume"] if number else []))
-        wait_for_rounds(tmp_path, "arms", number + 1, process)
+        wait_for_rounds(tmp_path, "arms", before + 1, process)
         end(process, kind, victims)
         out, error = process.communicate(timeout=120)
         assert process.returncode == code, out + error

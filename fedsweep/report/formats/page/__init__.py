@@ -13,11 +13,11 @@ from xml.etree import ElementTree
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedsweep.report.arm_statistics import ArmStatistics, ended, final
+from fedsweep.report.experiment_setup import provenance, setup
 from fedsweep.report.figures.canvas import Figure
 from fedsweep.report.table import PROSE, AblationTable
 from fedsweep.report.units_and_labels import NOTHING, Units, arm_words
 from fedsweep.results import SweepManifest, TrialRecord
-from fedsweep.results.arms import arm_label
 
 LINK = "{http://www.w3.org/1999/xlink}href"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -92,7 +92,8 @@ def html(
         manifest=manifest,
         question=question,
         started=datetime.fromisoformat(manifest.created),
-        changes={**manifest.overrides, **manifest.options},
+        setup=setup(table.arms),
+        provenance=provenance(manifest, table.arms),
         findings=table.findings(),
         at_once=SENTENCES,
         caption=table.caption(),
@@ -103,7 +104,6 @@ def html(
         figures=[(figure, inline(figure.svg, figure.name)) for figure in figures],
         trials=_trials(table, trials),
         digests=_digests(manifest),
-        shown=arm_label,
         look=files(__name__).joinpath("report.css").read_text(encoding="utf-8"),
         script=script,
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),

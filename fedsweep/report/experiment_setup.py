@@ -1,0 +1,140 @@
+"""The facts at the head of a report: what was run, on which data, with which code, and for how long."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedsweep.common.progress import duration
+from fedsweep.report.arm_statistics import ArmStatistics
+from fedsweep.results import SweepManifest, TrialPlan, TrialRecord
+from fedsweep.results.arms import arm_label, shown_setting
+from fedsweep.results.records import TAKEN_FROM
+from fedsweep.results.tune_command import tune_command
+
+SHOWN = 4  # largest number of different values of a fact
+DIGITS = 12  # digits shown of a commit
+SHIPPED = ("digits_vit", "digits_clip")  # backbones whose weights are part of fedsweep
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A line at the head of a report."""
+
+    name: str
+    value: str
+    typed: bool = False
+    """True if the value is a command, which users copy."""
+
+    def markdown(self) -> str:
+        """Return the fact as an item of a Markdown list."""
+        value = " ".join(self.value.split("\n"))
+        if self.typed:
+            mark = "`" * (1 + max(map(len, re.findall("`+", value)), default=0))
+            value = f"{mark}{value}{mark}"
+        return f"- {self.name}: {value}"
+
+
+def setup(arms: Sequence[ArmStatistics]) -> list[Fact]:
+    """Return the method, the backbone, the data set and the partition of a sweep.
+
+    Facts that are not recorded, as in sweeps of older versions, are left out.
+    """
+    plans = [one.arm.trials[0].plan for one in arms]
+    facts = {"Method": _method, "Backbone": _backbone, "Data": _data, "Images": _images, "Partition": _partition}
+    found = {name: _of_all(map(described, plans)) for name, described in facts.items()}
+    return [Fact(name, value) for name, value in found.items() if value]
+
+
+def provenance(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[Fact]:
+    """Return the duration of a sweep, the code that ran it, and the command that starts it again.
+
+    If no command makes the changes of the sweep, its changed settings are returned instead. Facts that are not recorded
+    are left out.
+    """
+    facts = [Fact("Duration", _duration([trial for one in arms for trial in one.arm.trials]))]
+    if manifest.version is not None:
+        facts.append(Fact("Code", f"fedsweep {manifest.version}{_commit(manifest.commit)}"))
+    if (command := tune_command(manifest)) is not None:
+        return [*facts, Fact("Command", command, typed=True)]
+    return [*facts, Fact("Changed settings", arm_label({**manifest.overrides, **manifest.options}))]
+
+
+def _of_all(values: Iterable[str | None]) -> str | None:
+    """Return the value of all arms, or a list of the different values; None if no value is known."""
+    found = list(dict.fromkeys(value for value in values if value is not None))
+    if len(found) < 2:
+        return found[0] if found else None
+    more = [f"{len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    return f"differs between arms: {'; '.join([*found[:SHOWN], *more])}"
+
+
+def _section(plan: TrialPlan, name: str) -> Mapping[str, Any] | None:
+    """Return a section of a run's configuration, or None if it is missing."""
+    found = plan.config.get(name)
+    return found if isinstance(found, dict) and "name" in found else None
+
+
+def _method(plan: TrialPlan) -> str | None:
+    method = _section(plan, "method")
+    return None if method is None else str(method["name"])
+
+
+def _backbone(plan: TrialPlan) -> str | None:
+    if (backbone := _section(plan, "backbone")) is None:
+        return None
+    match backbone:
+        case {"model": str(model), "pretrained": "none"}:
+            return f"{model}, untrained (random weights)"
+        case {"model": str(model), "pretrained": "timm"}:
+            return f"{model}, weights from timm"
+        case {"model": str(model), "pretrained": str(path)}:
+            return f"{model}, weights from {path}"
+        case {"model": str(model)}:  # a CLIP checkpoint
+            return f"{model}, weights from this checkpoint"
+        case {"name": str(name), **fields} if name in SHIPPED:
+            encoder = fields.get("encoder", "base")
+            return f"{name}{f' (encoder {encoder})' * (encoder != 'base')}, weights from fedsweep"
+        case _:
+            return str(backbone["name"])
+
+
+def _data(plan: TrialPlan) -> str | None:
+    if (data := _section(plan, "data")) is None:
+        return None
+    domains, held_out = data.get("domains") or [], data.get("held_out_domains") or []
+    source = f"{data['set']}, {data['size']} px" if "set" in data else str(data["name"])
+    many = f", {len(domains)} domain{'s' * (len(domains) > 1)}" if domains else ""
+    return f"{source}{many}{', held out: ' * bool(held_out)}{', '.join(held_out)}"
+
+
+def _images(plan: TrialPlan) -> str | None:
+    counts = plan.images
+    return f"{counts['train']:,} training, {counts['test']:,} test" if {"train", "test"} <= {*counts} else None
+
+
+def _partition(plan: TrialPlan) -> str | None:
+    """Return the partition with its options, except for those that are switched off."""
+    partition = _section(plan, "partition")
+    return None if partition is None else shown_setting({name: one for name, one in partition.items() if one})
+
+
+def _commit(commit: str | None) -> str:
+    if commit is None:
+        return ""
+    return f", commit {commit.rstrip('+')[:DIGITS]}{' with uncommitted changes' * commit.endswith('+')}"
+
+
+def _duration(trials: Sequence[TrialRecord]) -> str:
+    """Return the sum of the durations of all rounds, each counted once if a trial continues another trial."""
+    starts = [trial.plan.start.round if trial.plan.start is not None else -1 for trial in trials]
+    seconds = sum(
+        record.seconds
+        for trial, start in zip(trials, starts, strict=True)
+        for record in trial.history
+        if record.round > start
+    )
+    taken = sum(TAKEN_FROM in trial.plan.marks for trial in trials)
+    reused = f", of which {taken} {'were' if taken > 1 else 'was'} reused from an earlier sweep" if taken else ""
+    many = f"{len(trials)} trial{'s' * (len(trials) > 1)}"
+    return f"{duration(seconds)}, summed over all rounds of {many}{reused}"

@@ -1,0 +1,54 @@
+"""The command that repeats a sweep, and the options of `fedsweep tune` that change a search space."""
+
+import json
+import shlex
+
+from fedsweep.common.errors import UserError
+from fedsweep.common.yaml_values import Json, parse_yaml
+from fedsweep.results.records import SweepManifest
+
+SPACE_OPTIONS = {
+    "experiment": "experiment",
+    "seeds": "seeds",
+    "subsets": "subsets",
+    "design": "design",
+    "scheduler": "scheduler",
+    "columns": "columns",
+    "samples": "search.samples",
+    "warm_start": "search.warm_start",
+    "cpus_per_trial": "resources.cpus_per_trial",
+    "gpus_per_trial": "resources.gpus_per_trial",
+    "system_metrics": "resources.system_metrics",
+}
+"""Map each option of `tune` to the entry of the search space that it changes."""
+
+
+def tune_command(manifest: SweepManifest) -> str | None:
+    """Return the command that starts a sweep again, as it is typed in a shell.
+
+    The command contains all changes to the experiment and to the search space. It leaves out options that do not affect
+    results, such as the results folder.
+
+    Returns:
+        The command. None if the sweep was started from Python with a change for which `fedsweep tune` has no option.
+    """
+    flags = {dotted: f"--{name.replace('_', '-')}" for name, dotted in SPACE_OPTIONS.items()}
+    words = [manifest.name, *(f"{name}={_in_yaml(value)}" for name, value in manifest.overrides.items())]
+    for dotted, value in manifest.options.items():
+        if dotted not in flags or value is None or value is False or isinstance(value, dict):
+            return None
+        words.append(flags[dotted])
+        if value is not True:
+            words.append(",".join(map(str, value)) if isinstance(value, list) else str(value))
+    return shlex.join(["fedsweep", "tune", *words, *["--fresh"] * manifest.fresh])
+
+
+def _in_yaml(value: Json) -> str:
+    """Return a value in YAML on one line; a string is in quotes only if it would otherwise be read as another value."""
+    if isinstance(value, str):
+        try:
+            if value.isprintable() and parse_yaml(value, "a string") == value:
+                return value
+        except UserError:
+            pass
+    return json.dumps(value, ensure_ascii=False)
