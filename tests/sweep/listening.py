@@ -1,6 +1,11 @@
-"""Script that starts Ray like a sweep, and prints its listening addresses and its answer to an unknown client."""
+"""Script that starts Ray like a sweep, and prints who can reach it.
+
+The three lines of the output are the listening addresses, the answer to an unknown client, and the paths of Ray's
+sockets that another user could open or replace.
+"""
 
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +69,20 @@ def family_of(pid: int) -> list[int]:
     return found
 
 
+def exposed(path: Path) -> bool:
+    """Return whether another user could open the file at `path`, or put another file in its place.
+
+    Both need a way through all parent folders, unless one of the folders can itself be replaced.
+    """
+    hidden = False
+    for folder in reversed(path.parents):
+        mode = folder.stat().st_mode
+        if not hidden and mode & 0o022 and not mode & stat.S_ISVTX:
+            return True
+        hidden = hidden or (mode & 0o077 == 0 and folder.stat().st_uid == os.getuid())
+    return not hidden
+
+
 if __name__ == "__main__":
     with ray_session():
         import ray
@@ -75,3 +94,5 @@ if __name__ == "__main__":
         asked = [sys.executable, "-c", STRANGER, head]
         told = subprocess.run(asked, env=unknown | {"RAY_AUTH_MODE": "disabled"}, capture_output=True, text=True)
         print(told.stdout.strip() or told.stderr.strip().splitlines()[-1])
+        there = [one for one in Path(os.environ["RAY_TMPDIR"]).rglob("*") if stat.S_ISSOCK(one.lstat().st_mode)]
+        print(len(there), *(one for one in there if exposed(one)))

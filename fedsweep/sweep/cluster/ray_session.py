@@ -19,6 +19,7 @@ from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.process_usage import logical_gpus
 from fedsweep.common.signals import kept_handlers
 from fedsweep.sweep.cluster.cluster import HERE, LOCAL, Cluster, Node, available_cpus, ray_is_running
+from fedsweep.sweep.cluster.temporary_folders import ray_folder
 
 RAY_SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -190,7 +191,8 @@ def ray_session(cluster: Cluster = HERE, console: Console | None = None) -> Iter
     """Provide Ray for the trials: the joined cluster, the Ray instance of this process, or a new Ray instance.
 
     Only a new Ray instance is shut down at the end, so a notebook can run several sweeps with the instance that it has
-    started. The console shows a message while a new Ray instance starts.
+    started. A new instance has a folder that other users cannot open, and that is deleted at the end. The console shows
+    a message while a new instance starts.
 
     Raises:
         UserError: Ray does not start on this machine, or the instance of this process has several nodes.
@@ -201,19 +203,23 @@ def ray_session(cluster: Cluster = HERE, console: Console | None = None) -> Iter
     prepare_environment()
     import ray
 
-    if not (running := ray_is_running()):
-        _start(console or Console(quiet=True))
-    elif (nodes := len(_alive(ray.nodes()))) > 1:
-        raise UserError(
-            f"this process has joined a Ray cluster of {nodes} nodes; call `ray.shutdown()` to leave it, and use "
-            "`--address` to run a sweep on a cluster."
-        )
-    with _running(stop=not running):
+    with contextlib.ExitStack() as stack:
+        if not (running := ray_is_running()):
+            _start(console or Console(quiet=True), stack.enter_context(ray_folder()))
+        elif (nodes := len(_alive(ray.nodes()))) > 1:
+            raise UserError(
+                f"this process has joined a Ray cluster of {nodes} nodes; call `ray.shutdown()` to leave it, and use "
+                "`--address` to run a sweep on a cluster."
+            )
+        stack.enter_context(_running(stop=not running))
         yield
 
 
-def _start(console: Console) -> None:
-    """Start Ray on this machine, and try again if the machine is too busy to start it in time."""
+def _start(console: Console, folder: Path) -> None:
+    """Start Ray on this machine, and try again if the machine is too busy to start it in time.
+
+    `folder` is the folder for Ray's sockets, logs and spilled objects.
+    """
     import ray
 
     cpus, gpus = available_cpus(), logical.count if (logical := logical_gpus()) else None
@@ -223,7 +229,8 @@ def _start(console: Console) -> None:
             console.print("Starting Ray ...")
         for attempt in range(1, STARTS + 1):
             try:
-                ray.init(address=LOCAL, num_cpus=cpus, num_gpus=gpus, include_dashboard=False, **QUIET)
+                own = {"include_dashboard": False, "_temp_dir": str(folder)}
+                ray.init(address=LOCAL, num_cpus=cpus, num_gpus=gpus, **own, **QUIET)
                 return
             except Exception as error:  # a plain Exception if a node takes longer than the 30 s that Ray waits
                 ray.shutdown()
@@ -273,8 +280,11 @@ def _abandon() -> None:
     """Kill what is left of a Ray that has lost a process. `ray.shutdown` may wait for the lost process."""
     import ray
 
-    if (node := ray._private.worker._global_node) is not None:
+    node: Any = ray._private.worker._global_node
+    if node is not None:
         node.kill_all_processes(check_alive=False, allow_graceful=False)
+        # Ray would create its folder again to delete spilled objects, although the whole folder may be deleted by then.
+        node.destroy_external_storage = lambda: None
     closing = threading.Thread(target=ray.shutdown, name="ray.shutdown", daemon=True)
     closing.start()
     closing.join(ANSWER_SECONDS / 2)

@@ -1,27 +1,24 @@
-"""The function that runs one trial on a Ray worker, and the worker's temporary copy of a remote trial folder."""
+"""The function that runs one trial on a Ray worker."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import stat
 import tempfile
 import traceback
-import uuid
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
 
-from fedsweep.common.errors import DivergenceError, UserError, disk_is_full
-from fedsweep.common.files import locked
+from fedsweep.common.errors import DivergenceError, disk_is_full
 from fedsweep.results import SweepStore, TrialStore
 from fedsweep.results.remote import Place
 from fedsweep.results.remote.mirror import Mirror
 from fedsweep.results.remote.objects import UnreachableError, persistently
 from fedsweep.sweep.cluster.gpus import Meter, meter, ran_out
+from fedsweep.sweep.cluster.temporary_folders import private_folder
 
 if TYPE_CHECKING:
     from fedsweep.federation.build_and_run import Device
@@ -29,47 +26,6 @@ if TYPE_CHECKING:
     from fedsweep.sweep.cluster.node_requirements import Arrival
 
 PREFIX = "fedsweep-trial-"
-LOCKED = "a running worker uses this folder."
-
-
-@contextmanager
-def scratch() -> Iterator[Path]:
-    """Yield an empty temporary folder, and delete it at the end of the block.
-
-    Leftover folders of killed workers are deleted first. Each worker holds a lock on the lock file of its folder, so
-    an unlocked folder belongs to a killed worker.
-    """
-    _remove_leftovers()
-    with ExitStack() as stack:
-        lock = _locked(stack)
-        stack.callback(_remove, lock)
-        lock.with_suffix("").mkdir(mode=0o700)
-        yield lock.with_suffix("")
-
-
-def _locked(stack: ExitStack) -> Path:
-    """Create a new lock file, lock it, and return its path.
-
-    If a worker that deletes leftover folders locks the new file first, another name is tried.
-    """
-    while True:
-        lock = Path(tempfile.gettempdir()) / f"{PREFIX}{uuid.uuid4().hex}.lock"
-        with suppress(UserError):
-            stack.enter_context(locked(lock, LOCKED))
-            return lock
-
-
-def _remove_leftovers() -> None:
-    for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*.lock"):
-        with suppress(UserError, OSError):  # its worker is alive, or it was just deleted
-            if stat.S_ISREG((found := lock.lstat()).st_mode) and found.st_uid == os.getuid():
-                with locked(lock, LOCKED):
-                    _remove(lock)
-
-
-def _remove(lock: Path) -> None:
-    shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-    lock.unlink(missing_ok=True)
 
 
 def train(
@@ -136,7 +92,7 @@ def _trial_folder(remote: Place | None, key: str, local: TrialStore) -> Iterator
         yield local, lambda: None
         return
     place = remote.below("trials", key)
-    with scratch() as folder:
+    with private_folder(Path(tempfile.gettempdir()), PREFIX) as folder:
         mirror = Mirror(place.filesystem, place.base, folder)
         persistently(mirror.pull)
         yield TrialStore(folder), lambda: persistently(mirror.push)

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 import fedsweep as fedsweep_package
 from fedsweep.preparation.source_files import SOURCES
+from fedsweep.sweep.cluster.temporary_folders import longest_parent
 from tests.sweep.clusters import alive, authenticated, busy_node, ray_cluster
 from tests.sweep.helpers import (
     GRID,
@@ -127,17 +129,26 @@ def sent(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in wanted if path.name != SOURCES}
 
 
-def test_a_new_ray_listens_only_on_the_loopback_and_requires_its_token() -> None:
+def test_a_new_ray_listens_only_on_the_loopback_requires_its_token_and_has_private_sockets() -> None:
     """The kernel lists the listening sockets of Ray's processes, and Ray rejects another process of the same user."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.sweep.listening"],
-        env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    addresses, stranger = done.stdout.splitlines()
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="") as short:
+        Path(short).chmod(0o755)  # like /tmp, which protects nothing within Ray's folder
+        # Nearly the longest path; the other process may have a longer process id.
+        parent = Path(short) / ("x" * (longest_parent() - len(short) - 3))
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.sweep.listening"],
+            env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+            | {"RAY_TMPDIR": str(parent)},
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert done.returncode == 0, done.stderr
+        assert list(parent.iterdir()) == []  # the folder ends with the session
+    addresses, stranger, sockets = done.stdout.splitlines()
     assert len(addresses.split()) >= 4, "GCS, raylet, object manager and workers must listen"
     assert set(addresses.split()) == {"127.0.0.1"}
     assert "InvalidAuthToken" in stranger
+    number, *exposed = sockets.split()
+    assert int(number) >= 2, "the raylet and the object store must have a socket"
+    assert exposed == []

@@ -8,6 +8,8 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -115,8 +117,16 @@ def end(process: subprocess.Popen[str], number: signal.Signals, victims: str) ->
     found[0].send_signal(number)
 
 
+@pytest.fixture
+def rays_parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Let Ray's folders be created in a folder of their own, whose path is short."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="") as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield Path(folder)
+
+
 def test_a_lost_ray_and_sigterm_to_all_processes_end_the_session_with_a_table(
-    undisturbed: Path, tmp_path: Path
+    undisturbed: Path, tmp_path: Path, rays_parent: Path
 ) -> None:
     write_space(tmp_path, "arms", ARMS)
     lost = (
@@ -137,6 +147,7 @@ def test_a_lost_ray_and_sigterm_to_all_processes_end_the_session_with_a_table(
         assert re.search(sentence, " ".join(out.split())), out + error
         assert "Traceback" not in out + error
         assert "raylet)" not in out + error  # Ray's own log
+        assert list(rays_parent.iterdir()) == []
         parents, children, _ = runs(tmp_path, "arms")
         assert {run.info.status for run in (*parents, *children)} <= {"KILLED", "FINISHED"}
         assert (newest(tmp_path, "arms").folder / "report" / "table.csv").exists()
