@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from fedsweep.common.errors import UserError
+from fedsweep.common.files import write_atomically
 from fedsweep.common.paths import find
 from fedsweep.common.progress import loading, waiting
 from fedsweep.common.yaml_values import Json
@@ -52,6 +55,8 @@ class TuneOptions:
     """The machines for trials: `local`, `auto`, or HOST:PORT of a Ray cluster's head."""
     at_once: int | None = None
     """Largest number of trials in parallel."""
+    id_file: str | None = None
+    """A file that receives the sweep's id before the first trial starts, so that a script can resume this sweep."""
 
     def __post_init__(self) -> None:
         from fedsweep.sweep.cluster.ray_session import check_address
@@ -60,6 +65,8 @@ class TuneOptions:
             raise UserError("`--sweep` selects the sweep to resume and needs `--resume`.")
         if self.fresh and self.resume:
             raise UserError("`--fresh` applies to new sweeps and cannot be combined with `--resume`.")
+        if self.id_file is not None and not os.access(folder := Path(self.id_file).parent, os.W_OK):
+            raise UserError(f"`--id-file` {self.id_file} cannot be written: {folder} is not a writable folder.")
         check_address(self.address)
 
     @cached_property
@@ -130,6 +137,8 @@ def tune(
                 held.enter_context(exclusively(sweep))
                 if any_left(sweep):
                     ray.enter_context(ray_session(ready.cluster, console))
+            if options.id_file is not None:
+                write_atomically(Path(options.id_file), f"{sweep.folder.name}\n".encode())
             with waiting(console, "Loading Ray"):
                 from fedsweep.sweep.running.ray_tuner import run  # imports ray, which reads the environment
 

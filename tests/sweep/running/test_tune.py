@@ -51,7 +51,7 @@ def in_process(tmp_path: Path, new_store: NewStore, monkeypatch: pytest.MonkeyPa
 def test_tune_writes_the_report_ends_the_parent_run_and_returns_the_outcome(
     in_process: list[str], tmp_path: Path
 ) -> None:
-    options = TuneOptions("tiny", {"federation.rounds": 1}, {"seeds": [0]})
+    options = TuneOptions("tiny", {"federation.rounds": 1}, {"seeds": [0]}, id_file=str(tmp_path / "id"))
     shown: list[Report] = []
 
     def show(report: Report) -> None:
@@ -64,6 +64,7 @@ def test_tune_writes_the_report_ends_the_parent_run_and_returns_the_outcome(
 
     stopped = tune(options, show=show)
     assert shown == [stopped.report]
+    assert (tmp_path / "id").read_text().strip() == stopped.folder.name
     assert (stopped.status, stopped.session.interrupted, len(stopped.trials)) == (130, True, 1)
     assert stopped.report is not None
     (parent,), _, _ = runs(tmp_path, "tiny")
@@ -112,5 +113,7 @@ def test_options_that_contradict_each_other_are_rejected() -> None:
         TuneOptions("tiny", sweep_id="x")
     with pytest.raises(UserError, match="cannot be combined with `--resume`"):
         TuneOptions("tiny", fresh=True, resume=True)
+    with pytest.raises(UserError, match=r"^`--id-file` none/id cannot be written: none is not a writable folder\.$"):
+        TuneOptions("tiny", id_file="none/id")
     with pytest.raises(UserError, match="only counts parameters; use `fedsweep show`"):
         tune(TuneOptions("papers/fedbrick/table3"))
