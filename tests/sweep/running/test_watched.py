@@ -37,7 +37,7 @@ def test_an_error_of_ray_tune_is_raised() -> None:
 
 @pytest.fixture
 def interrupts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
-    """A function that interrupts the main thread, which calls it while it waits for Ray Tune.
+    """Return a function that interrupts the main thread, which calls the function while it waits for Ray Tune.
 
     SIGINT raises KeyboardInterrupt, even if the shell that runs the tests ignores it.
     """
