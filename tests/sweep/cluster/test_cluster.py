@@ -343,15 +343,25 @@ def test_another_error_at_the_start_of_ray_is_not_repeated(clean: Path, monkeypa
     assert len(attempts) == 1
 
 
-def test_the_start_of_ray_keeps_the_handler_of_sigterm(clean: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("late", [False, True])
+def test_a_signal_during_the_start_of_ray_takes_effect_at_the_end_of_the_attempt(
+    clean: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+):
+    attempts: list[int] = []
+
     def init(**_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # like Ray, whose handler ends the process
         signal.raise_signal(signal.SIGTERM)
+        attempts.append(1)
+        if late:
+            raise Exception("timed out")
 
     monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.shutdown", lambda: attempts.append(0))
     with ending_signals_interrupt() as received, pytest.raises(KeyboardInterrupt):
         ray_session().__enter__()
     assert received.status == 143
+    assert attempts == [1, 0]
 
 
 def test_a_rejection_that_ray_writes_to_stderr_is_understood_and_not_shown(clean, monkeypatch, capfd):
