@@ -59,30 +59,30 @@ while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[2]):
     time.sleep(1)
 END
 
-# After a restart, the sweep that this job has started is resumed. If the job ended before it created a sweep, it starts
-# one. A file with the time of the job's first start tells the job's sweep from the sweeps of other jobs.
+# fedsweep writes the id of the job's sweep to a file. After a restart, the job resumes this sweep, whatever other jobs
+# have started since. If the job ended before it had a sweep, it starts one.
 begun=".fedsweep_job_$SLURM_JOB_ID"
-store=${FEDSWEEP_STORE:-mlruns}
-arguments=("$@")
-for ((i = 0; i < $#; i++)); do
-    case ${arguments[i]} in
-        --store) store=${arguments[i + 1]:-} ;;
-        --store=*) store=${arguments[i]#--store=} ;;
-    esac
-done
 restarts=${SLURM_RESTART_COUNT:-0}
-if ((restarts > 0)) && [[ -e $begun && " $* " != *" --resume "* ]]; then
-    if [[ $store == *://* || -n $(find "$store/sweeps/$1" -name sweep.json -newer "$begun" 2> /dev/null) ]]; then
-        arguments+=(--resume)
-    fi
+arguments=("$@")
+if ((restarts > 0)) && [[ -s $begun ]]; then
+    arguments=()
+    while (($#)); do
+        case $1 in
+            --fresh | --resume | --sweep=*) ;;
+            --sweep) shift ;;
+            *) arguments+=("$1") ;;
+        esac
+        shift
+    done
+    arguments+=(--resume --sweep "$(< "$begun")")
 else
-    touch "$begun"
+    rm -f "$begun"
 fi
 
 # The sweep runs in the background, so that SLURM's signals reach this script, which then ends the sweep as with Ctrl-C.
 # Without job control (-m), bash would start the sweep with interrupts ignored.
 set -m
-fedsweep tune "${arguments[@]}" --address "$address:$port" &
+fedsweep tune "${arguments[@]}" --id-file "$begun" --address "$address:$port" &
 sweep=$!
 limit=no
 trap 'limit=yes; kill -TERM "$sweep"' INT # SLURM's warning before the time limit

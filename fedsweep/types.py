@@ -163,7 +163,8 @@ class Domain:
 class FederatedData:
     """The domains of a data set, and a digest of their contents.
 
-    `held_out` are further domains, of which no client has images.
+    `held_out` are further domains, of which no client has images. `groups_known` is false if the groups of the images
+    were never determined, so that images of one group may not be marked as such.
     """
 
     name: str
@@ -171,6 +172,7 @@ class FederatedData:
     domains: tuple[Domain, ...]
     digest: str
     held_out: tuple[Domain, ...] = ()
+    groups_known: bool = True
 
 
 @dataclass(frozen=True)

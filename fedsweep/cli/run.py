@@ -17,6 +17,7 @@ from fedsweep.common.config import flat
 from fedsweep.common.errors import DivergenceError, UserError
 from fedsweep.common.paths import VERBS, Kind, available, find_either, summary
 from fedsweep.common.progress import announced_stop, loading
+from fedsweep.common.signals import SignalInterrupt
 from fedsweep.common.yaml_values import parse_overrides
 from fedsweep.results import Store
 
@@ -151,6 +152,8 @@ def _serve(root: Path, host: str, port: int, loopback: bool, opened: str | None)
             if opened and answers(server, host, port):
                 _open(opened)
             raise SystemExit(server.wait())
+    except SignalInterrupt:
+        raise
     except KeyboardInterrupt:
         raise SystemExit(0) from None
 

@@ -84,6 +84,9 @@ def tune(
     sweep: Annotated[
         str | None, Option("--sweep", help="with --resume: id of the sweep to resume; the newest by default")
     ] = None,
+    id_file: Annotated[
+        str | None, Option(metavar="FILE", help="file to which the sweep's id is written before the first trial starts")
+    ] = None,
     verify: VerifyOption = False,
     address: Annotated[str, Option("--address", envvar="FEDSWEEP_ADDRESS", help=ADDRESS)] = "local",
     store: StoreOption = DEFAULT_STORE,
@@ -112,6 +115,7 @@ def tune(
         verify=verify,
         address=address,
         at_once=at_once,
+        id_file=id_file,
     )
     check_space(options.request)
     if options.request.counted:

@@ -5,12 +5,15 @@ import os
 import signal
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 """Signals with which SLURM, Kubernetes and a closing terminal end a process."""
+Handler = Callable[[int, FrameType | None], Any] | int | None
+"""A handler of a signal, as `signal.signal` takes and returns it."""
 
 
 class SignalInterrupt(KeyboardInterrupt):
@@ -65,36 +68,59 @@ def ending_signals_interrupt() -> Iterator[Received]:
 
 
 @contextlib.contextmanager
-def kept_handlers() -> Iterator[None]:
-    """Restore the handlers of SIGTERM and SIGHUP at the end of the block, in which a library may replace them.
+def one_interrupt() -> Iterator[None]:
+    """Let only the first SIGINT, SIGTERM or SIGHUP within the block take effect, and ignore the following ones.
 
-    Signals that arrive within the block are handled at its end. Child processes that start within the block ignore
-    SIGHUP, so that a closing terminal does not end them before this process has closed its records.
+    A clean-up at the end of the block therefore cannot be interrupted.
+    """
+    arrived: list[int] = []
+    handlers = {one: found for one in (signal.SIGINT, *ENDING) if callable(found := signal.getsignal(one))}
+
+    def first(number: int, frame: FrameType | None) -> None:
+        if not arrived:
+            arrived.append(number)
+            handlers[signal.Signals(number)](number, frame)
+
+    for one in handlers:
+        signal.signal(one, first)
+    try:
+        yield
+    finally:
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+
+
+@contextlib.contextmanager
+def kept_handlers() -> Iterator[None]:
+    """Keep the handlers of SIGTERM and SIGHUP during the call of a library that sets its own, such as `ray.init`.
+
+    Within the block, `signal.signal` ignores new handlers of the two signals. A signal that arrives within the block is
+    only recorded, whichever thread receives it, and is handled at the end of the block. Child processes that start
+    within the block block SIGHUP, so that a closing terminal does not end them before this process has closed its
+    records. Outside of the main thread, the block changes nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {one: signal.getsignal(one) for one in ENDING}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    _HOLDING.set()
+    set_handler, arrived = signal.signal, list[int]()
+
+    def set_other(number: int, handler: Handler) -> Handler:
+        return signal.getsignal(number) if number in ENDING else set_handler(number, handler)
+
+    before = {one: handler for one in ENDING if (handler := signal.getsignal(one)) not in (signal.SIG_IGN, None)}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # child processes inherit it
+    for one in before:
+        set_handler(one, lambda number, frame: arrived.append(number))
+    vars(signal)["signal"] = set_other
     try:
         yield
     finally:
-        _HOLDING.clear()
-        for one, handler in handlers.items():
-            signal.signal(one, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-_HOLDING = threading.Event()
-
-
-def _let_sigterm_end_children() -> None:
-    if _HOLDING.is_set():
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-
-
-os.register_at_fork(after_in_child=_let_sigterm_end_children)
+        vars(signal)["signal"] = set_handler
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # a blocked SIGHUP arrives here
+        for one, handler in before.items():
+            set_handler(one, handler)
+        for number in arrived:
+            signal.raise_signal(number)
 
 
 def _leave_terminal() -> None:

@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedsweep.common.errors import UserError
+from fedsweep.types import FederatedData
+
 
 class TooFewGroupsError(Exception):
     """The error raised if a set cannot be divided, because its images belong to too few groups."""
@@ -78,6 +81,15 @@ def held_out(sets: Mapping[str, np.ndarray], share: float, rng: np.random.Genera
         if left[place] == sizes[place] and not any(hold(group) for group in order if place in dict(members[group])):
             raise TooFewGroupsError(name, len(np.unique(sets[name])))
     return np.sort(np.fromiter(out, np.int64))
+
+
+def check_groups_known(data: FederatedData, setting: str) -> None:
+    """Raise UserError if the groups of the images are unknown. `setting` is the setting that holds out images."""
+    if not data.groups_known:
+        raise UserError(
+            f"{setting} holds out whole groups of images, but {data.name} was prepared by an older version of fedsweep "
+            f"that recorded no groups; prepare it again with `fedsweep data prepare {data.name} ... --force`."
+        )
 
 
 def labels_of_groups(groups: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -18,7 +18,7 @@ from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.data.dealing import deal_by_dirichlet, deal_evenly
-from fedsweep.data.groups import TooFewGroupsError, held_out, linked, wanted
+from fedsweep.data.groups import TooFewGroupsError, check_groups_known, held_out, linked, wanted
 from fedsweep.types import Client, ClientId, FederatedData, ImageSet, PixelStack
 
 POOL = "pool"  # the domain of clients with images of several domains
@@ -103,9 +103,12 @@ class Partition(Config, ABC):
             The clients, in the order of `clients_of`, and the proxy images that are held out for the server.
 
         Raises:
-            UserError: There are too few images for the number of clients, or a domain or a client has too few images to
-                hold some of them out.
+            UserError: There are too few images for the number of clients, a domain or a client has too few images to
+                hold some of them out, or images are held out and their groups are unknown.
         """
+        for purpose in ("proxy", "test", "validation"):
+            if getattr(self, f"{purpose}_share"):
+                check_groups_known(data, f"`partition.{purpose}_share`")
         proxy, sources = _hold_out({one.name: one.train for one in data.domains}, self.proxy_share, seed, "proxy")
         if self.pools:
             sources = {POOL: pool(list(sources.values()))}

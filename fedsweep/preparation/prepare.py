@@ -145,10 +145,7 @@ def prepare(
             shutil.rmtree(replaced, ignore_errors=True)
             warnings = plan_warnings(plan)
             if (found := existing_card(plan, force)) is not None:
-                reject(
-                    plan, warnings := [*warnings, *blank_warning(found.blank), *copies_warnings(found.copies)], strict
-                )
-                return Prepared(found, folder, True, tuple(warnings))
+                return _already(plan, found, warnings, strict)
             reject(plan, warnings, strict)
             scratch = Scratch(part)
             chunks = _make_domains(plan, scratch, workers, progress, chunk)
@@ -165,11 +162,22 @@ def prepare(
             _exchange(part, folder, replaced, card)
             return Prepared(card, folder, False, tuple(warnings))
     except OSError as error:
-        hint = "set FEDSWEEP_DATA to use another data folder."
-        if os.path.exists(part / Scratch.LOG):  # unlike Path.exists, this raises no PermissionError
-            hint = "the images decoded so far are kept, and the same command continues with the others."
         reason = error.strerror or one_line(error)
-        raise UserError(f"{error.filename or part} cannot be written: {reason}; {hint}") from None
+        raise UserError(f"{error.filename or part} cannot be written: {reason}; {_remedy(part)}") from None
+
+
+def _remedy(part: Path) -> str:
+    """Return the end of the error message about a file that cannot be written. `part` is the scratch folder."""
+    if os.path.exists(part / Scratch.LOG):  # unlike Path.exists, this raises no PermissionError
+        return "the images decoded so far are kept, and the same command continues with the others."
+    return "set FEDSWEEP_DATA to use another data folder."
+
+
+def _already(plan: Plan, card: StoreCard, warnings: Sequence[str], strict: bool) -> Prepared:
+    """Return a data set that an earlier call has prepared, with the warnings of that call."""
+    warnings = [*warnings, *blank_warning(card.blank), *copies_warnings(card.copies)]
+    reject(plan, warnings, strict)
+    return Prepared(card, plan.folder, True, tuple(warnings))
 
 
 def _make_domains(plan: Plan, scratch: Scratch, workers: int, progress: Progress, length: int) -> list[Done]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sqlite3
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from fedsweep.common.errors import UserError
+from fedsweep.common.errors import UserError, warn
+from fedsweep.common.files import LockedError, locked
 
 ADDRESSES = {
     ("experiments", "artifact_location"),
@@ -26,32 +30,73 @@ def relocate(root: Path) -> None:
     MLflow stores absolute addresses. In a copy of a results folder, they refer to the artifacts of the original. The
     command `mlflow db move-resources` does not change the addresses of existing runs.
 
+    The addresses stay as they are, with a warning on stderr, if the database is read-only, or while a sweep is running
+    in the folder, because that sweep may use the same folder under another path, for example in a container.
+
     Raises:
-        UserError: An address must be replaced, but the database is not writable.
+        UserError: The database is damaged, or another process has locked it.
     """
-    database, own = root / "mlflow.db", (root / "artifacts").as_uri()
+    database = root / "mlflow.db"
     if not database.exists():
         return
-    with contextlib.closing(sqlite3.connect(database, timeout=30)) as connection:
-        present = ADDRESSES & set(connection.execute(COLUMNS))
-        if ("experiments", "artifact_location") not in present:
-            return
-        former = {_artifacts(*one) for one in connection.execute("SELECT name, artifact_location FROM experiments")}
-        stale = [one for one in former if one is not None and one != own and not _same(one, root / "artifacts")]
-        try:
+    try:
+        with contextlib.closing(sqlite3.connect(database, timeout=30)) as connection:
+            present = ADDRESSES & set(connection.execute(COLUMNS))
+            if not (stale := _stale(connection, present, root / "artifacts")):
+                return
+            if sweep := _running(root):
+                _warn_once(
+                    f"the results folder {root} was copied, moved or mounted at another path, and MLflow may not find "
+                    f"its artifacts until sweep {sweep}, which is running in it, has ended."
+                )
+                return
             with connection:
-                for table, column in sorted(present):
-                    for one in stale:
-                        connection.execute(
-                            f"UPDATE {table} SET {column} = ? || substr({column}, ?) "  # noqa: S608 (our own names)
-                            f"WHERE substr({column}, 1, ?) = ?",
-                            (own, len(one) + 1, len(one) + 1, f"{one}/"),
-                        )
-        except sqlite3.Error as error:
-            raise UserError(
-                f"the results folder {root} is a copy, and MLflow's addresses of its artifacts must be corrected, but "
-                f"mlflow.db cannot be written: {error}."
-            ) from None
+                _replace(connection, present, stale, (root / "artifacts").as_uri())
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
+            raise UserError(f"MLflow's database {database} cannot be used: {error}.") from None
+        _warn_once(
+            f"the results folder {root} was copied or moved and is read-only, so MLflow shows its metrics, but may not "
+            "find its artifacts."
+        )
+
+
+def _stale(connection: sqlite3.Connection, present: AbstractSet[tuple[str, str]], artifacts: Path) -> list[str]:
+    """Return the addresses of other folders for artifacts, which the database contains instead of `artifacts`."""
+    if ("experiments", "artifact_location") not in present:
+        return []
+    former = {_artifacts(*one) for one in connection.execute("SELECT name, artifact_location FROM experiments")}
+    return [one for one in former if one not in (None, artifacts.as_uri()) and not _same(one, artifacts)]
+
+
+def _replace(
+    connection: sqlite3.Connection, present: AbstractSet[tuple[str, str]], stale: Sequence[str], own: str
+) -> None:
+    for table, column in sorted(present):
+        for one in stale:
+            connection.execute(
+                f"UPDATE {table} SET {column} = ? || substr({column}, ?) "  # noqa: S608 (our own names)
+                f"WHERE substr({column}, 1, ?) = ?",
+                (own, len(one) + 1, len(one) + 1, f"{one}/"),
+            )
+
+
+def _running(root: Path) -> str:
+    """Return the id of a sweep that a process on this machine is running in the results folder, or an empty string."""
+    for lock in (root / "sweeps").glob("**/.lock"):
+        try:
+            with locked(lock, "taken"):
+                pass
+        except LockedError:
+            return lock.parent.name
+        except OSError:  # the folder is read-only, so no sweep is running in it
+            return ""
+    return ""
+
+
+@functools.cache
+def _warn_once(sentence: str) -> None:
+    warn(sentence)
 
 
 def _artifacts(experiment: str, location: str | None) -> str | None:

@@ -8,12 +8,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType
-from typing import NoReturn
 
 import psutil
 
-ENDING = (signal.SIGTERM, signal.SIGHUP)
+from fedsweep.common.signals import ending_signals_interrupt, one_interrupt
+
 PATIENCE = 10.0  # seconds after SIGTERM, after which the processes are killed
 
 
@@ -21,22 +20,18 @@ PATIENCE = 10.0  # seconds after SIGTERM, after which the processes are killed
 def serving(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server during the context, and end the server and its child processes at the end of the context.
 
-    The server has its own session, so Ctrl-C in a terminal reaches only this process. During the context, SIGTERM and
-    SIGHUP raise SystemExit with the exit code 128 plus the number of the signal. A signal that this process ignores,
-    such as SIGHUP below `nohup`, stays ignored.
+    The server has its own session, so Ctrl-C in a terminal reaches only this process. During the context, Ctrl-C raises
+    KeyboardInterrupt, and SIGTERM and SIGHUP raise SignalInterrupt. Further signals are ignored until the server has
+    ended.
     """
-    before = {one: handler for one in ENDING if (handler := signal.getsignal(one)) is not signal.SIG_IGN}
-    for one in before:
-        signal.signal(one, _exit)
-    server = None
-    try:
-        server = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
-        yield server
-    finally:
-        if server is not None:
-            end(server)
-        for one, handler in before.items():
-            signal.signal(one, handler)
+    with ending_signals_interrupt(), one_interrupt():
+        server = None
+        try:
+            server = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
+            yield server
+        finally:
+            if server is not None:
+                end(server)
 
 
 def end(server: subprocess.Popen[bytes]) -> None:
@@ -59,7 +54,3 @@ def _runs(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-
-
-def _exit(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)

@@ -1,13 +1,27 @@
 """The handling of SIGTERM and SIGHUP like Ctrl-C."""
 
+import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 
 import pytest
 
 from fedsweep import cli
 from fedsweep.common.signals import ENDING, SignalInterrupt, ending_signals_interrupt, kept_handlers
+
+
+@pytest.fixture(autouse=True)
+def default_handlers() -> Iterator[None]:
+    """Set the default handlers, because the shell that runs the tests may ignore signals, as `nohup` does."""
+    before = {one: signal.signal(one, signal.SIG_DFL) for one in ENDING}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for one, handler in before.items():
+        signal.signal(one, handler)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -47,6 +61,37 @@ def test_a_signal_during_a_library_call_is_handled_after_it() -> None:
     with ending_signals_interrupt(), pytest.raises(SignalInterrupt):
         library_call()
     assert steps == ["after the signal"]
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_a_signal_that_another_thread_receives_is_handled_after_the_library_call(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system delivers a signal to any thread that does not block it, and Python handles it in the main thread."""
+    monkeypatch.setattr("fedsweep.common.signals._leave_terminal", lambda: None)
+    ended, steps = threading.Event(), []
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    other = threading.Thread(target=ended.wait)
+    other.start()
+
+    def library_call() -> None:
+        with kept_handlers():
+            signal.signal(number, lambda *_: sys.exit(15))  # as in `ray.init`
+            os.kill(os.getpid(), number)
+            receiver.recv(1)  # the signal has arrived in this process
+            steps.append("after the signal")
+
+    signal.set_wakeup_fd(sender.fileno())
+    try:
+        with receiver, sender, ending_signals_interrupt() as received, pytest.raises(SignalInterrupt):
+            library_call()
+    finally:
+        signal.set_wakeup_fd(-1)
+        ended.set()
+        other.join()
+    assert steps == ["after the signal"]
+    assert received.number == number
 
 
 def test_children_of_a_library_call_are_ended_by_sigterm_but_not_by_sighup() -> None:

@@ -1,14 +1,16 @@
 """Prepared data sets in an experiment, with the order of domains, digests and error messages."""
 
 import hashlib
+import json
 
 import numpy as np
 import pytest
 import torch
 
 from fedsweep.common.errors import UserError
+from fedsweep.data.partition import FeatureSkew
 from fedsweep.data.prepared.arrow_files import record_batch, write_domain
-from fedsweep.data.prepared.card import DomainCard, StoreCard, store_folder
+from fedsweep.data.prepared.card import CopiesCard, DomainCard, StoreCard, store_folder
 from fedsweep.data.prepared.dataset import PreparedData, content_digest, read_domain
 
 CLASSES = ("bus", "cat")
@@ -120,3 +122,33 @@ def test_labels_outside_the_classes_are_an_error(store):
     (store_folder("set", 8) / "card.json").write_text(card.model_dump_json())
     with pytest.raises(UserError, match=r"photo\.arrow contains labels from 0 to \d, but its card lists 1 classes;"):
         config().load()
+
+
+HELD_OUT = [
+    ({}, {"proxy_share": 0.5}, "`partition.proxy_share`"),
+    ({}, {"test_share": 0.5}, "`partition.test_share`"),
+    ({}, {"validation_share": 0.5}, "`partition.validation_share`"),
+    ({"held_out_domains": ["sketch"]}, {}, "`data.held_out_domains`"),
+]
+
+
+@pytest.mark.parametrize(("data", "shares", "setting"), HELD_OUT)
+def test_images_of_unknown_groups_are_not_held_out(store, data, shares, setting):
+    """A card without the entry `copies` was written by a version that did not know groups."""
+    path = store_folder("set", 8) / "card.json"
+    card = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in card.items() if name != "copies"}))
+    partition = FeatureSkew.of({"name": "feature_skew"} | shares, "test")
+    with pytest.raises(UserError) as refused:
+        partition.split(config(**data).load(), {"photo": 1, "sketch": 1}, 0)
+    assert str(refused.value) == (
+        f"{setting} holds out whole groups of images, but set was prepared by an older version of fedsweep that "
+        "recorded no groups; prepare it again with `fedsweep data prepare set ... --force`."
+    )
+    whole = FeatureSkew.of({"name": "feature_skew"}, "test").split(config().load(), {"photo": 1, "sketch": 1}, 0)
+    assert [len(client.train) for client in whole.clients] == [6, 6]  # nothing is held out
+
+    found = CopiesCard(groups=0, both_splits=0, other_classes=0)
+    path.write_text(json.dumps({**card, "copies": found.model_dump(mode="json")}))
+    split = partition.split(config(**data).load(), {"photo": 1, "sketch": 1}, 0)
+    assert len(split.clients) == (1 if data else 2)

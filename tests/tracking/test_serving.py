@@ -9,26 +9,42 @@ import psutil
 import pytest
 
 PARENT = """
-import sys
-from fedsweep.tracking.serving import serving
-server = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; print(1, flush=True); " + \\
-    "time.sleep(600)'])"
-try:
-    with serving([sys.executable, "-c", server], {}) as process:
-        raise SystemExit(process.wait())
-except KeyboardInterrupt:
-    raise SystemExit(0)
+import signal, sys
+from fedsweep.common.signals import ending_signals_interrupt
+from fedsweep.tracking import serving
+
+for one in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(one, signal.SIG_DFL)  # the shell that runs the tests may ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)
+serving.PATIENCE = 0.5
+with ending_signals_interrupt() as received:
+    try:
+        with serving.serving([sys.executable, "-c", sys.argv[1]], {}) as process:
+            raise SystemExit(process.wait())
+    except KeyboardInterrupt:
+        raise SystemExit(received.status)
+"""
+SERVER = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, lambda *_: print("ending", flush=True))  # and the server continues
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("running", flush=True)
+time.sleep(600)
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 0)])
-def test_a_signal_ends_the_server_and_its_children(number: signal.Signals, code: int) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_signals_end_the_server_and_its_children(number: signal.Signals, code: int) -> None:
+    """A second signal arrives while the server ends."""
     root = str(Path(__file__).parents[2])
-    with subprocess.Popen([sys.executable, "-c", PARENT], cwd=root, stdout=subprocess.PIPE) as started:
+    with subprocess.Popen([sys.executable, "-c", PARENT, SERVER], cwd=root, stdout=subprocess.PIPE) as started:
         assert started.stdout is not None
-        assert started.stdout.readline() == b"1\n"
+        assert started.stdout.readline() == b"running\n"
         family = psutil.Process(started.pid).children(recursive=True)
         assert len(family) == 2
         started.send_signal(number)
-        assert started.wait(60) == code
+        assert started.stdout.readline() == b"ending\n"
+        started.send_signal(signal.SIGTERM)
+        started.send_signal(signal.SIGINT)
+        assert started.wait() == code
         assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, near
+from fedsweep.data.groups import check_groups_known
 from fedsweep.data.partition import pool
 from fedsweep.data.prepared.arrow_files import check_labels, map_domain
 from fedsweep.data.prepared.card import StoreCard, prepared_sizes, read_card, store_folder, why_missing
@@ -108,8 +109,9 @@ class PreparedData(Data):
         """Return the data set with memory-mapped images.
 
         Raises:
-            UserError: The data set is not prepared or is damaged, a domain is missing, or the digest of the data set
-                does not begin with the configured `digest`.
+            UserError: The data set is not prepared or is damaged, a domain is missing, the digest of the data set does
+                not begin with the configured `digest`, or domains are held out and the groups of the images are
+                unknown.
         """
         folder = store_folder(self.set, self.size)
         if self.size not in prepared_sizes(self.set):  # only names of prepared data sets are opened, never other paths
@@ -132,7 +134,10 @@ class PreparedData(Data):
         training = tuple(one for one in found if one.name not in self.held_out_domains)
         known = [one.train.groups for one in training if one.train.groups is not None]
         held_out = tuple(_all_tested(one, known) for one in found if one.name in self.held_out_domains)
-        return FederatedData(self.set, card.class_names, training, digest, held_out)
+        data = FederatedData(self.set, card.class_names, training, digest, held_out, card.copies is not None)
+        if held_out:
+            check_groups_known(data, "`data.held_out_domains`")
+        return data
 
 
 def _all_tested(domain: Domain, known: Sequence[Tensor]) -> Domain:

@@ -223,15 +223,18 @@ def _start(console: Console, folder: Path) -> None:
     import ray
 
     cpus, gpus = available_cpus(), logical.count if (logical := logical_gpus()) else None
-    # The thread that shows the message must not receive the signals that this thread holds back.
-    with kept_handlers(), console.status("Starting Ray ...") as status:
+    with console.status("Starting Ray ...") as status:
         if not console.is_terminal:
             console.print("Starting Ray ...")
         for attempt in range(1, STARTS + 1):
             try:
                 own = {"include_dashboard": False, "_temp_dir": str(folder)}
-                ray.init(address=LOCAL, num_cpus=cpus, num_gpus=gpus, **own, **QUIET)
+                with kept_handlers():  # a signal ends the attempts after the one in which it arrives
+                    ray.init(address=LOCAL, num_cpus=cpus, num_gpus=gpus, **own, **QUIET)
                 return
+            except KeyboardInterrupt:
+                ray.shutdown()
+                raise
             except Exception as error:  # a plain Exception if a node takes longer than the 30 s that Ray waits
                 ray.shutdown()
                 told, late = one_line(error).split(". ")[0], "timed out" in str(error)

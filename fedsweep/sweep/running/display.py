@@ -8,7 +8,6 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
-from rich.text import Text
 
 from fedsweep.common.progress import LeftColumn, TimeLeft
 from fedsweep.results import TrialRecord, count_outcomes
@@ -40,7 +39,7 @@ class LiveTable:
         self.trials = {trial.plan.key: trial for trial in done}
         self.total, self.begun = total, time.monotonic()
         played = (BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeElapsedColumn())
-        self.parallel, self.time, self.note, self.stopping = parallel, TimeLeft(), "", False
+        self.parallel, self.time, self.stopping = parallel, TimeLeft(), False
         self.progress = Progress(
             TextColumn("{task.description}"), *played, LeftColumn(lambda _: self.left()), console=console
         )
@@ -72,12 +71,6 @@ class LiveTable:
         each = [*begun, *([self.rounds] * waiting)]
         return self.time.left(sum(each), max(min(self.parallel, len(each)), 1), max(each, default=0))
 
-    def say(self, step: str) -> None:
-        """Show what the sweep is waiting for, below the table or, without a terminal, as a line."""
-        self.note = step
-        if step and not self.console.is_terminal:
-            self.console.print(step, soft_wrap=True)
-
     def stop(self) -> None:
         """Show that the sweep is stopping, and what is kept."""
         if not self.stopping:
@@ -92,7 +85,7 @@ class LiveTable:
         ended = [trial for trial in self.trials.values() if trial.outcome]
         for trial in [*ended[-max(ROWS - len(running), 0) :], *running]:
             table.add_row(*self._cells(trial), style="dim" if trial.outcome else "")
-        return Group(table, *([Text(self.note, style="yellow")] if self.note else []), self.progress)
+        return Group(table, self.progress)
 
     def _cells(self, trial: TrialRecord) -> tuple[str, str, str, str, str]:
         value = trial.history[-1].metrics.get(self.metric) if trial.history else None

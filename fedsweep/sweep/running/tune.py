@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from fedsweep.common.errors import UserError
+from fedsweep.common.files import write_atomically
 from fedsweep.common.paths import find
 from fedsweep.common.progress import loading, waiting
 from fedsweep.common.yaml_values import Json
@@ -19,8 +22,10 @@ from fedsweep.sweep.space.search_space import RequestedSpace, read
 
 if TYPE_CHECKING:
     from fedsweep.report import Report
+    from fedsweep.sweep.cluster.cluster import Cluster
     from fedsweep.sweep.running.finish import SweepResult
     from fedsweep.sweep.running.open_sweep import Prepared
+    from fedsweep.sweep.space.search_space import Resources
     from fedsweep.tracking import Destination
 
 
@@ -50,6 +55,8 @@ class TuneOptions:
     """The machines for trials: `local`, `auto`, or HOST:PORT of a Ray cluster's head."""
     at_once: int | None = None
     """Largest number of trials in parallel."""
+    id_file: str | None = None
+    """A file that receives the sweep's id before the first trial starts, so that a script can resume this sweep."""
 
     def __post_init__(self) -> None:
         from fedsweep.sweep.cluster.ray_session import check_address
@@ -58,6 +65,8 @@ class TuneOptions:
             raise UserError("`--sweep` selects the sweep to resume and needs `--resume`.")
         if self.fresh and self.resume:
             raise UserError("`--fresh` applies to new sweeps and cannot be combined with `--resume`.")
+        if self.id_file is not None and not os.access(folder := Path(self.id_file).parent, os.W_OK):
+            raise UserError(f"`--id-file` {self.id_file} cannot be written: {folder} is not a writable folder.")
         check_address(self.address)
 
     @cached_property
@@ -128,6 +137,8 @@ def tune(
                 held.enter_context(exclusively(sweep))
                 if any_left(sweep):
                     ray.enter_context(ray_session(ready.cluster, console))
+            if options.id_file is not None:
+                write_atomically(Path(options.id_file), f"{sweep.folder.name}\n".encode())
             with waiting(console, "Loading Ray"):
                 from fedsweep.sweep.running.ray_tuner import run  # imports ray, which reads the environment
 
@@ -167,7 +178,7 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
 
     with loading(console, "PyTorch", "fedsweep.sweep.plan.plan"):
         from fedsweep.federation.build_and_run import check_pixels
-        from fedsweep.sweep.cluster.cluster import LOCAL, check_resources
+        from fedsweep.sweep.cluster.cluster import LOCAL
         from fedsweep.sweep.cluster.ray_session import opened
         from fedsweep.sweep.plan.plan import Plan
         from fedsweep.sweep.running.open_sweep import Prepared
@@ -180,7 +191,7 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
         joining = waiting(console, "Connecting to the Ray cluster", always=True)
         with contextlib.nullcontext() if options.address == LOCAL else joining:
             cluster = stack.enter_context(opened(options.address, options.at_once))
-        check_resources(plan.space.resources, cluster)
+        plan = plan.on(_decided(plan.space.resources, cluster, options.resumed))
         with waiting(console, f"Checking the data and the weights of {plan.num_trials} trials"):
             plan.preflight()
         if options.verify:
@@ -201,3 +212,15 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
 
             arrival = make_ready(cluster, plan, options.results, console, deliver=not rehearsal)
         yield Prepared(plan, options.results, destination, cluster, arrival)
+
+
+def _decided(resources: Resources, cluster: Cluster, resumed: SweepStore | None) -> Resources:
+    """Return the resources of each trial, after checking that the machines have them."""
+    from fedsweep.sweep.cluster.cluster import check_device, check_resources, decided
+
+    started = resumed.manifest() if resumed is not None else None
+    resources = decided(resources, cluster, started)
+    if started is not None:
+        check_device(resources, cluster, started)
+    check_resources(resources, cluster)
+    return resources

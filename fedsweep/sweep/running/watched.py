@@ -100,7 +100,19 @@ def run_watched(body: Callable[[], None], stop: Stop, lost: Callable[[], str], a
         finally:
             ended.set()
 
-    threading.Thread(target=target, name="tune", daemon=True).start()
+    try:
+        threading.Thread(target=target, name="tune", daemon=True).start()
+        _wait(ended, stop, lost, announce)
+    finally:  # an error or an interrupt at any point, even during `announce`
+        stop.abandoned |= not ended.is_set()
+    if errors and not stop.asked:
+        if name := lost():
+            raise RayLostError(name) from None
+        raise errors[0]
+
+
+def _wait(ended: threading.Event, stop: Stop, lost: Callable[[], str], announce: Callable[[], object]) -> None:
+    """Wait until `ended` is set, the user interrupts a second time, or Ray has lost a process; see `run_watched`."""
     while not ended.is_set():
         try:
             while not ended.wait(LOOK_SECONDS):
@@ -112,11 +124,6 @@ def run_watched(body: Callable[[], None], stop: Stop, lost: Callable[[], str], a
                     return
         except KeyboardInterrupt:
             if stop.asked:
-                stop.abandoned = True
                 raise
             stop.asked = True
             announce()
-    if errors and not stop.asked:
-        if name := lost():
-            raise RayLostError(name) from None
-        raise errors[0]

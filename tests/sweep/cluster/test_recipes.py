@@ -1,7 +1,6 @@
 """The recipes in deploy/, whose settings Ray, KubeRay, SLURM and fedsweep's command line accept."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -150,7 +149,8 @@ STUBS = {
     "ray": "exit 0",
     "python": "cat > /dev/null; echo token",
     "fedsweep": """echo "$*" > called
-mkdir -p mlruns/sweeps/tiny/old
+while [ "$1" != --id-file ]; do shift; done
+[ -n "$STARTED" ] && echo "$STARTED" > "$2"
 [ -n "$FINISH" ] && exit 0
 trap 'exit 143' TERM
 kill -"$SIGNAL" "$PPID"
@@ -159,8 +159,8 @@ while :; do sleep 0.05; done""",
 """Programs in place of those that the SLURM script calls, as shell scripts."""
 
 
-def slurm(folder: Path, **variables: str) -> tuple[int, str, bool]:
-    """Run the SLURM script without SLURM.
+def slurm(folder: Path, *options: str, **variables: str) -> tuple[int, str, bool]:
+    """Run the SLURM script without SLURM, with `options` for the sweep, and with the environment `variables`.
 
     Returns:
         The exit code, the arguments of `fedsweep`, and whether the job was queued again.
@@ -180,8 +180,8 @@ def slurm(folder: Path, **variables: str) -> tuple[int, str, bool]:
         "TMPDIR": str(folder),
     }
     done = subprocess.run(
-        ["bash", DEPLOY / "slurm.sh", "tiny", "--seeds", "0"],
-        env={"FINISH": "", "SIGNAL": "INT", **path, **job, **variables},
+        ["bash", DEPLOY / "slurm.sh", "tiny", *options],
+        env={"FINISH": "", "STARTED": "", "SIGNAL": "INT", **path, **job, **variables},
         cwd=folder,
         capture_output=True,
         timeout=60,
@@ -190,18 +190,22 @@ def slurm(folder: Path, **variables: str) -> tuple[int, str, bool]:
 
 
 def test_the_slurm_script_queues_the_job_again_and_resumes_its_own_sweep(tmp_path: Path):
-    new = "tune tiny --seeds 0 --address 10.0.0.1:20007"
-    resumed = "tune tiny --seeds 0 --resume --address 10.0.0.1:20007"
-    assert slurm(tmp_path) == (143, new, True)  # the time limit
-    assert slurm(tmp_path, SLURM_RESTART_COUNT="1") == (143, new, True)  # the job had not created a sweep yet
-    manifest = tmp_path / "mlruns" / "sweeps" / "tiny" / "old" / "sweep.json"
-    manifest.touch()
-    later = (tmp_path / ".fedsweep_job_7").stat().st_mtime + 5
-    os.utime(manifest, (later, later))
-    assert slurm(tmp_path, SLURM_RESTART_COUNT="2") == (143, resumed, True)
-    assert slurm(tmp_path, SLURM_RESTART_COUNT="3", SIGNAL="TERM") == (143, resumed, False)  # scancel
-    assert slurm(tmp_path, FINISH="yes") == (0, new, False)
+    end = "--id-file .fedsweep_job_7 --address 10.0.0.1:20007"
+    new = f"tune tiny --fresh --seeds 0 {end}"
+    mine = f"tune tiny --seeds 0 --resume --sweep mine {end}"
+    options = ("--fresh", "--seeds", "0")
+    assert slurm(tmp_path, *options) == (143, new, True)  # the time limit
+    assert slurm(tmp_path, *options, SLURM_RESTART_COUNT="1", STARTED="mine") == (143, new, True)  # there was no sweep
+    other = tmp_path / "mlruns" / "sweeps" / "tiny" / "newer" / "sweep.json"  # of another job
+    other.parent.mkdir(parents=True)
+    other.touch()
+    for given in (options, ("--seeds", "0", "--resume"), ("--sweep", "mine", "--seeds", "0", "--resume")):
+        assert slurm(tmp_path, *given, SLURM_RESTART_COUNT="2") == (143, mine, True)
+    assert slurm(tmp_path, *options, SLURM_RESTART_COUNT="3", SIGNAL="TERM") == (143, mine, False)  # scancel
+    assert slurm(tmp_path, *options, FINISH="yes") == (0, new, False)
     assert not list(tmp_path.glob(".fedsweep_job_*")) + list(tmp_path.glob(".ray_token_*"))
+    given = parsed(f"fedsweep {mine}")
+    assert (given["resume"], given["sweep"], given["fresh"]) == (True, "mine", False)
 
 
 def test_the_slurm_script_is_bash_and_requests_what_it_uses():

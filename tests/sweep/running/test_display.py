@@ -61,23 +61,11 @@ def test_the_last_trial_is_not_divided_by_the_number_of_parallel_trials():
     assert shown.left() == pytest.approx(11 * 4.0)
 
 
-def test_a_pipe_gets_a_line_for_the_start_of_ray_and_one_for_ctrl_c():
+def test_a_pipe_gets_one_line_for_ctrl_c():
     text = io.StringIO()
     shown = table(Clock(), text=text)
-    shown.say("Starting Ray ...")
-    shown.say("")
     shown.stop()
     shown.stop()
     assert text.getvalue().splitlines() == [
-        "Starting Ray ...",
         "Stopping ... all recorded rounds are kept. Press Ctrl-C again to stop without waiting for trials.",
     ]
-
-
-def test_the_table_shows_what_the_sweep_is_waiting_for():
-    text = io.StringIO()
-    shown = LiveTable(Console(file=text, force_terminal=True, width=120), "accuracy/mean", ROUNDS, TRIALS, ())
-    shown.say("Starting Ray ...")
-    assert text.getvalue() == ""  # the live display draws it
-    shown.console.print(shown.render())
-    assert "Starting Ray ..." in text.getvalue()

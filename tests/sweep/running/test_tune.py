@@ -1,6 +1,7 @@
 """The Python function `tune`, from the YAML file to the report, with trials that run in this process."""
 
 import contextlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +51,7 @@ def in_process(tmp_path: Path, new_store: NewStore, monkeypatch: pytest.MonkeyPa
 def test_tune_writes_the_report_ends_the_parent_run_and_returns_the_outcome(
     in_process: list[str], tmp_path: Path
 ) -> None:
-    options = TuneOptions("tiny", {"federation.rounds": 1}, {"seeds": [0]})
+    options = TuneOptions("tiny", {"federation.rounds": 1}, {"seeds": [0]}, id_file=str(tmp_path / "id"))
     shown: list[Report] = []
 
     def show(report: Report) -> None:
@@ -63,12 +64,23 @@ def test_tune_writes_the_report_ends_the_parent_run_and_returns_the_outcome(
 
     stopped = tune(options, show=show)
     assert shown == [stopped.report]
+    assert (tmp_path / "id").read_text().strip() == stopped.folder.name
     assert (stopped.status, stopped.session.interrupted, len(stopped.trials)) == (130, True, 1)
     assert stopped.report is not None
     (parent,), _, _ = runs(tmp_path, "tiny")
     assert parent.info.status == "KILLED"
 
-    result = tune(replace(options, overrides={}, space_options={}, resume=True))
+    continued = replace(options, overrides={}, space_options={}, resume=True)
+    path = stopped.folder / "sweep.json"
+    begun = path.read_text()
+    manifest = json.loads(begun)
+    assert manifest["device"] == "cpu"
+    path.write_text(json.dumps({**manifest, "device": "cuda"}))
+    with pytest.raises(UserError, match="was started on a GPU, but this machine has no GPU"):
+        tune(continued)
+    assert len(in_process) == 1
+    path.write_text(begun)
+    result = tune(continued)
     assert (result.status, result.session.interrupted, result.tally["finished"]) == (0, False, 2)
     assert in_process == [trial.plan.key for trial in result.trials]
     assert result.folder == stopped.folder
@@ -101,5 +113,7 @@ def test_options_that_contradict_each_other_are_rejected() -> None:
         TuneOptions("tiny", sweep_id="x")
     with pytest.raises(UserError, match="cannot be combined with `--resume`"):
         TuneOptions("tiny", fresh=True, resume=True)
+    with pytest.raises(UserError, match=r"^`--id-file` none/id cannot be written: none is not a writable folder\.$"):
+        TuneOptions("tiny", id_file="none/id")
     with pytest.raises(UserError, match="only counts parameters; use `fedsweep show`"):
         tune(TuneOptions("papers/fedbrick/table3"))

@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -34,21 +35,40 @@ def test_an_error_of_ray_tune_is_raised() -> None:
         run_watched(body, Stop(), lambda: "", lambda: None)
 
 
-def test_the_first_interrupt_ends_the_loop_with_a_message() -> None:
+@pytest.fixture
+def interrupts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
+    """Return a function that interrupts the main thread, which calls the function while it waits for Ray Tune.
+
+    SIGINT raises KeyboardInterrupt, even if the shell that runs the tests ignores it.
+    """
+    monkeypatch.setattr(watched, "LOOK_SECONDS", 0.001)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def interrupt() -> str:
+        signal.raise_signal(signal.SIGINT)
+        return ""
+
+    yield interrupt
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_first_interrupt_ends_the_loop_with_a_message(interrupts: Callable[[], str]) -> None:
     stop, said = Stop(), list[str]()
-    threading.Timer(0.1, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
-    run_watched(lambda: loop(stop), stop, lambda: "", lambda: said.append("stopping"))
+    run_watched(lambda: loop(stop), stop, lambda: "" if stop.asked else interrupts(), lambda: said.append("stopping"))
     assert said == ["stopping"]
     assert stop.asked
     assert not stop.abandoned
 
 
-def test_the_second_interrupt_does_not_wait_for_a_blocked_call() -> None:
+@pytest.mark.parametrize("during_announce", [False, True])
+def test_the_second_interrupt_does_not_wait_for_a_blocked_call(
+    interrupts: Callable[[], str], during_announce: bool
+) -> None:
     stop, blocked = Stop(), threading.Event()
-    for after in (0.1, 0.3):
-        threading.Timer(after, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
+    announce = interrupts if during_announce else lambda: ""
     with pytest.raises(KeyboardInterrupt):
-        run_watched(functools.partial(wait_for, blocked), stop, lambda: "", lambda: None)
+        run_watched(functools.partial(wait_for, blocked), stop, interrupts, announce)
+    assert stop.asked
     assert stop.abandoned
     with pytest.raises(StoppedError):
         stop.check_abandoned()
