@@ -228,7 +228,7 @@ def _start(console: Console, folder: Path) -> None:
             console.print("Starting Ray ...")
         for attempt in range(1, STARTS + 1):
             try:
-                own = {"include_dashboard": False, "_temp_dir": str(folder)}
+                own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": str(folder)}
                 with kept_handlers():  # a signal ends the attempts after the one in which it arrives
                     ray.init(address=LOCAL, num_cpus=cpus, num_gpus=gpus, **own, **QUIET)
                 return
