@@ -133,7 +133,8 @@ def git_commit() -> str | None:
 @cache  # called for every run, and starts two git processes
 def origin() -> dict[str, str]:
     """Return the tags that all runs have: version, Git commit, user and command. Unknown values are left out."""
-    tags = {"fedsweep.version": metadata.version("fedsweep"), "mlflow.source.type": "LOCAL"}
+    # MLflow's page shows the whole source of a `JOB`, but of a `LOCAL` source only the part after the last slash.
+    tags = {"fedsweep.version": metadata.version("fedsweep"), "mlflow.source.type": "JOB"}
     tags["mlflow.source.name"] = command_line(sys.argv)
     if commit := git_commit():
         tags["mlflow.source.git.commit"] = commit
