@@ -161,6 +161,8 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
         )
     else:
         show_unsent(console, session.sweep.remote, result.folder)
+    if session.lost and not session.interrupted:
+        console.print(f"After the last trial had ended, {session.lost} was killed or has crashed; nothing was lost.")
     if session.interrupted:
         cause = f"Stopped because {session.lost} was killed or has crashed," if session.lost else "Stopped"
         kept = ", and all recorded rounds are kept" if session.lost else ""

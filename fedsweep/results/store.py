@@ -192,13 +192,14 @@ class Store:
     def _remote_sweeps(self) -> list[Path]:
         """The local folders of all remote sweeps.
 
-        On first use, the remote store is listed, and missing manifests are downloaded.
+        On first use, the remote store is listed, and manifests that are missing or unreadable on this machine are
+        downloaded.
         """
         place, root = Place(self.where, "sweeps"), self.root / "sweeps"
 
         def manifest(name: str) -> Path:
             path = inside(root, name, "sweep.json")
-            if not path.exists():
+            if not _is_readable(path.parent):
                 write_atomically(path, read(place.filesystem, f"{place.base}/{name}/sweep.json"))
             return path.parent
 
@@ -208,3 +209,12 @@ class Store:
                 return list(pool.map(manifest, names))
 
         return persistently(look)
+
+
+def _is_readable(folder: Path) -> bool:
+    """Return whether a folder contains a manifest that can be read."""
+    try:
+        SweepStore(folder).manifest()
+    except (UserError, FileNotFoundError):
+        return False
+    return True

@@ -10,7 +10,7 @@ from rich.console import Console
 from fedsweep.cli import output as terminal
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running import finish as finish_module
-from fedsweep.sweep.running.finish import finish
+from fedsweep.sweep.running.finish import SweepResult, finish
 from fedsweep.sweep.running.ray_tuner import SessionOutcome
 from tests.report.conftest import Trials, make_manifest
 
@@ -49,4 +49,19 @@ def test_a_warning_counts_the_runs_that_are_incomplete_in_mlflow(count: int, sai
     terminal.show_undelivered(console, recorder, "fedsweep ui")  # type: ignore[arg-type]
     assert console.file.getvalue() == (  # type: ignore[attr-defined]
         f"{said}: no answer. The results folder has everything; run `fedsweep ui --deliver` to copy it to MLflow.\n"
+    )
+
+
+def test_a_process_that_is_lost_after_the_last_trial_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    monkeypatch.setattr(terminal, "result_console", lambda: console)
+    sweep = SimpleNamespace(folder=tmp_path, remote=SimpleNamespace(unsent={}))
+    recorder, trials = SimpleNamespace(unsynced=[], outage=""), Trials().arms({4: [0.5, 0.6]}).records
+    plan = Plan.read("ablations/lora_rank", {}, {})
+    session = SessionOutcome(plan, sweep, recorder, trials, interrupted=False, lost="the GCS on this machine")  # type: ignore[arg-type]
+    result = SweepResult(session, None, None)
+    terminal.show_sweep(result, "fedsweep ui")
+    assert result.status == 0
+    assert console.file.getvalue().splitlines()[-1] == (  # type: ignore[attr-defined]
+        "After the last trial had ended, the GCS on this machine was killed or has crashed; nothing was lost."
     )

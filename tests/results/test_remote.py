@@ -94,6 +94,17 @@ def test_another_machine_finds_the_sweep_and_its_rounds(machines: Machines) -> N
         machines["two"].find("other")
 
 
+def test_a_damaged_manifest_that_is_restored_from_a_backup_in_the_remote_store_is_read(machines: Machines) -> None:
+    sweep = sweep_of(machines["one"])
+    remote = machines.objects / sweep.folder.relative_to(machines["one"].root) / "sweep.json"
+    backup = remote.read_bytes()
+    remote.write_bytes(b"damaged")
+    with pytest.raises(UserError, match="restore it from a backup"):
+        machines["two"].find(MANIFEST.name)
+    remote.write_bytes(backup)
+    assert machines["two"].find(MANIFEST.name).manifest() == sweep.manifest()
+
+
 def test_only_columns_that_the_user_asked_for_are_recorded_as_options(machines: Machines) -> None:
     sweep = sweep_of(machines["one"], options={"seeds": [0, 1]})
     before = sweep.manifest()

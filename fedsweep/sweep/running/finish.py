@@ -54,12 +54,13 @@ class SweepResult:
         """The exit status of the command.
 
         It is 128 plus the number of the signal if trials are left to run (130 after Ctrl-C), 1 if a trial or the report
-        failed, and otherwise 0. If results could not be stored, or if Ray has lost a process, it is always 1.
+        failed, and otherwise 0. If results could not be stored, or if trials are left to run because Ray has lost a
+        process, it is always 1.
         """
         session = self.session
-        lacking = self.disk_full or session.remote_error or session.lost or session.sweep.remote.unsent
+        lacking = self.disk_full or session.remote_error or session.sweep.remote.unsent
         if session.interrupted:
-            return 1 if lacking else self.interrupted_status
+            return 1 if lacking or session.lost else self.interrupted_status
         return int(bool(lacking or self.tally["failed"] or self.report_error))
 
 
