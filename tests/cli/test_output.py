@@ -1,6 +1,7 @@
 """The output at the end of a sweep if its report cannot be written or its MLflow runs are incomplete."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from fedsweep.cli import output as terminal
+from fedsweep.results import Outcome
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running import finish as finish_module
-from fedsweep.sweep.running.finish import finish
+from fedsweep.sweep.running.finish import SweepResult, finish
 from fedsweep.sweep.running.ray_tuner import SessionOutcome
 from tests.report.conftest import Trials, make_manifest
 
@@ -50,3 +52,23 @@ def test_a_warning_counts_the_runs_that_are_incomplete_in_mlflow(count: int, sai
     assert console.file.getvalue() == (  # type: ignore[attr-defined]
         f"{said}: no answer. The results folder has everything; run `fedsweep ui --deliver` to copy it to MLflow.\n"
     )
+
+
+def test_the_causes_of_failed_trials_are_printed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    monkeypatch.setattr(terminal, "result_console", lambda: console)
+    recorder = SimpleNamespace(unsynced=[], outage="")
+    sweep = SimpleNamespace(folder=tmp_path, remote=SimpleNamespace(unsent={}))
+    trials = Trials().arms({4: [0.5, 0.6, 0.7]}).records
+    reasons = ("the machine ran out of memory", "the machine ran out of memory", None)
+    failed = [
+        replace(trial, outcome=Outcome(outcome="failed", round=0, reason=reason))
+        for trial, reason in zip(trials, reasons, strict=True)
+    ]
+    plan = Plan.read("ablations/lora_rank", {}, {})
+    session = SessionOutcome(plan, sweep, recorder, failed, interrupted=False)  # type: ignore[arg-type]
+    with pytest.raises(SystemExit):
+        terminal.show_sweep(SweepResult(session, None, None), "fedsweep ui")
+    said = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert said[-1] == "Cause of 2 failed trials: the machine ran out of memory."
+    assert any(line.startswith("3 trials failed; see the tracebacks") for line in said)
