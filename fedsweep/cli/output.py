@@ -117,15 +117,16 @@ def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None)
 
     If `estimate` is true, also run one round and print an estimate of the total time.
     """
-    from fedsweep.sweep.cluster.cluster import HERE
+    from fedsweep.sweep.cluster.cluster import HERE, decided
     from fedsweep.sweep.running.time_estimate import estimate as measured
     from fedsweep.sweep.running.time_estimate import side_by_side
 
-    console = result_console()
+    console, cluster = result_console(), cluster or HERE
+    plan = plan.on(decided(plan.space.resources, cluster))
     around = plan.space.baseline if plan.space.design == "one_factor" else None
     console.print(plan_table(plan.name, plan.space.space, plan.arms if plan.sampled is None else None, around))
-    rounds, most = plan.base.federation.rounds, side_by_side(plan, cluster or HERE)
-    packed = plan.space.resources.gpus_per_trial == "auto"
+    rounds, most = plan.base.federation.rounds, side_by_side(plan, cluster)
+    packed = plan.space.resources.gpus == "auto"
     side = f"as many trials in parallel as fit, at most {most}" if packed else f"{most} in parallel"
     console.print(
         f"{plan.num_trials} trials of {plan.space.experiment} with {rounds} rounds each "
@@ -136,7 +137,7 @@ def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None)
         console.print(f"{change}.", style="yellow")
     if estimate:
         with awaiting("Measuring one round of the experiment", always=True):
-            seconds, fit = measured(plan, most, cluster or HERE)
+            seconds, fit = measured(plan, most, cluster)
         together = f" with {fit} trials in parallel" if packed else ""
         console.print(f"Estimated time: {duration(seconds)}{together}, from measuring one round of the experiment.")
 

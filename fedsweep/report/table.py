@@ -1,6 +1,6 @@
 """The ablation table, whose cells are the same in the terminal, Markdown, LaTeX and the HTML page."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -9,6 +9,7 @@ from fedsweep.report.arm_statistics import (
     MEAN_OUT_OF_DOMAIN,
     ArmStatistics,
     asked_columns,
+    compared_by,
     efficient_arms,
     notes,
     printed,
@@ -77,13 +78,33 @@ class AblationTable:
 
         Optional columns that are empty in every row are left out.
         """
-        rows = [settings(one, self.names) | self._numbers(one) for one in self.arms]
+        rows = [settings(one, self.names) | self._compared(one) | self._others(one) for one in self.arms]
         optional = {"paper", "sd", *self.means, "worst client", "worst domain", "MB sent", "note"}
-        optional -= {column.heading for column in asked_columns(self.manifest)}
-        empty = {name for name in optional if all(row.get(name, NOTHING) == NOTHING for row in rows)}
-        return [{name: cell for name, cell in row.items() if name not in empty} for row in rows]
+        return _without_empty(rows, optional - {column.heading for column in asked_columns(self.manifest)})
 
-    def _numbers(self, one: ArmStatistics) -> dict[str, str]:
+    def comparison_cells(self) -> list[dict[str, str]]:
+        """Return the cells of the columns on the means and their differences from the baseline, as `cells` does.
+
+        Only arms with a mean have a row.
+        """
+        rows = [settings(one, self.names) | self._compared(one) for one in self.arms if one.n]
+        return _without_empty(rows, {"paper", "sd"})
+
+    @cached_property
+    def by_mean(self) -> dict[str, "AblationTable"]:
+        """Tables that compare the arms by the means in or out of domain instead of the objective.
+
+        They are keyed by `in domain` and `out of domain`. A mean by which no arm can be compared with its baseline is
+        left out.
+        """
+        found = {}
+        for name, metric in self.means.items():
+            arms = compared_by(self.manifest, self.arms, metric)
+            if any(one.comparison is not None and one.comparison.seeds for one in arms):
+                found[name] = AblationTable(self.manifest.model_copy(update={"metric": metric}), arms)
+        return found
+
+    def _compared(self, one: ArmStatistics) -> dict[str, str]:
         units, found = Units.of(self.manifest.metric, self.arms), one.comparison or Comparison((), None)
         row = {
             "n": str(one.n),
@@ -95,14 +116,17 @@ class AblationTable:
             row["difference"] = "baseline" if one.is_baseline else units.difference(found.difference)
             row["95% interval"] = units.interval(found.interval)
             row["Holm p"] = shown_p(found.p_holm)
+        return row
+
+    def _others(self, one: ArmStatistics) -> dict[str, str]:
         asked = asked_columns(self.manifest)
-        row |= {column.heading: self._cell(one, column) for column in asked} if asked else self._usual(one)
+        row = {column.heading: self._cell(one, column) for column in asked} if asked else self._usual(one)
         for metric in self.second_column:
             row[metric] = Units.fit(is_accuracy(metric), (other.second for other in self.arms)).value(one.second)
         if self.manifest.against is not None:
             row["efficient"] = "yes" if one.key in self.efficient else NOTHING
         # An arm without a mean is ranked by the value that it had reached, so the note shows this value.
-        reached = None if one.n else units.value
+        reached = None if one.n else Units.of(self.manifest.metric, self.arms).value
         return row | {"note": "; ".join(notes(one.arm, self.manifest.metric, reached)) or NOTHING}
 
     def _usual(self, one: ArmStatistics) -> dict[str, str]:
@@ -157,7 +181,7 @@ class AblationTable:
     @property
     def sections(self) -> list[Section]:
         """The tables that follow the ablation table."""
-        means = (against_baseline_by(self.manifest, self.arms, name, metric) for name, metric in self.means.items())
+        means = (against_baseline_by(self.manifest, name, one.manifest, one.arms) for name, one in self.by_mean.items())
         tables = against_baseline(self.manifest, self.arms), *means, by_domain(self.manifest, self.arms)
         return [*(one for one in tables if one is not None), *self.effects.sections]
 
@@ -175,3 +199,9 @@ class AblationTable:
         facts = "\n".join(one.markdown() for one in (*setup(self.arms), *provenance(self.manifest, self.arms)))
         parts = [head, facts, table, bullets, " ".join(self.caption()), *(one.markdown() for one in self.sections)]
         return without_html("\n\n".join(part for part in parts if part) + "\n")
+
+
+def _without_empty(rows: Sequence[dict[str, str]], optional: Set[str]) -> list[dict[str, str]]:
+    """Return the rows of a table without the columns in `optional` that are empty in every row."""
+    empty = {name for name in optional if all(row.get(name, NOTHING) == NOTHING for row in rows)}
+    return [{name: cell for name, cell in row.items() if name not in empty} for row in rows]

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from fedsweep.report.arm_statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, compared_by, printed
+from fedsweep.report.arm_statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, printed
 from fedsweep.report.holm_corrected_tests import Comparison, least_exact, pairs_for_exact
 from fedsweep.report.units_and_labels import (
     IN_DOMAIN,
@@ -224,27 +224,31 @@ def _cell(one: ArmStatistics, metric: str, value: float | None) -> str:
 
 
 def against_baseline_by(
-    manifest: SweepManifest, arms: Sequence[ArmStatistics], name: str, metric: str
+    manifest: SweepManifest, name: str, measured: SweepManifest, arms: Sequence[ArmStatistics]
 ) -> Section | None:
-    """Return a table that compares arms with their baseline by `metric` instead of the objective.
+    """Return a table that compares arms with their baseline by another metric than the objective.
 
     Args:
         manifest: The sweep.
-        arms: The arms, with the statistics of the objective.
-        name: The name of `metric` for the title of the table.
-        metric: The metric to compare.
-
-    Returns:
-        The table, or None if no arm can be compared by `metric`.
+        name: The name of the metric for the title of the table.
+        measured: The manifest with the metric in place of the objective.
+        arms: The arms, with the statistics of the metric.
     """
-    measured = compared_by(manifest, arms, metric)
-    if not any(one.comparison is not None and one.comparison.seeds for one in measured):
-        return None
-    found = against_baseline(manifest.model_copy(update={"metric": metric}), measured)
+    found = against_baseline(measured, arms)
     if found is None:
         return None
-    explained = f"Metric: {metric} instead of the objective {manifest.metric}, with a Holm correction of its own."
-    return replace(found, title=f"{found.title}, {name}", explained=f"{explained} {found.explained}")
+    explained = f"{instead_of_objective(manifest, measured.metric)} {found.explained}"
+    return replace(found, title=comparison_title(name), explained=explained)
+
+
+def comparison_title(name: str = "") -> str:
+    """Return the title of the comparisons with the baseline; `name` names the metric if it is not the objective."""
+    return f"Comparisons with the baseline{f', {name}' if name else ''}"
+
+
+def instead_of_objective(manifest: SweepManifest, metric: str) -> str:
+    """Return a sentence that names the metric of a table that does not show the objective."""
+    return f"Metric: {metric} instead of the objective {manifest.metric}, with a Holm correction of its own."
 
 
 def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:
@@ -263,7 +267,7 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
     named = len(settings(arms[0], dotted))
     tested = [one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None]
     explained = texts("comparisons", tested=tested, percent=units.percent)
-    return Section.of("Comparisons with the baseline", rows, named, explained)
+    return Section.of(comparison_title(), rows, named, explained)
 
 
 def cells(found: Comparison, units: Units) -> dict[str, str]:

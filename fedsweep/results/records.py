@@ -48,7 +48,8 @@ class SweepManifest(StoredRecord):
     trials: int | None = Field(None, description="final number of trials; null for population-based training")
     scheduler: str
     search: str
-    processor: str = Field("", description="device and number of threads, on which the last digits of results depend")
+    processor: str = Field("", description="processor and number of threads; the last digits of results depend on both")
+    device: Literal["cpu", "cuda"] | None = Field(None, description="device of all trials; null in older manifests")
     fresh: bool = Field(False, description="whether no trial is reused from an earlier sweep")
     domains: tuple[str, ...]
     columns: tuple[str, ...] = Field((), description="columns of the table besides the objective; empty for defaults")

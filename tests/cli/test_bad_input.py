@@ -9,7 +9,7 @@ import pytest
 
 from fedsweep.common.errors import DivergenceError, UserError
 from fedsweep.results import Store
-from fedsweep.sweep.cluster.cluster import available_cpus
+from fedsweep.sweep.cluster.cluster import available_cpus, decided
 from fedsweep.sweep.plan import plan as plan_module
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running.open_sweep import new_sweep, resumed_sweep
@@ -334,13 +334,17 @@ def test_all_mistakes_of_a_search_space_file_are_listed_at_once(call: Call):
     ]
 
 
-def test_a_search_space_without_search_scheduler_and_resources_is_the_same_sweep(call: Call):
+def test_a_search_space_without_search_scheduler_and_resources_is_the_same_sweep_on_a_machine_without_a_gpu(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     short = GRID[: GRID.index("search: {name: grid}")]
     write("search_spaces", "short", short)
     write("search_spaces", "whole", GRID)
     left_out, whole = (read_space(name, {}, {}).space for name in ("short", "whole"))
     assert (left_out.search.name, left_out.scheduler.name) == ("grid", "none")
-    assert left_out.model_dump_json() == whole.model_dump_json()
+    assert left_out.resources.gpus_per_trial is None
+    assert left_out.model_copy(update={"resources": decided(left_out.resources)}) == whole
 
 
 def test_a_misspelt_hyperparameter_of_the_space_is_rejected(refused: Refused):

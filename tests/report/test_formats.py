@@ -15,6 +15,7 @@ from fedsweep.report.formats.latex import PREAMBLE, latex
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import Reference, ReferenceArm
 from tests.report.helpers import printed, tabulate
+from tests.report.test_held_out import COMPONENTS, components
 
 PDFLATEX = shutil.which("pdflatex")
 PAPER = Reference(source="FedMS, Fig. 9", arms=(ReferenceArm(arm={"lora.rank": 4}, values={"accuracy/mean": 54.73}),))
@@ -153,6 +154,10 @@ def test_latex_compiles_with_any_arm_names_and_fits_on_the_page(manifest, trials
         trials.add(NASTY, seed, [0.2, 0.3 + seed / 100])
         trials.add({"method": "plain"}, seed, [0.2, 0.4])
     tables.append(latex(tabulate(manifest, trials, varied=("method",), baseline={"method": "plain"})))
+    trials.records.clear()
+    held_out = tabulate(manifest, components(trials, COMPONENTS), varied=("without",), baseline={"without": "nothing"})
+    assert held_out.by_mean
+    tables.append(latex(held_out))
     body = "\n".join(tables)
     document = rf"\documentclass{{article}}{PREAMBLE}\begin{{document}}{body}\end{{document}}"
     (tmp_path / "all.tex").write_text(document)

@@ -2,13 +2,17 @@
 
 import csv
 import io
+import math
 import re
 
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
 from fedsweep.report.arm_statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, domain_metric
 from fedsweep.report.formats import data_frame
+from fedsweep.report.formats.latex import latex
 from fedsweep.report.holm_corrected_tests import holm
 from fedsweep.report.units_and_labels import shown_p, title
 from fedsweep.results.arms import Reference
@@ -128,26 +132,76 @@ COMPONENTS = {
     "momentum": [(0.71, 0.40), (0.71, 0.43), (0.72, 0.42)],
     "quality": [(0.60, 0.51), (0.63, 0.51), (0.61, 0.52)],
 }
+TOLD = {"varied": ("without",), "baseline": {"without": "nothing"}}
 OBJECTIVES = {"accuracy/mean": "out of domain", "accuracy/out_of_domain_mean": "in domain"}
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_arms_are_also_tested_by_the_other_mean_with_a_holm_correction_of_its_own(manifest, trials, objective):
     components(trials, COMPONENTS)
-    told = {"varied": ("without",), "baseline": {"without": "nothing"}}
-    table = tabulate(manifest(metric=objective, **told), trials)
+    table = tabulate(manifest(metric=objective, **TOLD), trials)
     (other,) = [metric for metric in OBJECTIVES if metric != objective]
     main, second = (one for one in table.sections if one.title.startswith("Comparisons"))
     assert second.title == f"Comparisons with the baseline, {OBJECTIVES[objective]}"
     assert second.explained.startswith(f"Metric: {other} instead of the objective {objective}, with a Holm correction")
     assert f"## {second.title}" in table.markdown()
-    of_other = tabulate(manifest(metric=other, **told), trials).sections[0]
+    of_other = tabulate(manifest(metric=other, **TOLD), trials).sections[0]
     assert (second.head, second.rows) == (of_other.head, of_other.rows)
     assert main.rows != second.rows
     place = second.head.index("Holm p")
     pairs = [[ends[MEANS.index(other)] for ends in COMPONENTS[name]] for name in ("nothing", "momentum", "quality")]
     expected = holm([float(stats.ttest_rel(arm, pairs[0]).pvalue) for arm in pairs[1:]])
     assert sorted(row[place] for row in second.rows) == sorted(["-", *map(shown_p, expected)])
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_tests_by_the_other_mean_are_in_every_format(manifest, trials, objective):
+    components(trials, COMPONENTS)
+    table, other = (
+        tabulate(manifest(metric=metric, **TOLD), trials) for metric in (objective, *(OBJECTIVES.keys() - {objective}))
+    )
+    name, prefix = OBJECTIVES[objective], f"{OBJECTIVES[objective].replace(' ', '_')}_"
+    columns = ["arm", "n", "mean", "sd", "difference", "95% interval", "Holm p"]
+    expected = [{column: row[column] for column in columns} for row in other.cells()]
+    assert table.by_mean[name].comparison_cells() == expected
+
+    said = re.sub(r"[ \n]+", " ", printed(table, 120).partition(f"Comparisons with the baseline, {name}")[2])
+    assert all(" ".join(row.values()) in said for row in expected)
+    assert f"Metric: {other.manifest.metric} instead of the objective {objective}, with a Holm correction of" in said
+
+    own = data_frame.data_frame(table)
+    of_other = data_frame.data_frame(other)
+    renamed = [one for one in own if one.startswith(prefix)]
+    assert {"difference", "interval_low", "interval_high", "p", "p_holm", "verdict", "n", "sd", "seeds_needed"} < {
+        one.removeprefix(prefix) for one in renamed
+    }
+    for column in renamed:
+        pd.testing.assert_series_equal(own[column], of_other[column.removeprefix(prefix)], check_names=False)
+    stored = pq.read_table(io.BytesIO(data_frame.parquet(table)))
+    assert stored[f"{prefix}p_holm"].to_pylist() == [None if math.isnan(p) else p for p in own[f"{prefix}p_holm"]]
+
+    text = latex(table)
+    second = text[text.index(rf"\label{{tab:ablations:lora-rank:{name.replace(' ', '-')}}}") :]
+    assert re.findall(r"^(.*?) & ", second, re.MULTILINE)[1:] == [row["arm"] for row in expected]
+    assert second.count(r"\rlap{$^*$}") == 1
+    cells = [re.findall(r"\$([-+]\d+\.\d+)\$", line)[0] for line in second.splitlines() if "[" in line and "&" in line]
+    assert cells == [row["difference"] for row in expected if row["difference"] != "baseline"]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_names_the_hidden_columns_of_the_second_comparison(manifest, trials, width):
+    table = tabulate(manifest(metric="accuracy/mean", **TOLD), components(trials, COMPONENTS))
+    said = printed(table, width).partition("Comparisons with the baseline, out of domain")[2]
+    assert ("Columns that do not fit: sd (see table.csv)." in re.sub(r"\s+", " ", said)) == (width < 70)
+    assert max(map(len, said.splitlines())) <= width
+
+
+def test_without_a_comparison_by_the_other_mean_no_format_has_one(swept, trials):
+    table = tabulate(swept(), hold_out(trials, ["photo"], ["sketch"]))
+    assert table.by_mean == {}
+    assert "Comparisons" not in printed(table) + latex(table)
+    assert not [column for column in data_frame.data_frame(table) if column.startswith("out_of_domain_")]
+    assert latex(table).count(r"\begin{table}") == 1
 
 
 def test_a_mean_is_not_tested_between_arms_that_hold_out_different_domains(swept, trials):

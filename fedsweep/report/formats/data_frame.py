@@ -13,12 +13,14 @@ from fedsweep.common.files import inert_cell
 from fedsweep.report.arm_statistics import ArmStatistics, asked_columns, domain_metric, ended, notes, printed
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.table import AblationTable
-from fedsweep.report.units_and_labels import settings
+from fedsweep.report.units_and_labels import IN_DOMAIN, OUT_OF_DOMAIN, settings
 from fedsweep.results.arms import IN_WORDS
 from fedsweep.results.records import SYNTHETIC
 from fedsweep.results.table_columns import TARGET
 
 COUNTS = ("n_common", "seeds_needed", "seeds_needed_low", "seeds_needed_high", "last_round")
+PREFIXES = {IN_DOMAIN: "in_domain_", OUT_OF_DOMAIN: "out_of_domain_"}
+"""Prefixes of the columns with the statistics of the means in and out of domain, by the means' headings."""
 TESTED = ("effect", "detectable", "seeds_needed")
 """The fields of `Comparison` that are columns with the same name."""
 DROPPED = ("mean_over_domains", "worst_domain", "out_of_domain", "worst_client", "megabytes")
@@ -39,7 +41,8 @@ def of_records(records: Sequence[Mapping[str, object]]) -> pd.DataFrame:
     Columns of counts have an integer type even if some counts are missing.
     """
     found = pd.DataFrame(records)
-    return found.astype({name: "Int64" for name in COUNTS if name in found})
+    counts = [f"{prefix}{name}" for prefix in ("", *PREFIXES.values()) for name in COUNTS]
+    return found.astype({name: "Int64" for name in counts if name in found})
 
 
 def csv(table: AblationTable) -> str:
@@ -100,6 +103,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         "worst_domain_accuracy": one.columns["worst_domain"],
         "worst_domain": one.worst_domain_name,
         **{metric: one.accuracies.get(metric) for metric in _accuracies(table)},
+        **_by_mean(table, one),
         **({SYNTHETIC: one.marks.get(SYNTHETIC)} if synthetic else {}),
         "megabytes_sent": one.columns["megabytes"],
         **dict.fromkeys(table.second_column, one.second),
@@ -111,6 +115,18 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         "value_at_last_round": reached,
         "note": "; ".join(notes(one.arm, table.manifest.metric)),
     }
+
+
+def _by_mean(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
+    """Return the statistics and the comparison of an arm by the means in and out of domain, with prefixed columns."""
+    columns: dict[str, object] = {}
+    for name, other in table.by_mean.items():
+        (own,) = (arm for arm in other.arms if arm.key == one.key)
+        low, high = own.interval or (None, None)
+        spread = {"n": own.n, "sd": own.sd, "mean_low": low, "mean_high": high}
+        found = spread | comparison_columns(own.comparison)
+        columns |= {f"{PREFIXES[name]}{column}": value for column, value in found.items()}
+    return columns
 
 
 def comparison_columns(found: Comparison | None) -> dict[str, object]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+
 from fedsweep.report.arm_statistics import ArmStatistics
 from fedsweep.report.table import PROSE, AblationTable
+from fedsweep.report.text_tables import instead_of_objective
 from fedsweep.report.units_and_labels import NOTHING
 from fedsweep.results.arms import short_names
 
@@ -22,28 +25,50 @@ ASIDE = ("Other columns", "Explanations:", "Trials:")
 def latex(table: AblationTable) -> str:
     """Return a LaTeX `table` environment, preceded by a comment that lists the required packages.
 
+    If arms are also compared by a mean in or out of domain, another `table` environment contains each such comparison.
+
     Significant differences (p at most 0.05 after Holm's correction) are marked with an asterisk, the baseline is in
     italics, and values from a reference paper are grey. No mean is bold, since the arm with the best mean is not
     necessarily the best arm.
     """
     # A column of notes would be too wide for a printed page, so the caption contains the notes.
     rows = [{name: cell for name, cell in row.items() if name != "note"} for row in table.cells()]
-    short = short_names(table.names)
-    columns = list(rows[0])
-    alignment = "".join("l" if name in PROSE or name in short else "r" for name in columns)
-    head = " & ".join(_grey(name, short.get(name, name).translate(SPECIAL)) for name in columns)
-    body = [
-        " & ".join(_cell(one, name, cell) for name, cell in row.items()) + r" \\"
-        for one, row in zip(table.arms, rows, strict=True)
-    ]
+    label = f"tab:{table.manifest.name.replace('/', ':').replace('_', '-')}"
     lines = [
         f"% Needs {PREAMBLE} in the preamble",
         "% " + f"{table.manifest.name}, sweep {table.manifest.id}".translate(SPECIAL),
         *(f"% {sentence}" for sentence in table.caption() if sentence.startswith(ASIDE)),
+        *_environment(table.names, zip(table.arms, rows, strict=True), _caption(table), label),
+    ]
+    for name, other in table.by_mean.items():
+        finished = (one for one in other.arms if one.n)
+        own = zip(finished, other.comparison_cells(), strict=True)
+        caption = _caption_by_mean(table, name, other, label)
+        lines += ["", *_environment(table.names, own, caption, f"{label}:{name.replace(' ', '-')}")]
+    return "\n".join(lines) + "\n"
+
+
+def _environment(
+    names: Sequence[str], rows: Iterable[tuple[ArmStatistics, Mapping[str, str]]], caption: str, label: str
+) -> list[str]:
+    """Return the lines of a `table` environment.
+
+    Args:
+        names: The dotted names of the hyperparameters that have columns.
+        rows: Each arm with its cells, by column.
+        caption: The caption in LaTeX.
+        label: The label, to which a paper can refer.
+    """
+    short, listed = short_names(names), list(rows)
+    columns = list(listed[0][1])
+    alignment = "".join("l" if name in PROSE or name in short else "r" for name in columns)
+    head = " & ".join(_grey(name, short.get(name, name).translate(SPECIAL)) for name in columns)
+    body = [" & ".join(_cell(one, name, cell) for name, cell in row.items()) + r" \\" for one, row in listed]
+    return [
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{_caption(table)}}}",
-        rf"\label{{tab:{table.manifest.name.replace('/', ':').replace('_', '-')}}}",
+        rf"\caption{{{caption}}}",
+        rf"\label{{{label}}}",
         r"\small",
         r"\setlength{\tabcolsep}{4pt}",
         r"% Shrinks a table that is wider than the text",
@@ -58,12 +83,9 @@ def latex(table: AblationTable) -> str:
         r"}",
         r"\end{table}",
     ]
-    return "\n".join(lines) + "\n"
 
 
 def _caption(table: AblationTable) -> str:
-    asterisk = " An asterisk marks a significant difference: p is at most 0.05 after Holm's correction."
-    detected = asterisk * any(_detected(one) for one in table.arms)
     short, lost = short_names(table.names), ""
     for row in table.cells():
         if row.get("note", NOTHING) != NOTHING:
@@ -71,7 +93,21 @@ def _caption(table: AblationTable) -> str:
             lost += f" {', '.join(named)}: {row['note']}."
     said = [sentence for sentence in table.caption() if not sentence.startswith(ASIDE)]
     title = f"{table.manifest.name}, on experiment {table.manifest.experiment}."
-    return (" ".join([title, *said]) + detected + lost).translate(SPECIAL)
+    return (" ".join([title, *said, *_about_asterisk(table)]) + lost).translate(SPECIAL)
+
+
+def _caption_by_mean(table: AblationTable, name: str, other: AblationTable, label: str) -> str:
+    """Return the caption of the comparison by another mean, which refers to the caption of the main table."""
+    title = f"{table.manifest.name}, on experiment {table.manifest.experiment}: comparisons with the baseline {name}."
+    metric = instead_of_objective(table.manifest, other.manifest.metric)
+    said = " ".join([title, metric, *_about_asterisk(other)]).translate(SPECIAL)
+    return rf"{said} The columns are explained in Table~\ref{{{label}}}."
+
+
+def _about_asterisk(table: AblationTable) -> list[str]:
+    """Return a sentence that explains the asterisks in the table, or an empty list if there are none."""
+    asterisk = "An asterisk marks a significant difference: p is at most 0.05 after Holm's correction."
+    return [asterisk] if any(_detected(one) for one in table.arms) else []
 
 
 def _detected(one: ArmStatistics) -> bool:

@@ -9,7 +9,14 @@ from rich.text import Text
 
 from fedsweep.report.arm_statistics import asked_columns
 from fedsweep.report.table import PROSE, AblationTable
-from fedsweep.report.text_tables import TextColumn, fitting, terminal_table, width_of
+from fedsweep.report.text_tables import (
+    TextColumn,
+    comparison_title,
+    fitting,
+    instead_of_objective,
+    terminal_table,
+    width_of,
+)
 from fedsweep.report.units_and_labels import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, arm_words
 from fedsweep.results.arms import short_names
 
@@ -38,6 +45,7 @@ class TerminalTable:
             for one, row in zip(self.table.arms, rows, strict=True):
                 if (note := row.get("note", NOTHING)) != NOTHING:
                     yield Text(f"{arm_words(one.arm.values, self.table.names)}: {note}.")
+        yield from self._by_mean(options.max_width)
         yield Text()
         yield from map(Text, self.table.findings())
         yield Text()
@@ -62,6 +70,17 @@ class TerminalTable:
             )
             for name in rows[0]
         ]
+
+    def _by_mean(self, width: int) -> Iterable[Text | Table]:
+        """Yield, for each other mean, a table that compares the arms by it, and a sentence that names its metric."""
+        for name, other in self.table.by_mean.items():
+            columns = self._columns(other.comparison_cells())
+            kept, dropped = fitting(columns, width, ("paper", "sd"))
+            hidden = [one.name for one in columns if one.name in dropped]
+            more = f" Columns that do not fit: {', '.join(hidden)} (see table.csv)." if hidden else ""
+            yield Text()
+            yield self._grid(kept, comparison_title(name))
+            yield Text(instead_of_objective(self.table.manifest, other.manifest.metric) + more, style="dim")
 
     def _order(self, asked: Sequence[str]) -> tuple[str, ...]:
         """Return the columns that may be dropped, in the order in which they are dropped.

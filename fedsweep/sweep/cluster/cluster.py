@@ -9,9 +9,12 @@ from joblib import cpu_count
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.process_usage import COUNT, SIZE, logical_gpus
+from fedsweep.results import SweepManifest
 from fedsweep.sweep.space.search_space import Resources
 
 LOCAL = "local"
+DEVICES = {"cpu": "the CPU", "cuda": "a GPU"}
+"""Names of devices in error messages."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Node:
         If the option `gpus_per_trial` is `auto`, the number depends only on the node's cores, and is 0 for a node
         without a GPU.
         """
-        slots, share = int(self.cpus / resources.cpus_per_trial), resources.gpus_per_trial
+        slots, share = int(self.cpus / resources.cpus_per_trial), resources.gpus
         if share == "auto":
             return slots if self.gpus >= 1 else 0
         if share > 0:
@@ -118,14 +121,59 @@ def gpus_of(resources: Resources, cluster: Cluster = HERE) -> int:
 def processor(resources: Resources) -> str:
     """Return the processor type and the number of threads of a trial, e.g. `x86_64, 1 thread`.
 
-    The last digits of a trial's metrics depend on the type and on the number.
+    The last digits of a trial's metrics depend on the type and on the number. The text is empty if trials run on the
+    GPUs of a cluster, and this machine has no GPU.
     """
     threads = f"{resources.threads} thread{'s' * (resources.threads > 1)}"
     if resources.device == "cpu":
         return f"{platform.machine()}, {threads}"
     import torch
 
-    return f"{torch.cuda.get_device_name()}, {threads}"
+    return f"{torch.cuda.get_device_name()}, {threads}" if torch.cuda.is_available() else ""
+
+
+def decided(resources: Resources, cluster: Cluster = HERE, started: SweepManifest | None = None) -> Resources:
+    """Return `resources` with a value for `gpus_per_trial` if it is null.
+
+    A new sweep gets `auto` if a machine has a GPU, and 0 otherwise. A resumed sweep gets the value for the device on
+    which it was started. `started` is the manifest of the resumed sweep, or None for a new sweep.
+    """
+    if resources.gpus_per_trial is not None:
+        return resources
+    if started is None:
+        on_gpu = has_gpus(cluster)
+    else:
+        on_gpu = started.device == "cuda" or (started.device == "cpu" and logical_gpus() is not None)
+    return resources.model_copy(update={"gpus_per_trial": "auto" if on_gpu else 0.0})
+
+
+def has_gpus(cluster: Cluster = HERE) -> bool:
+    """Return whether a machine of the sweep has a GPU. A logical (simulated) GPU counts as a GPU."""
+    return gpus_of(Resources(gpus_per_trial="auto"), cluster) > 0
+
+
+def check_device(resources: Resources, cluster: Cluster, started: SweepManifest) -> None:
+    """Raise UserError if a resumed sweep would continue on another device (CPU or GPU) than it was started on.
+
+    A manifest of an older version of fedsweep does not record the device, and is not checked.
+    """
+    if started.device is None:
+        return
+    may_grow = cluster.at_once and not cluster.is_local  # nodes with a GPU may be added
+    lacks_gpu = started.device == "cuda" and not may_grow and (logical_gpus() is not None or not has_gpus(cluster))
+    if started.device == resources.device and not lacks_gpu:
+        return
+    begun = f"sweep {started.id} of {started.name} was started on {DEVICES[started.device]}"
+    rule = "all trials of a sweep must run on the same device"
+    if lacks_gpu:
+        where = "this machine" if cluster.is_local else f"the cluster {cluster.address}"
+        raise UserError(
+            f"{begun}, but {where} has no GPU; {rule}, so resume it on a machine with a GPU, or start a new sweep."
+        )
+    asked, remedy = ("0", "auto") if started.device == "cuda" else (resources.gpus, "0")
+    raise UserError(
+        f"{begun}, but `gpus_per_trial` is {asked}; {rule}, so use `--gpus-per-trial {remedy}`, or start a new sweep."
+    )
 
 
 def check_resources(resources: Resources, cluster: Cluster = HERE) -> None:
@@ -133,7 +181,7 @@ def check_resources(resources: Resources, cluster: Cluster = HERE) -> None:
 
     Without this check, Ray would wait for such a machine forever.
     """
-    gpus, cpus = resources.gpus_per_trial, resources.cpus_per_trial
+    gpus, cpus = resources.gpus, resources.cpus_per_trial
     if gpus != "auto" and gpus > 1 and gpus != int(gpus):
         raise UserError(f"`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is {gpus:g}.")
     if not cluster.is_local:
@@ -159,7 +207,7 @@ def check_resources(resources: Resources, cluster: Cluster = HERE) -> None:
 def _check_nodes_fit(resources: Resources, cluster: Cluster) -> None:
     if cluster.at_once or any(node.slots(resources) for node in cluster.nodes):
         return
-    gpus = resources.gpus_per_trial
+    gpus = resources.gpus
     asked = {
         "cpus": resources.cpus_per_trial,
         "gpus": 1 if gpus == "auto" else gpus,

@@ -1,9 +1,11 @@
 """The arms of a search space with their configurations, and error messages about invalid arms."""
 
 from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from typing import Self
 
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
@@ -11,7 +13,7 @@ from fedsweep.common.yaml_values import Json
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.arms import Arm, agrees, arm_label, identity
 from fedsweep.sweep.space.designs import changes, left_out_values
-from fedsweep.sweep.space.search_space import RequestedSpace
+from fedsweep.sweep.space.search_space import RequestedSpace, Resources
 
 SHOWN = 3  # largest number of causes in an error message
 TRIED = 16  # largest number of different messages whose causes are compared to find the simplest one
@@ -92,6 +94,12 @@ class ResolvedSpace:
         self._of_base = {name: identity(value) for name, value in flat(base).items()}
         self.left_out = left_out_values(self.space.ablate or {}, flat(base))
         self._configs: dict[tuple[str, int], RunConfig] = {}
+
+    def on(self, resources: Resources) -> Self:
+        """Return a shallow copy in which each trial uses `resources`."""
+        changed = copy(self)
+        changed.space = self.space.model_copy(update={"resources": resources})
+        return changed
 
     @property
     def num_trials(self) -> int:

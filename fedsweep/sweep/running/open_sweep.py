@@ -113,6 +113,7 @@ def _manifest(plan: Plan, fresh: bool) -> SweepManifest:
         version=metadata.version("fedsweep"),
         commit=git_commit(),
         processor=processor(space.resources),
+        device=space.resources.device,
         fresh=fresh,
     )
 

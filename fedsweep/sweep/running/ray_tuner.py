@@ -81,7 +81,7 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
     parallel = side_by_side(plan, ready.cluster)
     display = LiveTable(console, plan.space.objective.metric, rounds, plan.num_trials, done, parallel)
     packing = Packing(
-        plan.space.resources.gpus_per_trial,
+        plan.space.resources.gpus,
         most_on_a_gpu(plan.space.resources, ready.cluster),
         sweep,
         [trial.plan for trial in trials],

@@ -34,7 +34,7 @@ def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int
         the option `gpus_per_trial` is `auto` and the measured memory allows fewer trials.
     """
     resources = plan.space.resources
-    measure = meter(resources.device, 1.0 if resources.gpus_per_trial == "auto" else 0.0)
+    measure = meter(resources.device, 1.0 if resources.gpus == "auto" else 0.0)
     torch.set_num_threads(resources.threads)
     measure.start()
     begun = time.monotonic()

@@ -19,8 +19,10 @@ from fedsweep.sweep.space.search_space import RequestedSpace, read
 
 if TYPE_CHECKING:
     from fedsweep.report import Report
+    from fedsweep.sweep.cluster.cluster import Cluster
     from fedsweep.sweep.running.finish import SweepResult
     from fedsweep.sweep.running.open_sweep import Prepared
+    from fedsweep.sweep.space.search_space import Resources
     from fedsweep.tracking import Destination
 
 
@@ -167,7 +169,7 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
 
     with loading(console, "PyTorch", "fedsweep.sweep.plan.plan"):
         from fedsweep.federation.build_and_run import check_pixels
-        from fedsweep.sweep.cluster.cluster import LOCAL, check_resources
+        from fedsweep.sweep.cluster.cluster import LOCAL
         from fedsweep.sweep.cluster.ray_session import opened
         from fedsweep.sweep.plan.plan import Plan
         from fedsweep.sweep.running.open_sweep import Prepared
@@ -180,7 +182,7 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
         joining = waiting(console, "Connecting to the Ray cluster", always=True)
         with contextlib.nullcontext() if options.address == LOCAL else joining:
             cluster = stack.enter_context(opened(options.address, options.at_once))
-        check_resources(plan.space.resources, cluster)
+        plan = plan.on(_decided(plan.space.resources, cluster, options.resumed))
         with waiting(console, f"Checking the data and the weights of {plan.num_trials} trials"):
             plan.preflight()
         if options.verify:
@@ -201,3 +203,15 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
 
             arrival = make_ready(cluster, plan, options.results, console, deliver=not rehearsal)
         yield Prepared(plan, options.results, destination, cluster, arrival)
+
+
+def _decided(resources: Resources, cluster: Cluster, resumed: SweepStore | None) -> Resources:
+    """Return the resources of each trial, after checking that the machines have them."""
+    from fedsweep.sweep.cluster.cluster import check_device, check_resources, decided
+
+    started = resumed.manifest() if resumed is not None else None
+    resources = decided(resources, cluster, started)
+    if started is not None:
+        check_device(resources, cluster, started)
+    check_resources(resources, cluster)
+    return resources

@@ -40,9 +40,10 @@ class Resources(Config):
     cpus_per_trial: float = Field(
         1, ge=0.1, description="CPU cores of each trial, which also set its number of torch threads"
     )
-    gpus_per_trial: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
-        0.0,
-        description="GPUs of each trial; a fraction lets trials share a GPU, and `auto` measures how many fit on one",
+    gpus_per_trial: Annotated[float, Field(ge=0)] | Literal["auto"] | None = Field(
+        None,
+        description="GPUs of each trial; a fraction lets trials share a GPU, `auto` measures how many fit on one, and "
+        "`null` means `auto` on machines with a GPU and 0 on others",
     )
     system_metrics: bool = Field(
         False, description="whether each round records the load of the machine, as `system/...` metrics in MLflow"
@@ -59,9 +60,14 @@ class Resources(Config):
         return "cuda" if self.on_gpu and logical_gpus() is None else "cpu"
 
     @property
+    def gpus(self) -> float | Literal["auto"]:
+        """The GPUs of each trial: `gpus_per_trial`, or 0 if it is null."""
+        return 0.0 if self.gpus_per_trial is None else self.gpus_per_trial
+
+    @property
     def on_gpu(self) -> bool:
         """True if a trial uses a GPU or a share of one."""
-        return self.gpus_per_trial == "auto" or self.gpus_per_trial > 0
+        return self.gpus == "auto" or self.gpus > 0
 
 
 class Rounds(Config):

@@ -16,7 +16,17 @@ from fedsweep.common.process_usage import COUNT, SIZE
 from fedsweep.common.signals import ending_signals_interrupt
 from fedsweep.sweep.cluster import cluster
 from fedsweep.sweep.cluster import ray_session as joining
-from fedsweep.sweep.cluster.cluster import Cluster, Node, check_resources, concurrency, most_on_a_gpu
+from fedsweep.sweep.cluster.cluster import (
+    HERE,
+    Cluster,
+    Node,
+    check_device,
+    check_resources,
+    concurrency,
+    decided,
+    most_on_a_gpu,
+    processor,
+)
 from fedsweep.sweep.cluster.ray_session import (
     check_address,
     not_followed,
@@ -25,6 +35,7 @@ from fedsweep.sweep.cluster.ray_session import (
     ray_session,
 )
 from fedsweep.sweep.space.search_space import Resources
+from tests.tracking.helpers import MANIFEST
 
 HEAD = Node("a", "head", 0, 0)
 CPUS = Node("b", "cpus", 16, 0)
@@ -123,6 +134,123 @@ def test_logical_gpus_are_rejected_on_a_cluster(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UserError, match="simulates GPUs on this machine only"):
         check_resources(Resources(gpus_per_trial="auto"), there)
     check_resources(Resources(), there)
+
+
+SOME = Cluster("10.0.0.1:6379", (HEAD, CPUS, GPUS))
+NONE = Cluster("10.0.0.1:6379", (HEAD, CPUS))
+
+
+@pytest.mark.parametrize(
+    ("here", "count", "logical", "gpus"),
+    [
+        (HERE, 0, None, 0.0),
+        (HERE, 2, None, "auto"),
+        (HERE, 0, "1", "auto"),
+        (SOME, 0, None, "auto"),
+        (NONE, 2, None, 0.0),
+    ],
+)
+def test_a_sweep_without_a_request_uses_the_gpus_that_its_machines_have(monkeypatch, here, count, logical, gpus):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    simulated(monkeypatch, logical)
+    found = decided(Resources(), here)
+    assert (found.gpus_per_trial, found.cpus_per_trial) == (gpus, 1)
+    check_resources(found, here)
+    for asked in (0.0, 0.5, "auto"):
+        assert decided(Resources(gpus_per_trial=asked), here).gpus_per_trial == asked
+
+
+@pytest.mark.parametrize(("count", "logical"), [(0, None), (2, None), (0, "1")])
+@pytest.mark.parametrize("device", [None, "cpu", "cuda"])
+def test_a_resumed_sweep_without_a_request_keeps_its_device(monkeypatch, count, logical, device):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    simulated(monkeypatch, logical)
+    found = decided(Resources(), HERE, manifest(device=device))
+    expected = {None: 0.0, "cpu": "auto" if logical else 0.0, "cuda": "auto"}
+    assert found.gpus_per_trial == expected[device]
+    assert device is None or logical or found.device == device
+
+
+RULE = "all trials of a sweep must run on the same device, so"
+NEEDS = f"{RULE} resume it on a machine with a GPU, or start a new sweep."
+CPU, GPU = "sweep s of space was started on the CPU, but", "sweep s of space was started on a GPU, but"
+
+
+@pytest.mark.parametrize(
+    ("started", "asked", "here", "count", "sentence"),
+    [
+        (
+            "cpu",
+            "auto",
+            HERE,
+            2,
+            f"{CPU} `gpus_per_trial` is auto; {RULE} use `--gpus-per-trial 0`, or start a new sweep.",
+        ),
+        ("cpu", 0.5, SOME, 0, f"{CPU} `gpus_per_trial` is 0.5; {RULE} use `--gpus-per-trial 0`, or start a new sweep."),
+        (
+            "cuda",
+            0.0,
+            HERE,
+            2,
+            f"{GPU} `gpus_per_trial` is 0; {RULE} use `--gpus-per-trial auto`, or start a new sweep.",
+        ),
+        (
+            "cuda",
+            "auto",
+            HERE,
+            0,
+            f"{GPU} this machine has no GPU; {NEEDS}",
+        ),
+        (
+            "cuda",
+            0.0,
+            HERE,
+            0,
+            f"{GPU} this machine has no GPU; {NEEDS}",
+        ),
+        (
+            "cuda",
+            "auto",
+            NONE,
+            2,
+            f"{GPU} the cluster 10.0.0.1:6379 has no GPU; {NEEDS}",
+        ),
+    ],
+)
+def test_a_sweep_is_not_resumed_on_another_device(monkeypatch, started, asked, here, count, sentence):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    with pytest.raises(UserError) as refused:
+        check_device(Resources(gpus_per_trial=asked), here, manifest(id="s", name="space", device=started))
+    assert str(refused.value) == sentence
+    check_device(Resources(gpus_per_trial=asked), here, manifest(device=None))  # of an older version
+
+
+def test_a_sweep_is_resumed_on_the_same_device(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    check_device(Resources(gpus_per_trial=0), HERE, manifest(device="cpu"))
+    for gpus in (0.25, 1, "auto"):  # the share does not affect the results
+        check_device(Resources(gpus_per_trial=gpus), HERE, manifest(device="cuda"))
+        check_device(Resources(gpus_per_trial=gpus), SOME, manifest(device="cuda"))
+        check_device(Resources(gpus_per_trial=gpus), replace(NONE, at_once=4), manifest(device="cuda"))
+    simulated(monkeypatch, "1")
+    check_device(Resources(gpus_per_trial="auto"), HERE, manifest(device="cpu"))
+    with pytest.raises(UserError, match="this machine has no GPU"):
+        check_device(Resources(gpus_per_trial="auto"), HERE, manifest(device="cuda"))
+
+
+def test_a_driver_without_a_gpu_does_not_know_the_gpus_of_its_cluster(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert processor(Resources(gpus_per_trial="auto")) == ""
+
+
+def manifest(**changes):
+    return MANIFEST.model_copy(update=changes)
+
+
+def simulated(monkeypatch, logical):
+    if logical:
+        monkeypatch.setenv(COUNT, logical)
+        monkeypatch.setenv(SIZE, "1")
 
 
 def test_a_cluster_that_adds_nodes_gets_the_requested_number_of_trials():

@@ -51,9 +51,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run a sweep in which as many trials as the cores allow share one large logical GPU; return its folder."""
+    """Run a sweep in which as many trials as the cores allow share one large logical GPU; return its folder.
+
+    The search space does not request the GPU, which the sweep uses because the machine has one.
+    """
     folder = tmp_path_factory.mktemp("packed")
-    write_space(folder, "tiny", {**GRID, "resources": {"cpus_per_trial": CPUS, "gpus_per_trial": "auto"}})
+    write_space(folder, "tiny", {**GRID, "resources": {"cpus_per_trial": CPUS}})
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv(COUNT, "1")
         monkeypatch.setenv(SIZE, str(SIZE_OF_ALL))

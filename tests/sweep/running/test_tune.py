@@ -1,6 +1,7 @@
 """The Python function `tune`, from the YAML file to the report, with trials that run in this process."""
 
 import contextlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +69,17 @@ def test_tune_writes_the_report_ends_the_parent_run_and_returns_the_outcome(
     (parent,), _, _ = runs(tmp_path, "tiny")
     assert parent.info.status == "KILLED"
 
-    result = tune(replace(options, overrides={}, space_options={}, resume=True))
+    continued = replace(options, overrides={}, space_options={}, resume=True)
+    path = stopped.folder / "sweep.json"
+    begun = path.read_text()
+    manifest = json.loads(begun)
+    assert manifest["device"] == "cpu"
+    path.write_text(json.dumps({**manifest, "device": "cuda"}))
+    with pytest.raises(UserError, match="was started on a GPU, but this machine has no GPU"):
+        tune(continued)
+    assert len(in_process) == 1
+    path.write_text(begun)
+    result = tune(continued)
     assert (result.status, result.session.interrupted, result.tally["finished"]) == (0, False, 2)
     assert in_process == [trial.plan.key for trial in result.trials]
     assert result.folder == stopped.folder
