@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -173,6 +174,9 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
     elif tally["failed"]:
         failed = "1 trial" if tally["failed"] == 1 else f"{tally['failed']} trials"
         console.print(f"{failed} failed; see the tracebacks in MLflow and in {folder}.")
+        failures = (one.outcome for one in result.trials if one.outcome and one.outcome.outcome == "failed")
+        for reason, number in Counter(one.reason for one in failures if one.reason).items():
+            console.print(f"Cause of {number} failed trial{'s' * (number > 1)}: {reason}.", soft_wrap=True)
     elif result.disk_full:
         console.print(
             f"All trials have ended. Free some disk space, then run `fedsweep report {name}` to write the report."

@@ -1,6 +1,8 @@
 """The output at the end of a sweep if its report cannot be written or its MLflow runs are incomplete."""
 
+import contextlib
 import io
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from fedsweep.cli import output as terminal
+from fedsweep.results import Outcome, TrialRecord
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running import finish as finish_module
 from fedsweep.sweep.running.finish import SweepResult, finish
@@ -52,16 +55,39 @@ def test_a_warning_counts_the_runs_that_are_incomplete_in_mlflow(count: int, sai
     )
 
 
-def test_a_process_that_is_lost_after_the_last_trial_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    console = Console(file=io.StringIO(), width=200)
-    monkeypatch.setattr(terminal, "result_console", lambda: console)
-    sweep = SimpleNamespace(folder=tmp_path, remote=SimpleNamespace(unsent={}))
-    recorder, trials = SimpleNamespace(unsynced=[], outage=""), Trials().arms({4: [0.5, 0.6]}).records
+def shown(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, trials: list[TrialRecord], lost: str = ""
+) -> tuple[int, list[str]]:
+    """Print the end of a sweep, and return its exit code and the printed lines."""
+    printed = io.StringIO()
+    monkeypatch.setattr(terminal, "result_console", lambda: Console(file=printed, width=200))
+    sweep = SimpleNamespace(folder=folder, remote=SimpleNamespace(unsent={}))
+    recorder = SimpleNamespace(unsynced=[], outage="")
     plan = Plan.read("ablations/lora_rank", {}, {})
-    session = SessionOutcome(plan, sweep, recorder, trials, interrupted=False, lost="the GCS on this machine")  # type: ignore[arg-type]
+    session = SessionOutcome(plan, sweep, recorder, trials, interrupted=False, lost=lost)  # type: ignore[arg-type]
     result = SweepResult(session, None, None)
-    terminal.show_sweep(result, "fedsweep ui")
-    assert result.status == 0
-    assert console.file.getvalue().splitlines()[-1] == (  # type: ignore[attr-defined]
+    with contextlib.suppress(SystemExit):
+        terminal.show_sweep(result, "fedsweep ui")
+    return result.status, printed.getvalue().splitlines()
+
+
+def test_a_process_that_is_lost_after_the_last_trial_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = Trials().arms({4: [0.5, 0.6]}).records
+    status, said = shown(tmp_path, monkeypatch, trials, lost="the GCS on this machine")
+    assert status == 0
+    assert said[-1] == (
         "After the last trial had ended, the GCS on this machine was killed or has crashed; nothing was lost."
     )
+
+
+def test_the_causes_of_failed_trials_are_printed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = Trials().arms({4: [0.5, 0.6, 0.7]}).records
+    reasons = ("the machine ran out of memory", "the machine ran out of memory", None)
+    failed = [
+        replace(trial, outcome=Outcome(outcome="failed", round=0, reason=reason))
+        for trial, reason in zip(trials, reasons, strict=True)
+    ]
+    status, said = shown(tmp_path, monkeypatch, failed)
+    assert status == 1
+    assert said[-1] == "Cause of 2 failed trials: the machine ran out of memory."
+    assert any(line.startswith("3 trials failed; see the tracebacks") for line in said)

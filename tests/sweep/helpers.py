@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import psutil
 import ray
 import yaml
 from mlflow import MlflowClient
@@ -174,6 +175,12 @@ def kill(process: subprocess.Popen[str]) -> None:
     """Kill the process with SIGKILL, so that it cannot clean up, as in a crash of the machine."""
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
+
+
+def workers_of(driver: int) -> list[psutil.Process]:
+    """Return the processes that run trials of the driver with process id `driver`, found by their names."""
+    found = psutil.Process(driver).children(recursive=True)
+    return [one for one in found if one.cmdline() and one.cmdline()[0].startswith("ray::ImplicitFunc")]
 
 
 def newest(folder: Path, name: str) -> SweepStore:

@@ -1,5 +1,6 @@
 """The thread that writes to MLflow, which never delays the driver and loses no data."""
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -77,6 +78,18 @@ def test_the_driver_does_not_wait_and_later_rounds_are_one_write(
     assert opened.deliver()
     assert steps(opened.runs) == [(i, i / 7) for i in range(39)]
     assert held.calls == 2
+
+
+def test_ctrl_c_ends_the_wait_for_mlflow_and_loses_nothing(opened: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All trials have ended when the driver waits, so that an interrupt is no error."""
+    held = Held(opened.runs.client.log_batch)
+    monkeypatch.setattr(opened.runs.client, "log_batch", held)
+    opened.sync(trial(3))
+    assert not opened.deliver(tell=lambda left: signal.raise_signal(signal.SIGINT))
+    assert opened.unsynced == {"k1": "not written yet"}
+    held.released.set()
+    assert opened.deliver()
+    assert steps(opened.runs) == [(i, i / 7) for i in range(3)]
 
 
 def test_one_thread_writes_and_ends_when_the_queue_is_empty(opened: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_replacement import Generations
 from fedsweep.sweep.pruning.trial_rules import Medians, Rungs, StoppingScheduler
 from fedsweep.sweep.running.display import LiveTable
+from fedsweep.sweep.running.lost_workers import as_lost_workers
 from fedsweep.sweep.running.open_sweep import Prepared, clear_leftovers, mark_finished
 from fedsweep.sweep.running.recording import Recording, WriteGuard
 from fedsweep.sweep.running.time_estimate import side_by_side
@@ -200,7 +201,8 @@ def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | 
         ),
     )
     try:
-        tuner.fit()
+        with as_lost_workers():
+            tuner.fit()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)  # Ray's own bookkeeping; the records are in trials/
         sweep.remote.clear(SCRATCH)

@@ -19,6 +19,7 @@ from fedsweep.sweep.plan.reuse import Reuse
 from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_replacement import Generations
 from fedsweep.sweep.running.display import LiveTable
+from fedsweep.sweep.running.lost_workers import cause_of, reason_of
 from fedsweep.sweep.running.watched import Stop
 from fedsweep.tracking import Recorder
 
@@ -136,13 +137,16 @@ class Recording(Callback, Stopper):
         history = self.sweep.trial(key).history()
         last = history[-1].round if history else 0
         self._lost[key] += 1  # Ray itself would retry only trials that the worker had started
+        error = _traceback_of(trial)
         if last >= self.rounds:  # the worker was lost after the last round
             self.end(key, Outcome(outcome="finished", round=last))
         elif self._lost[key] > LOST_WORKERS:
-            self._failed(key, Outcome(outcome="failed", round=last, error=_traceback_of(trial)))
+            reason = reason_of(self._lost[key], error)
+            self._failed(key, Outcome(outcome="failed", round=last, reason=reason, error=error))
         else:
             label = self.sweep.trial(key).read().plan.label
-            self.display.console.print(f"{label}: the worker was lost, and the trial continues after round {last}.")
+            lost = f"{label}: the worker was lost{cause_of(error)}, and the trial continues after round {last}."
+            self.display.console.print(lost, soft_wrap=True)
             self.decide()
 
     def _failed(self, key: str, error: Outcome) -> None:

@@ -30,6 +30,7 @@ from tests.sweep.helpers import (
     start,
     table,
     wait_for_rounds,
+    workers_of,
     write_space,
 )
 
@@ -59,12 +60,6 @@ def assert_the_same(folder: Path, undisturbed: Path) -> None:
     assert table(folder, "arms") == table(undisturbed, "arms")
     assert histories(newest(folder, "arms")) == histories(newest(undisturbed, "arms"))
     assert_mlflow_equals_store(folder, "arms")
-
-
-def workers_of(driver: int) -> list[psutil.Process]:
-    """Return the processes that run trials of the driver with process id `driver`, found by their names."""
-    found = psutil.Process(driver).children(recursive=True)
-    return [one for one in found if one.cmdline() and one.cmdline()[0].startswith("ray::ImplicitFunc")]
 
 
 def test_arms_are_pruned_and_rounds_that_ran_in_advance_are_not_shown(undisturbed: Path) -> None:

@@ -26,8 +26,8 @@ def recording(tmp_path: Path) -> Recording:
     return Recording(sweep, MagicMock(), MagicMock(), ROUNDS, MagicMock(), WriteGuard(), packing)
 
 
-def lose(recording: Recording) -> Any:
-    trial: Any = SimpleNamespace(config={"trial": "k"}, error_file=None, trial_id="t")
+def lose(recording: Recording, error_file: Path | None = None) -> Any:
+    trial: Any = SimpleNamespace(config={"trial": "k"}, error_file=error_file, trial_id="t")
     recording.on_trial_error(0, [], trial)
     return recording.sweep.trial("k").outcome()
 
@@ -37,7 +37,27 @@ def test_a_trial_that_loses_its_worker_too_often_has_failed(recording: Recording
         assert lose(recording) is None
     said = [call.args[0] for call in recording.display.console.print.call_args_list]  # type: ignore[attr-defined]
     assert said == ["lora.rank=4: the worker was lost, and the trial continues after round 0."] * LOST_WORKERS
-    assert lose(recording).outcome == "failed"
+    failed = lose(recording)
+    assert (failed.outcome, failed.reason) == ("failed", "its worker was lost 4 times")
+
+
+def test_a_worker_that_ray_kills_for_memory_is_replaced_and_then_the_reason_says_what_to_do(
+    recording: Recording, tmp_path: Path
+) -> None:
+    error = tmp_path / "error.txt"
+    error.write_text(
+        "Failure # 1\n1 worker(s) were killed due to the node running low on memory. Memory on the node ..."
+    )
+    for _ in range(LOST_WORKERS):
+        assert lose(recording, error) is None
+    said = [call.args[0] for call in recording.display.console.print.call_args_list]  # type: ignore[attr-defined]
+    assert {*said} == {
+        "lora.rank=4: the worker was lost because the machine ran out of memory, and the trial continues after round 0."
+    }
+    assert lose(recording, error).reason == (
+        "its worker was lost 4 times, the last time because the machine ran out of memory; free some memory or run "
+        "fewer trials in parallel (`--at-once`), then run the same command with `--resume`"
+    )
 
 
 def test_a_lost_worker_whose_trial_has_no_plan_does_not_break_rays_loop(recording: Recording) -> None:
