@@ -11,16 +11,21 @@ import ast
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, reduce
 from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import Field, TypeAdapter, create_model
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
-from fedsweep.common.yaml_values import Json
+from fedsweep.common.yaml_values import Json, read_yaml
+
+if TYPE_CHECKING:
+    from fedsweep.federation.run_config import RunConfig
+    from fedsweep.sweep.space.search_space import RequestedSpace
 
 PACKAGE = Path(__file__).parents[1]
 SCHEMAS = Path(__file__).with_name("configurations.json")
@@ -54,8 +59,28 @@ def check(root: str, content: Mapping[str, Json], where: str, changes: Mapping[s
         changes: Changes to `content`, keyed by dotted name.
         changed: The beginning of error messages about `changes`; `where` by default.
     """
-    try:
+    with _unless_outdated():
         _outline(root).of(content, where).override(changes, changed or where)
+
+
+def check_space(request: RequestedSpace) -> None:
+    """Raise UserError if the experiment or an arm of a search space has a mistake that `check` finds."""
+    from fedsweep.sweep.plan.resolved_space import ResolvedSpace, wrong_names
+
+    content, where = read_yaml(request.files["experiment.yaml"]), f"experiment {request.space.experiment}"
+    with _unless_outdated():
+        base = _outline("RunConfig").of(content, where).override(request.space.fixed, request.where)
+        resolved = ResolvedSpace(request, cast("RunConfig", base))
+        for message in wrong_names(resolved):
+            raise UserError(f"{request.where}: {message}")
+        resolved.resolve_all(resolved.probes)
+
+
+@contextmanager
+def _unless_outdated() -> Iterator[None]:
+    """Ignore UserError if fields were declared or changed after `configurations.json` was written."""
+    try:
+        yield
     except UserError:
         if _stored()["declarations"] == declarations():
             raise

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from fedsweep.cli.early_check import check
+from fedsweep.cli.early_check import check, check_space
 from fedsweep.common.errors import UserError, near
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import Json, read_yaml
@@ -88,12 +88,6 @@ def worker_count(workers: int | None) -> int:
 def check_experiment(name: str, changes: Mapping[str, Json]) -> None:
     """Raise UserError if an experiment or a change has a mistake that can be found without importing torch."""
     check("RunConfig", read_yaml(find("experiments", name)), f"experiment {name}", changes)
-
-
-def check_space(request: RequestedSpace) -> None:
-    """Raise UserError if a search space's experiment, or a change to it, has such a mistake; see `check_experiment`."""
-    content = read_yaml(request.files["experiment.yaml"])
-    check("RunConfig", content, f"experiment {request.space.experiment}", request.space.fixed, request.where)
 
 
 def read_space(name: str, changes: Mapping[str, Json]) -> RequestedSpace:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from typer import Argument, Context, Option
 
 from fedsweep.cli import output
+from fedsweep.cli.early_check import check_space
 from fedsweep.cli.options import (
     DEFAULT_STORE,
     ColumnsOption,
@@ -16,7 +17,6 @@ from fedsweep.cli.options import (
     Overrides,
     StoreOption,
     VerifyOption,
-    check_space,
     listed,
 )
 from fedsweep.common.errors import UserError

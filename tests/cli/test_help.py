@@ -12,7 +12,7 @@ import typer
 from fedsweep.cli import app
 from fedsweep.cli.output import page_command
 from fedsweep.cli.tune import SPACE_OPTIONS
-from tests.cli.conftest import ROOT, Call
+from tests.cli.conftest import Call
 
 HEAVY = {"matplotlib", "mlflow", "numpy", "optuna", "pandas", "ray", "scipy", "sklearn", "timm", "torch"}
 GROUP = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -21,6 +21,12 @@ VERBS = [
 ]
 
 
+VARIED = {
+    "axis_name": "space: {lora.rnak: {grid: [2, 8]}}",
+    "axis_value": "space: {lora.rank: {grid: [2, 0]}}",
+    "named_name": "named: {few: {lora.rnak: 2}, many: {lora.rank: 8}}",
+}
+"""Search spaces with a mistake, by name."""
 LIGHT = [
     (["--help"], [*GROUP], set()),
     (["data", "list", "--help"], ["Usage: fedsweep data"], set()),
@@ -38,6 +44,9 @@ LIGHT = [
     (["show", "ablations/lora_rank", "lora.rnak=4"], ["`lora.rnak` is not a hyper", "mean `lora.rank`"], {"numpy"}),
     (["data", "partition", "ablations/lora_rank", "lora.rnak=4"], ["`lora.rnak` is not a hyper"], {"numpy"}),
     (["data", "generate", "fedag_office_home", "lora.rnak=4"], ["`lora.rnak` is not a hyper"], {"numpy"}),
+    (["tune", "axis_name"], ["axis_name: `lora.rnak` is not a hyper", "mean `lora.rank`"], {"numpy"}),
+    (["tune", "axis_value"], ["axis_value, arm lora.rank=0: `lora.rank` must be greater than 0"], {"numpy"}),
+    (["tune", "named_name"], ["named_name, arm arm=few: `lora.rnak` is not a hyper"], {"numpy"}),
     (["data", "partition", "fedra_digits", "seeed=1"], ["`seeed` is not a hyper", "mean `seed`"], {"numpy"}),
 ]
 """Each command, parts of its output, and the heavy packages that this or an earlier command may load."""
@@ -58,9 +67,12 @@ print(json.dumps(told))
 
 def test_help_lists_and_mistakes_load_no_heavy_package(tmp_path):
     """All commands run in one separate process, one after the other."""
+    (tmp_path / "search_spaces").mkdir()
+    for name, varied in VARIED.items():
+        (tmp_path / "search_spaces" / f"{name}.yaml").write_text(f"experiment: fedra_digits\n{varied}\n")
     command = [sys.executable, "-c", PLAYED, json.dumps([words for words, *_ in LIGHT])]
     env = {**os.environ, "FEDSWEEP_DATA": str(tmp_path)}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     for (words, names, allowed), (said, modules) in zip(LIGHT, json.loads(done.stdout), strict=True):
         assert "typer" in modules
         assert HEAVY & {*modules} <= allowed, words

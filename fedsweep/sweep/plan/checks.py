@@ -5,13 +5,12 @@ This module does not import ray.
 
 from collections.abc import Iterator, Sequence
 
-from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError, near
 from fedsweep.results.arms import ABLATED, Arm, agrees, arm_label, counterparts, identity, shown_mapping, shown_setting
 from fedsweep.results.history import ACCUMULATED
 from fedsweep.results.table_columns import check_columns
 from fedsweep.sweep.plan.model_counts import COUNTS
-from fedsweep.sweep.plan.resolved_space import ResolvedSpace
+from fedsweep.sweep.plan.resolved_space import ResolvedSpace, wrong_names
 from fedsweep.sweep.space.axes import Conditions, condition, holds
 
 OF_DOMAINS = ("accuracy/domain/", "accuracy/out_of_domain")  # prefixes of metrics that do not exist for other data
@@ -24,23 +23,9 @@ def check(resolved: ResolvedSpace) -> None:
 
     A sampled search has too many possible arms, so only representative arms are checked (see `ResolvedSpace.probes`).
     """
-    for wrong in (_wrong_names, _wrong_arms, _wrong_conditions, _wrong_components, _wrong_runs, _wrong_metrics):
+    for wrong in (wrong_names, _wrong_arms, _wrong_conditions, _wrong_components, _wrong_runs, _wrong_metrics):
         for message in wrong(resolved):
             raise UserError(f"{resolved.request.where}: {message}")
-
-
-def _wrong_names(resolved: ResolvedSpace) -> Iterator[str]:
-    """Yield an error message for each name in the search space that is not a hyperparameter.
-
-    Two kinds of names are checked later, by `resolved.resolve`: the names of hyperparameters that vary only under a
-    condition, and the names in the setting `named`.
-    """
-    space, known = resolved.space, flat(resolved.base)
-    conditional = {key for key, axis in space.space.items() if axis.when}
-    own = conditional.union(*(space.named or {}).values())
-    for name in (one for one in space.names if one not in own):
-        if name not in known and not any(other.startswith(f"{name}.") for other in known):
-            yield f"`{name}` is not a hyperparameter of this run{near(name, known) or '.'}"
 
 
 def _wrong_arms(resolved: ResolvedSpace) -> Iterator[str]:

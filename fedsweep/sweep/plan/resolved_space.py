@@ -1,19 +1,26 @@
-"""The arms of a search space with their configurations, and error messages about invalid arms."""
+"""The arms of a search space with their configurations, and error messages about invalid arms.
+
+This module does not import torch.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from fedsweep.common.config import flat
-from fedsweep.common.errors import UserError
+from fedsweep.common.errors import UserError, near
 from fedsweep.common.yaml_values import Json
-from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.arms import Arm, agrees, arm_label, identity
 from fedsweep.sweep.space.designs import changes, left_out_values
 from fedsweep.sweep.space.search_space import RequestedSpace, Resources
+
+if TYPE_CHECKING:
+    from fedsweep.federation.run_config import RunConfig
 
 SHOWN = 3  # largest number of causes in an error message
 TRIED = 16  # largest number of different messages whose causes are compared to find the simplest one
@@ -140,7 +147,8 @@ class ResolvedSpace:
 
     def resolve_all(self, arms: Collection[Arm]) -> list[tuple[Arm, RunConfig]]:
         """Return each arm with its configuration for the first seed; raise one UserError about all invalid arms."""
-        found, wrong = list[tuple[Arm, RunConfig]](), list[WrongArm]()
+        found: list[tuple[Arm, RunConfig]] = []
+        wrong: list[WrongArm] = []
         for arm in arms:
             try:
                 found.append((arm, self.resolve(arm, self.space.seeds[0])))
@@ -160,3 +168,17 @@ class ResolvedSpace:
         The values are not validated.
         """
         return self.base.tentative(changes(part, self.left_out, self.space.named))
+
+
+def wrong_names(resolved: ResolvedSpace) -> Iterator[str]:
+    """Yield an error message for each name in the search space that is not a hyperparameter.
+
+    Two kinds of names are checked by `resolved.resolve` instead: the names of hyperparameters that vary only under a
+    condition, and the names in the setting `named`.
+    """
+    space, known = resolved.space, flat(resolved.base)
+    conditional = {key for key, axis in space.space.items() if axis.when}
+    own = conditional.union(*(space.named or {}).values())
+    for name in (one for one in space.names if one not in own):
+        if name not in known and not any(other.startswith(f"{name}.") for other in known):
+            yield f"`{name}` is not a hyperparameter of this run{near(name, known) or '.'}"
