@@ -46,7 +46,7 @@ LIGHT = [
     (["data", "generate", "fedag_office_home", "lora.rnak=4"], ["`lora.rnak` is not a hyper"], {"numpy"}),
     (["tune", "axis_name"], ["axis_name: `lora.rnak` is not a hyper", "mean `lora.rank`"], {"numpy"}),
     (["tune", "axis_value"], ["axis_value, arm lora.rank=0: `lora.rank` must be greater than 0"], {"numpy"}),
-    (["tune", "named_name"], ["named_name, arm arm=few: `lora.rnak` is not a hyper"], {"numpy"}),
+    (["tune", "named_name"], ["named_name, arm few: `lora.rnak` is not a hyper"], {"numpy"}),
     (["data", "partition", "fedra_digits", "seeed=1"], ["`seeed` is not a hyper", "mean `seed`"], {"numpy"}),
 ]
 """Each command, parts of its output, and the heavy packages that this or an earlier command may load."""
@@ -146,6 +146,7 @@ def test_every_option_of_tune_changes_the_space_or_is_read_by_the_command():
         "sweep",
         "verify",
         "dry_run",
+        "id_file",
         "at_once",
         "address",
         "store",
