@@ -55,7 +55,7 @@ def report(
     manifest, trials = found.manifest(), found.trials()
     if columns is not None:
         metrics = dict.fromkeys(name for trial in trials for record in trial.history for name in record.metrics)
-        check_columns(listed(columns), list(metrics), manifest.metric, "`--columns`")
+        check_columns(listed(columns), list(metrics), manifest.metric, "`--columns`", manifest.varied)
         manifest = manifest.model_copy(update={"columns": tuple(listed(columns))})
     folder = found.folder / "report"
     try:

@@ -240,7 +240,8 @@ def efficient_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> li
 
 def asked_columns(manifest: SweepManifest) -> list[Column]:
     """Return the table columns that the search space requests, or an empty list if it requests no columns."""
-    return [column(name, manifest.metric, manifest.mode) for name in requested(manifest.columns)]
+    names = requested(manifest.columns, manifest.varied)
+    return [column(name, manifest.metric, manifest.mode, manifest.domains) for name in names]
 
 
 def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float]:

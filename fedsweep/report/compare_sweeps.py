@@ -23,6 +23,7 @@ from fedsweep.results.arms import arm_argument, arm_label, distinct_labels, equa
 SHOWN = 12  # a sentence names at most this many hyperparameters or arms
 LEFT_OUT_FIRST = (
     "95% bootstrap", "p", "exact p", "pairs", "seeds needed", "detectable", "effect", "n of A", "n of B", "Holm p",
+    "Bonferroni p",
 )  # fmt: skip
 """The columns that a narrow terminal hides, in the order in which they are hidden."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedsweep.common.progress import duration
 from fedsweep.report.arm_statistics import ArmStatistics
+from fedsweep.report.text_tables import without_html
 from fedsweep.results import SweepManifest, TrialPlan, TrialRecord
 from fedsweep.results.arms import arm_label, shown_setting
 from fedsweep.results.records import TAKEN_FROM
@@ -27,12 +28,12 @@ class Fact:
     """True if the value is a command, which users copy."""
 
     def markdown(self) -> str:
-        """Return the fact as an item of a Markdown list."""
+        """Return the fact as an item of a Markdown list that contains no HTML elements."""
         value = " ".join(self.value.split("\n"))
-        if self.typed:
-            mark = "`" * (1 + max(map(len, re.findall("`+", value)), default=0))
-            value = f"{mark}{value}{mark}"
-        return f"- {self.name}: {value}"
+        if not self.typed:
+            return f"- {self.name}: {without_html(value)}"
+        mark = "`" * (1 + max(map(len, re.findall("`+", value)), default=0))
+        return f"- {self.name}: {mark}{value}{mark}"  # HTML is text in a code span
 
 
 def setup(arms: Sequence[ArmStatistics]) -> list[Fact]:

@@ -51,6 +51,8 @@ class Comparison:
     """The standard deviation of the paired differences (divisor n - 1); None if all differences are equal."""
     level: float = LEVEL
     """The level of Holm's first step: 0.05 divided by the number of tests."""
+    correction: Literal["Holm", "Bonferroni"] = "Holm"
+    """The correction of `p_holm` and `p_exact_holm`: Bonferroni's for a pair that was picked among several."""
 
     @property
     def verdict(self) -> Verdict:
@@ -121,7 +123,11 @@ def paired_tests(
         one
         if one.p is None
         else replace(
-            one, p_holm=min(1, choices * next(corrected)), p_exact_holm=min(1, choices * next(exact)), level=level
+            one,
+            p_holm=min(1, choices * next(corrected)),
+            p_exact_holm=min(1, choices * next(exact)),
+            level=level,
+            correction="Holm" if choices == 1 else "Bonferroni",
         )
         for one in found
     ]

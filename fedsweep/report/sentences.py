@@ -177,7 +177,7 @@ def about_comparison(manifest: SweepManifest, found: Comparison, units: Units) -
         doubts.append(f"the bootstrap interval {units.interval(found.bootstrap)} contains zero")
     if found.exact_can_tell and found.p_exact_holm is not None and found.p_exact_holm > LEVEL:
         p = shown_p(found.p_exact_holm)
-        doubts.append(f"the exact test does not detect the difference (p {p} after Holm's correction)")
+        doubts.append(f"the exact test does not detect the difference (p {p} after {found.correction}'s correction)")
     (said,) = texts(
         "comparison",
         found=found,

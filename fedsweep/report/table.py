@@ -120,7 +120,8 @@ class AblationTable:
 
     def _others(self, one: ArmStatistics) -> dict[str, str]:
         asked = asked_columns(self.manifest)
-        row = {column.heading: self._cell(one, column) for column in asked} if asked else self._usual(one)
+        own = {column.heading: self._cell(one, column) for column in asked}
+        row = own if self.manifest.columns else self._usual(one)
         for metric in self.second_column:
             row[metric] = Units.fit(is_accuracy(metric), (other.second for other in self.arms)).value(one.second)
         if self.manifest.against is not None:
@@ -197,8 +198,9 @@ class AblationTable:
         bullets = "\n".join(f"- {sentence}" for sentence in self.findings())
         head = f"# {self.manifest.name}, on experiment {self.manifest.experiment}"
         facts = "\n".join(one.markdown() for one in (*setup(self.arms), *provenance(self.manifest, self.arms)))
-        parts = [head, facts, table, bullets, " ".join(self.caption()), *(one.markdown() for one in self.sections)]
-        return without_html("\n\n".join(part for part in parts if part) + "\n")
+        rest = [table, bullets, " ".join(self.caption()), *(one.markdown() for one in self.sections)]
+        parts = [without_html(head), facts, *map(without_html, rest)]
+        return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _without_empty(rows: Sequence[dict[str, str]], optional: Set[str]) -> list[dict[str, str]]:

@@ -282,7 +282,7 @@ def cells(found: Comparison, units: Units) -> dict[str, str]:
         "95% t": units.interval(found.interval),
         "95% bootstrap": units.interval(found.bootstrap),
         "p": shown_p(found.p),
-        "Holm p": shown_p(found.p_holm),
+        f"{found.correction} p": shown_p(found.p_holm),
         "exact p": shown_p(found.p_exact_holm if found.exact_can_tell else None),
         "effect": NOTHING if found.effect is None else f"{found.effect:+.2f}",
         "detectable": units.value(found.detectable),

@@ -1,7 +1,8 @@
-"""The comparison of all arms with the untuned model of round 0, which shows whether a sweep is at chance."""
+"""The comparison of all arms with chance and with the untuned model of round 0."""
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -10,7 +11,6 @@ from fedsweep.report.arm_statistics import ArmStatistics, recorded
 from fedsweep.report.intervals_and_power import LEVEL
 from fedsweep.results import SweepManifest
 
-CLEAR = 0.02  # an arm differs from the untuned model if all its seeds change by more than this in one direction
 UNTRAINED = (
     "The backbone is untrained (`backbone.pretrained` is none): train one with `fedsweep pretrain`, or set "
     "`backbone.pretrained` to pre-trained weights."
@@ -18,42 +18,88 @@ UNTRAINED = (
 TRAINED = "Check the labels, the learning rate and the number of rounds."
 
 
-def about_untuned_model(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
-    """Return a sentence that warns if no arm differs from the untuned model of round 0; empty if an arm differs.
+class Ends(NamedTuple):
+    """The objective of one trial in round 0 and in the last round, so that larger values are better."""
 
-    The list is also empty if the objective is not recorded in round 0, or if no trial has finished.
+    first: float
+    last: float
+
+    @property
+    def gain(self) -> float:
+        """The improvement from round 0 to the last round."""
+        return self.last - self.first
+
+
+def about_untuned_model(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
+    """Return a sentence that warns if no arm is above chance, or if no arm is better than the untuned model of round 0.
+
+    The list is empty if an arm is better than both, if the objective is not recorded in round 0, or if no trial has
+    finished. If the objective is not an accuracy, chance is unknown.
     """
+    sign = 1 if manifest.mode == "max" else -1
     finished = [trials for one in arms if (trials := [*one.arm.finished(manifest.metric).values()])]
     values = [[recorded(trial.history, manifest.metric) for trial in trials] for trials in finished]
     if not finished or any(0 not in value or len(value) < 2 for trials in values for value in trials):
         return []
-    gains = [[value[max(value)] - value[0] for value in trials] for trials in values]
-    if distinguishable(gains):
-        return []
-    untrained = any(_untrained(one) for one in arms)
-    return [
-        f"No arm is distinguishable from the untuned model of round 0 in {manifest.metric}, so differences between "
-        f"arms mean nothing. {UNTRAINED if untrained else TRAINED}"
-    ]
+    ends = [[Ends(sign * value[0], sign * value[max(value)]) for value in trials] for trials in values]
+    plans = [trial.plan for trials in finished for trial in trials]
+    accuracy = manifest.metric.startswith("accuracy/")
+    images = min(plan.images.get("test", 0) for plan in plans) if accuracy else 0
+    chance = min((plan.chance for plan in plans if plan.chance is not None), default=None) if accuracy else None
+    advice = UNTRAINED if any(_untrained(one) for one in arms) else TRAINED
+    if chance is not None and images and not above_chance(ends, chance, images):
+        return [
+            f"No arm is distinguishable from chance in {manifest.metric}: predicting the same class for all test "
+            f"images reaches {100 * chance:.2f}%. The differences between arms therefore mean nothing. {advice}"
+        ]
+    if not better_than_untuned(ends, images):
+        return [
+            f"No arm is significantly better than the untuned model of round 0 in {manifest.metric}, so the "
+            f"differences between arms say little. {advice}"
+        ]
+    return []
 
 
-def distinguishable(gains: Sequence[Sequence[float]]) -> bool:
-    """Return whether at least one arm differs from its untuned models.
+def above_chance(arms: Sequence[Sequence[Ends]], chance: float, images: int) -> bool:
+    """Return whether the mean accuracy of at least one arm is significantly above chance.
 
-    An arm differs if all its seeds gain, or all lose, more than `CLEAR`, or if a one-sample t-test of its gains is
-    significant. The test uses the variance within all arms, and Bonferroni's correction for the number of arms.
+    The test of each arm is one-sided, with a normal approximation of the binomial distribution and with Bonferroni's
+    correction. All seeds share the test images, so the number of seeds does not change the bound.
 
     Args:
-        gains: For each arm, the gain of each seed from round 0 to the last round.
+        arms: The accuracies of each arm's seeds.
+        chance: The accuracy of a constant prediction, from 0 to 1.
+        images: The number of test images.
     """
-    if any(min(arm) > CLEAR or max(arm) < -CLEAR for arm in gains):
-        return True
-    freedom = sum(len(arm) - 1 for arm in gains)
-    if not freedom:
-        return False
-    variance = sum(float(np.var(arm)) * len(arm) for arm in gains) / freedom
-    bound = float(stats.t.isf(LEVEL / 2 / len(gains), freedom))
-    return any(abs(float(np.mean(arm))) > bound * math.sqrt(variance / len(arm)) for arm in gains)
+    bound = chance + _deviations(len(arms)) * math.sqrt(chance * (1 - chance) / images)
+    return any(float(np.mean([one.last for one in arm])) > bound for arm in arms)
+
+
+def better_than_untuned(arms: Sequence[Sequence[Ends]], images: int) -> bool:
+    """Return whether at least one arm improves significantly from round 0 to the last round.
+
+    An arm must pass two one-sided tests, both with Bonferroni's correction for the number of arms:
+
+    - a t-test of the gains of its seeds, with the variance within all arms. Sweeps with one seed skip this test.
+    - a sign test (McNemar's test) of the test images on which the two models differ. These images are not recorded. The
+      most favourable case is assumed, in which the tuned model is right on all of them.
+
+    Args:
+        arms: The values of each arm's seeds.
+        images: The number of test images; 0 if the objective is not an accuracy or if the number is unknown.
+    """
+    deviations = _deviations(len(arms))
+    least = deviations**2 / images if images else 0.0
+    freedom = sum(len(arm) - 1 for arm in arms)
+    gains = [[one.gain for one in arm] for arm in arms]
+    variance = sum(float(np.var(arm)) * len(arm) for arm in gains) / freedom if freedom else 0.0
+    bound = float(stats.t.isf(LEVEL / len(arms), freedom)) if freedom else 0.0
+    return any(float(np.mean(arm)) > max(least, bound * math.sqrt(variance / len(arm))) for arm in gains)
+
+
+def _deviations(arms: int) -> float:
+    """Return the quantile of the normal distribution for a one-sided test of each arm, with Bonferroni's correction."""
+    return float(stats.norm.isf(LEVEL / arms))
 
 
 def _untrained(one: ArmStatistics) -> bool:

@@ -86,6 +86,9 @@ class TrialPlan(StoredRecord):
     images: dict[str, int] = Field(
         default_factory=dict, description="numbers of `train` and `test` images of the data set; empty if not recorded"
     )
+    chance: float | None = Field(
+        None, description="largest accuracy of a constant prediction, averaged over domains; null if not recorded"
+    )
     start: Start | None = Field(None, description="the trial and round that this trial continues; null for none")
 
     @property

@@ -21,12 +21,18 @@ from fedsweep.results.pareto import Mode
 TARGET = "rounds_to="
 ALWAYS_SHOWN = {
     *("arm", "n", "mean", "paper", "sd", "difference", "95% interval", "Holm p", "efficient", "note"),
+    *("pairs", "95% of mean", "95% t", "95% bootstrap", "p", "exact p", "effect", "detectable", "seeds needed"),
     *("mean_low", "mean_high", "mean_of_last_4_rounds", "reference", "reference_source", "baseline", "synthetic"),
     *("n_common", "interval_low", "interval_high", "bootstrap_low", "bootstrap_high", "verdict"),
-    *("p", "p_holm", "p_exact", "p_exact_holm", "effect", "detectable", "seeds_needed"),
+    *("p_holm", "p_exact", "p_exact_holm", "seeds_needed", "seeds_needed_low", "seeds_needed_high"),
     *("finished", "pruned", "diverged", "failed", "unfinished", "last_round", "value_at_last_round"),
 }
-"""Columns that every table or every `table.csv` contains, whether or not they are requested."""
+"""Columns that every report or every `table.csv` contains, whether or not they are requested."""
+BY_MEAN = ("in_domain_", "out_of_domain_")
+"""Prefixes of columns of `table.csv` with the statistics of the means in and out of domain."""
+ON_DOMAIN = ("accuracy/domain/", "accuracy/out_of_domain/")
+"""Prefixes of the accuracies on a single domain, whose name is also the name of a column."""
+SEEDS = "_seeds"  # ends the name of a column of `table.csv` that counts the seeds that reached a target
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,11 @@ class Column:
 def _last(metric: str, trial: TrialRecord) -> float | None:
     found = last(trial.history, metric)
     return found if found is not None and math.isfinite(found) else None
+
+
+def _on_domain(domain: str, trial: TrialRecord) -> float | None:
+    found = [_last(f"{prefix}{domain}", trial) for prefix in ON_DOMAIN]
+    return next((value for value in found if value is not None), None)
 
 
 def _megabytes(metric: str, trial: TrialRecord) -> float:
@@ -131,6 +142,8 @@ COLUMNS: Mapping[str, Column] = {
 PRINTED = {
     **{column.heading: column.name for column in COLUMNS.values()},
     "in domain": "accuracy/mean",
+    "mean in domain": "accuracy/mean",
+    "mean out of domain": "out_of_domain",
     "worst_domain_accuracy": "worst_domain",
     "worst_client_accuracy": "worst_client",
     "megabytes_sent": "megabytes",
@@ -146,6 +159,8 @@ def column_name(printed: str) -> str:
     >>> column_name("worst domain"), column_name("rounds to 70%"), column_name("loss/test")
     ('worst_domain', 'rounds_to=0.7', 'loss/test')
     """
+    if printed.startswith(TARGET):
+        return printed.removesuffix(SEEDS)
     if found := _REACHED.fullmatch(printed):
         with suppress(ValueError):
             target = float(found["target"])
@@ -153,23 +168,33 @@ def column_name(printed: str) -> str:
     return PRINTED.get(printed, printed)
 
 
-def requested(names: Sequence[str]) -> list[str]:
-    """Return the names of the requested columns, without those that every table shows.
+def requested(names: Sequence[str], varied: Collection[str] = ()) -> list[str]:
+    """Return the names of the requested columns, without those that every report shows.
 
-    >>> requested(["mean", "worst domain", "MB up"])
+    `varied` are the hyperparameters that vary, each of which has a column.
+
+    >>> requested(["mean", "lora.rank", "worst domain", "MB up"], varied=["lora.rank"])
     ['worst_domain', 'megabytes_up']
     """
-    return [column_name(name) for name in names if name not in ALWAYS_SHOWN]
+    shown = {name for name in names if name in varied or _always_shown(name)}
+    return list(dict.fromkeys(column_name(name) for name in names if name not in shown))
 
 
-def column(name: str, metric: str, mode: Mode) -> Column:
+def _always_shown(name: str) -> bool:
+    return name in ALWAYS_SHOWN or any(
+        name.startswith(prefix) and name.removeprefix(prefix) in ALWAYS_SHOWN for prefix in BY_MEAN
+    )
+
+
+def column(name: str, metric: str, mode: Mode, domains: Collection[str] = ()) -> Column:
     """Return the column with this name or heading.
 
     Args:
-        name: A name or heading in `COLUMNS`, a metric, or `rounds_to=NUMBER`, where NUMBER is a target for the
-            objective. If the objective is an accuracy, the target is a share from 0 to 1.
+        name: A name or heading in `COLUMNS`, a metric, a domain, or `rounds_to=NUMBER`, where NUMBER is a target for
+            the objective. If the objective is an accuracy, the target is a share from 0 to 1.
         metric: The objective of the sweep.
         mode: Whether larger (`max`) or smaller (`min`) values of the objective are better.
+        domains: The domains on which accuracies are measured.
 
     >>> column("loss/train", "accuracy/mean", "max").heading, column("rounds_to=0.7", "accuracy/mean", "max").heading
     ('loss/train', 'rounds to 70%')
@@ -182,11 +207,15 @@ def column(name: str, metric: str, mode: Mode) -> Column:
         shown = f"{100 * target:g}%" if is_accuracy(metric) else f"{target:g}"
         meaning = "first round after which the objective reaches the target; `by k of n` if only k of n seeds reach it"
         return Column(name, f"rounds to {shown}", partial(_rounds_to, target, metric, mode), meaning, digits=1)
+    if name in domains:
+        return Column(name, name, partial(_on_domain, name), "accuracy in percent on this domain", percent=True)
     percent = is_accuracy(name)
     return Column(name, name, partial(_last, name), "after the last round" + ", in percent" * percent, percent=percent)
 
 
-def check_columns(names: Sequence[str], metrics: Collection[str], objective: str, where: str) -> None:
+def check_columns(
+    names: Sequence[str], metrics: Collection[str], objective: str, where: str, varied: Collection[str] = ()
+) -> None:
     """Raise UserError if a column's name is unknown or repeated, or if the target in `rounds_to=TARGET` is invalid.
 
     Args:
@@ -194,17 +223,20 @@ def check_columns(names: Sequence[str], metrics: Collection[str], objective: str
         metrics: The metrics that rounds report. Each of them is also the name of a column.
         objective: The metric to which the targets refer.
         where: The option or setting that lists the columns, as text for the error message.
+        varied: The hyperparameters that vary, each of which has a column.
     """
     known = [*COLUMNS, *metrics]
+    domains = {name.removeprefix(prefix) for name in metrics for prefix in ON_DOMAIN if name.startswith(prefix)}
     taken: set[str | float] = set()
     for name in names:
         asked = column_name(name)
         is_target = asked.startswith(TARGET)
         meant = _target(asked, objective, where) if is_target else asked
-        if meant in taken:
+        if meant in taken and not name.endswith(SEEDS):
             raise UserError(f"{where} lists `{name}` twice.")
         taken.add(meant)
-        if not is_target and asked not in known and name not in ALWAYS_SHOWN:
+        accepted = is_target or asked in {*known, *domains, *varied} or _always_shown(name)
+        if not accepted:
             rest = f"; choose from {', '.join(COLUMNS)}, {TARGET}NUMBER and the metrics that rounds report."
             raise UserError(f"{where} lists `{name}`, which is not a column{near(name, known) or rest}")
 

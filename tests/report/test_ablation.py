@@ -87,7 +87,7 @@ def test_a_baseline_may_leave_an_axis_open_without_an_ablation(manifest, trials)
     for seed in range(2):
         for rank in (4, 8):
             for lr in (0.1, 0.3):
-                trials.add({"lora.rank": rank, "optimizer.lr": lr}, seed, [0.2, 0.1 * lr + rank / 100 + seed / 100])
+                trials.add({"lora.rank": rank, "optimizer.lr": lr}, seed, [0.02, 0.1 * lr + rank / 100 + seed / 100])
     table = tabulate(manifest(varied=("lora.rank", "optimizer.lr"), baseline={"lora.rank": 8}), trials)
     assert row(table, **{"lora.rank": "4", "optimizer.lr": "0.3"})["difference"] == "-4.00"
     assert [one.is_baseline for one in table.arms] == [False, False, True, True]

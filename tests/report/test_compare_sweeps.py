@@ -47,7 +47,9 @@ def test_a_picked_pair_is_corrected_for_all_pairs_that_could_have_been_picked(ma
             f"The compared pair is one of {choices} pairs of arms that you could have picked, so its p-values are "
             f"multiplied by {choices}."
         )
-        assert f"Holm p: p times {choices}, the number of pairs of arms" in found.section().explained
+        assert {"Bonferroni p"} == {name for name in found.section().head if name.endswith(" p") and name != "exact p"}
+        assert {"p_bonferroni", "p_exact_bonferroni"} < {*found.csv().splitlines()[0].split(",")}
+        assert f"Bonferroni p: p times {choices}, the number of pairs of arms" in found.section().explained
     assert Pairing.of(side(manifest, ranks), side(manifest, other_sweep(), id="b"), by_arm=True).choices == 1
 
 

@@ -135,5 +135,7 @@ def test_a_command_is_code_in_markdown_and_contains_no_html(manifest, swept):
     evil = "<script>alert(1)</script>"
     sweep = manifest(overrides={"backbone.prompt": evil}, **RECORDED)
     markdown = tabulate(sweep, swept(config(backbone={**VIT, "pretrained": f"a\n\n{evil}"}))).markdown()
-    assert markdown.count("&lt;script>") == 2
-    assert not re.search("<script|\na", markdown)
+    assert markdown.count("&lt;script>") == 1
+    assert f"'backbone.prompt={evil}'`\n" in markdown, "the command can be copied"
+    assert markdown.count("<script>") == 1
+    assert "\na" not in markdown

@@ -55,6 +55,20 @@ def test_an_interval_that_is_much_longer_than_the_others_is_cut_off_and_marked(a
     assert {line.get_marker() for line in axes.lines} >= {"<", ">"}
 
 
+def test_a_row_beyond_one_end_of_the_axis_has_an_arrow_at_this_end_only(axes_of, manifest, trials):
+    trials.arms({rank: [0.6 + rank / 1e4, 0.601, 0.602] for rank in (1, 2, 3, 4, 8)})
+    trials.arms({16: [0.1, 0.101, 0.1]})
+    axes, _ = axes_of(manifest(), trials)
+    assert [line.get_marker() for line in axes.lines if line.get_marker() in ("<", ">")] == ["<"]
+
+
+def test_a_row_without_an_interval_beyond_the_axis_has_an_arrow(axes_of, manifest, trials):
+    trials.arms({rank: [0.6 + rank / 1e4] for rank in (1, 2, 3, 4, 8)})
+    trials.arms({16: [0.9]})
+    axes, _ = axes_of(manifest(), trials)
+    assert [line.get_marker() for line in axes.lines if line.get_marker() in ("<", ">")] == [">"]
+
+
 def test_arms_with_one_common_seed_have_a_dot_without_an_interval(axes_of, manifest, trials):
     trials.arms({4: [0.5], 8: [0.6]})
     axes, _ = axes_of(manifest(), trials)

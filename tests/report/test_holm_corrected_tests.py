@@ -164,7 +164,7 @@ def test_a_tiny_difference_needs_too_many_seeds():
 
 
 @pytest.mark.parametrize(("share", "inside"), [(0.07, False), (0.13, True), (0.87, True), (0.93, False)])
-def test_the_range_of_seeds_contains_the_true_number_in_four_of_five_sweeps(share, inside):
+def test_with_a_known_difference_the_range_of_seeds_has_a_coverage_of_four_in_five(share, inside):
     """The observed standard deviation is below its quantile `share` in this share of all sweeps with three seeds."""
     spread = float(stats.chi2.ppf(share, 2) / 2) ** 0.5
     low, high = seeds_interval(0.9, spread, 3, 0.05 / 3)

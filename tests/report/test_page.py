@@ -153,7 +153,7 @@ def test_the_script_is_the_one_that_the_policy_allows(made):
 
 
 def test_many_findings_are_folded(manifest, trials):
-    trials.arms({rank: [rank / 100, rank / 99] for rank in range(1, 15)})
+    trials.arms({rank: [0.5 + rank / 100, 0.5 + rank / 99] for rank in range(1, 15)})
     table = tabulate(manifest, trials)
     text = page.html(table, (), trials.records)
     assert len(table.findings()) == 13

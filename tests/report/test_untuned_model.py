@@ -1,14 +1,15 @@
-"""The finding that no arm differs from the untuned model of round 0."""
+"""The finding that no arm is better than chance, or better than the untuned model of round 0."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedsweep.report.untuned_model import CLEAR, distinguishable
+from fedsweep.report.untuned_model import Ends, above_chance, better_than_untuned
 from tests.report.helpers import printed, tabulate
 
-NOTHING_LEARNED = "No arm is distinguishable from the untuned model of round 0 in accuracy/mean"
+NOTHING_LEARNED = "No arm is significantly better than the untuned model of round 0 in accuracy/mean"
+AT_CHANCE = "No arm is distinguishable from chance in accuracy/mean"
 
 
 def at_chance(trials):
@@ -18,11 +19,21 @@ def at_chance(trials):
     return trials
 
 
-def test_a_sweep_at_chance_is_the_first_finding(manifest, trials):
+def planned(trials, **fields):
+    """Give every trial's plan these fields, and return the trials."""
+    trials.records = [replace(one, plan=one.plan.model_copy(update=fields)) for one in trials.records]
+    return trials
+
+
+def ends(gains, first=0.1):
+    return [[Ends(first, first + gain) for gain in arm] for arm in gains]
+
+
+def test_a_sweep_that_learned_nothing_is_the_first_finding(manifest, trials):
     table = tabulate(manifest(), at_chance(trials))
     first, *others = table.findings()
     assert first == (
-        f"{NOTHING_LEARNED}, so differences between arms mean nothing. "
+        f"{NOTHING_LEARNED}, so the differences between arms say little. "
         "Check the labels, the learning rate and the number of rounds."
     )
     assert others
@@ -31,21 +42,42 @@ def test_a_sweep_at_chance_is_the_first_finding(manifest, trials):
 
 
 def test_an_untrained_backbone_is_given_as_the_reason(manifest, trials):
-    at_chance(trials)
-    trials.records = [
-        replace(one, plan=one.plan.model_copy(update={"config": {"backbone": {"pretrained": "none"}}}))
-        for one in trials.records
-    ]
+    planned(at_chance(trials), config={"backbone": {"pretrained": "none"}})
     assert "train one with `fedsweep pretrain`" in tabulate(manifest(), trials).findings()[0]
 
 
+@pytest.mark.parametrize("start", [0.08, 0.125])
+def test_arms_that_predict_one_class_are_at_chance_wherever_they_started(manifest, trials, start):
+    for rank in (4, 8):
+        for seed in range(3):
+            trials.add(rank, seed, [start, 0.1])
+    first = tabulate(manifest(), planned(trials, images={"test": 200}, chance=0.1)).findings()[0]
+    assert first.startswith(
+        f"{AT_CHANCE}: predicting the same class for all test images reaches 10.00%. The differences between arms "
+        "therefore mean nothing."
+    )
+
+
 @pytest.mark.parametrize("finals", [{4: [0.5, 0.6, 0.5], 8: [0.2, 0.2, 0.2]}, {8: [0.9]}])
-def test_a_sweep_that_learned_has_no_such_finding(manifest, trials, finals):
-    assert NOTHING_LEARNED not in " ".join(tabulate(manifest(), trials.arms(finals)).findings())
+@pytest.mark.parametrize("fields", [{}, {"images": {"test": 200}, "chance": 0.1}])
+def test_a_sweep_that_learned_has_no_such_finding(manifest, trials, finals, fields):
+    found = " ".join(tabulate(manifest(), planned(trials.arms(finals), **fields)).findings())
+    assert NOTHING_LEARNED not in found
+    assert AT_CHANCE not in found
 
 
-def test_arms_below_the_untuned_model_are_distinguishable(manifest, trials):
-    assert NOTHING_LEARNED not in " ".join(tabulate(manifest(), trials.arms({8: [0.1, 0.12, 0.11]})).findings())
+def test_arms_below_the_untuned_model_have_learned_nothing(manifest, trials):
+    assert NOTHING_LEARNED in tabulate(manifest(), trials.arms({8: [0.1, 0.12, 0.11]})).findings()[0]
+
+
+@pytest.mark.parametrize(("mode", "learned"), [("min", True), ("max", False)])
+def test_a_lower_loss_is_an_improvement(manifest, trials, mode, learned):
+    for seed, end in enumerate((0.4, 0.5, 0.45)):
+        trials.add(8, seed, [2.3, end], metric="loss")
+    planned(trials, images={"test": 200}, chance=0.1)
+    found = " ".join(tabulate(manifest(metric="loss", mode=mode), trials).findings())
+    assert ("untuned" not in found) is learned
+    assert "chance" not in found
 
 
 def test_sweeps_without_a_finished_trial_have_no_such_finding(manifest, trials):
@@ -54,13 +86,32 @@ def test_sweeps_without_a_finished_trial_have_no_such_finding(manifest, trials):
 
 
 def test_small_gains_count_if_the_seeds_agree():
-    assert distinguishable([[0.011, 0.012, 0.010, 0.011]])
-    assert not distinguishable([[0.03, -0.02, 0.01, -0.015]])
-    assert distinguishable([[CLEAR + 0.001]])
-    assert not distinguishable([[CLEAR]])
+    assert better_than_untuned(ends([[0.011, 0.012, 0.010, 0.011]]), images=0)
+    assert not better_than_untuned(ends([[0.03, -0.02, 0.01, -0.015]]), images=0)
 
 
-def test_random_gains_seldom_count():
+def test_a_gain_on_too_few_images_does_not_count():
+    # One arm needs 1.645 squared = 2.7 images, and two arms need 1.96 squared = 3.8.
+    assert not better_than_untuned(ends([[0.02]]), images=100)
+    assert better_than_untuned(ends([[0.03]]), images=100)
+    assert not better_than_untuned(ends([[0.03], [0.03]]), images=100)
+
+
+def test_more_test_images_make_a_small_distance_to_chance_clear():
+    near = [[Ends(0.1, 0.12)] * 3]
+    assert not above_chance(near, 0.1, images=300)
+    assert above_chance(near, 0.1, images=3000)
+
+
+@pytest.mark.parametrize("deviation", [0.003, 0.03])
+@pytest.mark.parametrize("arms", [1, 10])
+def test_random_gains_seldom_count(deviation, arms):
     rng = np.random.default_rng(0)
-    hits = [distinguishable(rng.normal(0, 0.008, (10, 3)).tolist()) for _ in range(400)]
-    assert 0 < np.mean(hits) < 0.08
+    drawn = rng.normal(0, deviation, (400, arms, 3)).tolist()
+    assert 0.01 < np.mean([better_than_untuned(ends(gains), images=0) for gains in drawn]) < 0.08
+
+
+def test_random_predictions_are_seldom_above_chance():
+    accuracies = np.random.default_rng(0).binomial(200, 0.1, (400, 5, 1)) / 200
+    found = [above_chance([[Ends(0.1, last) for last in arm] for arm in one], 0.1, 200) for one in accuracies.tolist()]
+    assert 0.01 < np.mean(found) < 0.1

@@ -71,6 +71,18 @@ def test_each_column_is_accepted_by_its_heading():
     assert requested(["mean", "worst domain", "n"]) == ["worst_domain"]
 
 
+def test_a_domain_is_a_column_with_its_accuracy_in_or_out_of_domain():
+    check_columns(["sketch"], ["accuracy/out_of_domain/sketch"], "accuracy/mean", "`columns`")
+    rounds = [RoundRecord(1, {"accuracy/domain/photo": 0.5, "accuracy/out_of_domain/sketch": 0.25}, 1.0)]
+    plan = TrialPlan(key="k", number=0, arm={}, seed=0, config={})
+    found = [column(name, "accuracy/mean", "max", ["photo", "sketch"]) for name in ("photo", "sketch")]
+    assert [one.of(TrialRecord(plan, None, rounds)) for one in found] == [0.5, 0.25]
+
+
+def test_a_count_of_seeds_stands_for_its_target():
+    assert requested(["rounds_to=0.7", "rounds_to=0.7_seeds", "lora.rank"], ["lora.rank"]) == ["rounds_to=0.7"]
+
+
 @pytest.mark.parametrize(
     ("names", "words"),
     [

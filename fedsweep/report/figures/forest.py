@@ -58,7 +58,7 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | No
     axes.set(xlim=(-reach, reach), ylim=(sum(heights), 0), xlabel=_title(manifest, arms, labels))
     reading = READING
     if clipped:
-        reading += " An arrow marks an interval that is longer than the axis."
+        reading += " An arrow marks a row that continues beyond the end of the axis."
     if hidden := len(rows) - len(shown):
         reading += f" Not shown: {hidden} arm{'s' * (hidden > 1)} with worse means."
     return Drawing(figure, "Differences from the baseline", reading)
@@ -91,15 +91,16 @@ def _draw_row(
     seeds = [scale * value for value in _of_seeds(row, arms)]
     axes.plot(seeds, [place + BELOW] * len(seeds), "o", color=SEED, markersize=3, zorder=2)
     if found.interval is not None:
-        low, high = (scale * end for end in found.interval)
-        axes.plot([max(low, -reach), min(high, reach)], [place] * 2, color=DETECTED, linewidth=1.8, zorder=3)
-        for end, marker in ((low, "<"), (high, ">")):
-            if abs(end) > reach:
-                tip: dict[str, Any] = {"color": DETECTED, "markersize": 6, "clip_on": False, "zorder": 3}
-                axes.plot([max(-reach, min(end, reach))], [place], marker, **tip)
+        axes.plot([scale * end for end in found.interval], [place] * 2, color=DETECTED, linewidth=1.8, zorder=3)
     fill = DETECTED if found.verdict in ("higher", "lower") else OPEN
     difference = scale * (found.difference or 0.0)
     axes.plot([difference], [place], "o", color=DETECTED, markerfacecolor=fill, markersize=7, zorder=4)
+    ends = [difference, *seeds, *(scale * end for end in found.interval or ())]
+    tip: dict[str, Any] = {"color": DETECTED, "markersize": 6, "clip_on": False, "zorder": 3}
+    if min(ends) < -reach:
+        axes.plot([-reach], [place], "<", **tip)
+    if max(ends) > reach:
+        axes.plot([reach], [place], ">", **tip)
 
 
 def _write_numbers(

@@ -16,10 +16,10 @@ from fedsweep.report.table import AblationTable
 from fedsweep.report.units_and_labels import IN_DOMAIN, OUT_OF_DOMAIN, settings
 from fedsweep.results.arms import IN_WORDS
 from fedsweep.results.records import SYNTHETIC
-from fedsweep.results.table_columns import TARGET
+from fedsweep.results.table_columns import BY_MEAN, SEEDS, TARGET
 
 COUNTS = ("n_common", "seeds_needed", "seeds_needed_low", "seeds_needed_high", "last_round")
-PREFIXES = {IN_DOMAIN: "in_domain_", OUT_OF_DOMAIN: "out_of_domain_"}
+PREFIXES = dict(zip((IN_DOMAIN, OUT_OF_DOMAIN), BY_MEAN, strict=True))
 """Prefixes of the columns with the statistics of the means in and out of domain, by the means' headings."""
 TESTED = ("effect", "detectable", "seeds_needed")
 """The fields of `Comparison` that are columns with the same name."""
@@ -109,7 +109,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         **dict.fromkeys(table.second_column, one.second),
         **({"efficient": one.key in table.efficient} if table.manifest.against else {}),
         **{name: value for name, value in one.columns.items() if name not in DROPPED},
-        **{f"{target.name}_seeds": table.reached(one, target) for target in targets},
+        **{f"{target.name}{SEEDS}": table.reached(one, target) for target in targets},
         **{how: counts[how] for how in ("finished", "pruned", "diverged", "failed", "unfinished")},
         "last_round": furthest if furthest >= 0 else None,
         "value_at_last_round": reached,
@@ -136,6 +136,7 @@ def comparison_columns(found: Comparison | None) -> dict[str, object]:
     bootstrap_low, bootstrap_high = own.bootstrap or (None, None)
     fewest, most = own.seeds_range or (None, None)
     exact = own.exact_can_tell  # if not, the report shows no exact p-value either
+    corrected = own.correction.lower()
     return {
         "n_common": len(own.seeds) if found else None,
         "difference": own.difference,
@@ -144,9 +145,9 @@ def comparison_columns(found: Comparison | None) -> dict[str, object]:
         "bootstrap_low": bootstrap_low,
         "bootstrap_high": bootstrap_high,
         "p": own.p,
-        "p_holm": own.p_holm,
+        f"p_{corrected}": own.p_holm,
         "p_exact": own.p_exact if exact else None,
-        "p_exact_holm": own.p_exact_holm if exact else None,
+        f"p_exact_{corrected}": own.p_exact_holm if exact else None,
         **{name: getattr(own, name) for name in TESTED},
         "seeds_needed_low": fewest,
         "seeds_needed_high": most,

@@ -149,7 +149,7 @@ def _wrong_metrics(resolved: ResolvedSpace) -> Iterator[str]:
             yield f"`{entry}` {metric} is not reported by this run{hint}"
     if request.counted and space.columns:
         yield "`columns` needs trained trials, but `measure` parameters trains none."
-    check_columns(space.columns, metrics, space.objective.metric, f"{request.where}: `columns`")
+    check_columns(space.columns, metrics, space.objective.metric, f"{request.where}: `columns`", space.names)
     for arm, reported in of_arms:
         values = paper.of_arm(arm) if paper else {}
         for entry, metric, others in [*objectives, *(one for one in printed if one[1] in values)]:

@@ -9,6 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import fedsweep
 from fedsweep.common.randomness import stream
 from fedsweep.common.yaml_values import Json, read_yaml
@@ -55,7 +57,7 @@ class Plan(ResolvedSpace):
         self.files = {name: path.read_text() for name, path in request.files.items()}
         self.engine_digest = engine_digest()
         self._digests: dict[str, dict[str, str]] = {}
-        self._images: dict[str, dict[str, int]] = {}
+        self._tested: dict[str, tuple[dict[str, int], float]] = {}
 
     @classmethod
     def read(cls, name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) -> "Plan":
@@ -116,20 +118,24 @@ class Plan(ResolvedSpace):
             self._digests[content] = content_digests(config)
         return self._digests[content]
 
-    def image_counts(self, config: RunConfig) -> dict[str, int]:
-        """Return the numbers of training and test images of a run's data set, as `train` and `test`.
+    def images_and_chance(self, config: RunConfig) -> tuple[dict[str, int], float]:
+        """Return the numbers of images of a run's data set, and the accuracy of chance.
 
-        Training images are the images that are divided among the clients and the server. Test images include those of
-        held-out domains.
+        The numbers of images are keyed by `train` and `test`. Training images are the images that are divided among the
+        clients and the server. Test images include those of held-out domains. The accuracy of chance is the largest
+        accuracy of a constant prediction, averaged over the domains of the clients.
         """
-        if (content := config.data.model_dump_json()) not in self._images:
+        if (content := config.data.model_dump_json()) not in self._tested:
             data = load(config.data)
-            tested = (*data.domains, *data.held_out)
-            self._images[content] = {
+            counts = {
                 "train": sum(len(one.train) for one in data.domains),
-                "test": sum(len(one.test) for one in tested),
+                "test": sum(len(one.test) for one in (*data.domains, *data.held_out)),
             }
-        return self._images[content]
+            classes = len(data.class_names)
+            tests = [one.test for one in data.domains if len(one.test)]
+            shares = [np.bincount(test.labels, minlength=classes) / len(test) for test in tests]
+            self._tested[content] = counts, float(np.mean(shares, axis=0).max())
+        return self._tested[content]
 
     def grid(self) -> list[TrialPlan]:
         """Return the trials of a grid, sorted by seed.
@@ -158,6 +164,7 @@ class Plan(ResolvedSpace):
         content = [config, self.engine_digest, digests, number if self.sampled is not None else None]
         content += [start.model_dump()] if start is not None else []
         key, marks = _sha256(content)[:16], resolved.marks()
+        images, chance = self.images_and_chance(resolved)
         return TrialPlan(
             key=key,
             number=number,
@@ -167,7 +174,8 @@ class Plan(ResolvedSpace):
             digests=digests,
             marks=marks,
             derived=derived_values(resolved),
-            images=self.image_counts(resolved),
+            images=images,
+            chance=chance,
             start=start,
         )
 

@@ -5,10 +5,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
+from fedsweep.data.data_config import load
 from fedsweep.federation.build_and_run import content_digests
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Store
@@ -224,9 +226,13 @@ def test_the_manifest_and_the_plans_contain_the_code_and_the_numbers_of_images(r
     plan = read({**GRID, "space": held_out, "baseline": None}, {"federation.depths": [12]})
     manifest = new_sweep(plan, Store(tmp_path / "store")).manifest()
     assert (manifest.version, manifest.commit) == (metadata.version("fedsweep"), git_commit())
-    both, plain = (trial.images for trial in plan.grid() if trial.seed == 0)
+    trials = [trial for trial in plan.grid() if trial.seed == 0]
+    both, plain = (trial.images for trial in trials)
     assert sum(both.values()) == 2 * 1797, "the scans of load_digits, in two styles"
     assert plain == {"train": both["train"] // 2, "test": both["test"]}, "a held-out domain is only tested"
+    labels = [Counter(domain.test.labels.tolist()) for domain in load(plan.base.data).domains]
+    constant = [np.mean([found[digit] / found.total() for found in labels]) for digit in range(10)]
+    assert [trial.chance for trial in trials] == [pytest.approx(max(constant))] * 2
 
 
 def test_the_definition_does_not_depend_on_the_order_of_overrides(read: Any) -> None:
