@@ -17,6 +17,7 @@ from fedsweep.sweep.cluster.cluster import Cluster, processor
 from fedsweep.sweep.cluster.node_requirements import Arrival
 from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.plan.reuse import all_reusable
 from fedsweep.tracking import Destination, check_writable
 from fedsweep.tracking.sweep_description import git_commit
 
@@ -50,6 +51,11 @@ def check_new(plan: Plan, store: Store) -> None:
     check_writable(store.root)
     store.check_writable()
     warm_start.collect(plan, store)
+
+
+def anything_new(plan: Plan, store: Store, fresh: bool = False) -> bool:
+    """Return whether a new sweep may have trials to run, because it cannot reuse all of them from earlier sweeps."""
+    return not all_reusable(plan, store, _manifest(plan, fresh))
 
 
 def new_sweep(plan: Plan, store: Store, fresh: bool = False) -> SweepStore:
