@@ -162,8 +162,10 @@ def _finished(record: TrialRecord) -> bool:
 
 def _standing(record: TrialRecord) -> str:
     how = "has not ended" if record.outcome is None else f"has the outcome `{record.outcome.outcome}`"
+    if record.missing:
+        how = f"has ended, but {'some' if record.history else 'all'} of its recorded rounds are not on disk"
     if not record.history:
-        return f"{how} and has no recorded round"
+        return how if record.missing else f"{how} and has no recorded round"
     return f"{how}; `--unfinished` exports its state after round {record.last_round}"
 
 

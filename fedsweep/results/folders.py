@@ -133,7 +133,8 @@ class TrialStore:
     def read(self) -> TrialRecord:
         """Return the trial's plan, outcome, history, t-SNE files and attempts.
 
-        If the trial has finished, but its checkpoint is missing or lacks rounds, the returned record has no outcome.
+        If the trial has finished, was pruned or diverged, but its checkpoint is missing or lacks rounds, the returned
+        record has no outcome. The rounds of a failed trial are not needed, because the trial counts for nothing.
 
         Raises:
             UserError: A file is damaged, or was written by another version of fedsweep.
@@ -142,7 +143,7 @@ class TrialStore:
         artifacts = {name: self.folder / name for name in FILES if (self.folder / name).exists()}
         outcome, history = self.outcome(), self.history()
         last = history[-1].round if history else 0
-        missing = outcome is not None and outcome.outcome == "finished" and last < outcome.round
+        missing = outcome is not None and outcome.outcome != "failed" and last < outcome.round
         return TrialRecord(plan, None if missing else outcome, history, artifacts, self.attempts().attempts, missing)
 
     def attempts(self) -> Attempts:

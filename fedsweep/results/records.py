@@ -150,7 +150,7 @@ class TrialRecord:
     attempts: Sequence[Attempt] = ()
     """Attempts to run the trial on a GPU; empty for trials on the CPU."""
     missing: bool = False
-    """True if the trial has finished, but its recorded rounds are not on disk. `outcome` is then None."""
+    """True if the trial has ended, but its recorded rounds are not on disk. `outcome` is then None."""
 
     @property
     def last_round(self) -> int:

@@ -16,7 +16,7 @@ from safetensors.numpy import save as to_bytes
 from fedsweep.common.errors import UserError
 from fedsweep.export.which_trial import find_trial
 from fedsweep.report.arm_statistics import ArmTrials, notes
-from fedsweep.results import Outcome, Store, SweepStore, TrialPlan, count_outcomes
+from fedsweep.results import Outcome, OutcomeName, Start, Store, SweepStore, TrialPlan, count_outcomes
 from fedsweep.results.checkpoint import Checkpoint, load, load_history, save, without_tensors
 from fedsweep.results.history import RoundRecord, to_json
 from fedsweep.results.records import Attempt, Attempts
@@ -189,27 +189,74 @@ def test_a_folder_in_the_place_of_a_file_is_damage(tmp_path: Path, name: str) ->
     assert str(caught.value).startswith(str(path))
 
 
+@pytest.mark.parametrize("outcome", ["finished", "pruned", "diverged"])
 @pytest.mark.parametrize("last", [None, 0])
 @pytest.mark.parametrize("retry", [True, False])
-def test_a_finished_trial_without_its_rounds_is_missing_and_reopened(
-    tmp_path: Path, last: int | None, retry: bool
+def test_an_ended_trial_without_its_rounds_is_missing_and_reopened(
+    tmp_path: Path, outcome: OutcomeName, last: int | None, retry: bool
 ) -> None:
     sweep = sweep_of(tmp_path, "s1", trials=2)
+    for key in "ab":
+        sweep.trial(key).end(Outcome(outcome=outcome, round=1))
     assert not any_left(sweep)
     sweep.trial("a").checkpoint.unlink()
     if last is not None:
         save(sweep.trial("a").checkpoint, Checkpoint(last, STATE, HISTORY[: last + 1]))
     lost, sound = sweep.trials()
     assert (lost.missing, lost.outcome, lost.last_round) == (True, None, -1 if last is None else last)
-    assert (sound.missing, sound.outcome) == (False, Outcome(outcome="finished", round=1))
-    assert count_outcomes([lost, sound])["finished"] == 1
+    assert (sound.missing, sound.outcome) == (False, Outcome(outcome=outcome, round=1))
+    assert count_outcomes([lost, sound])[outcome] == 1
     said = "seed 0 missing: its recorded rounds are not on disk, and a resume runs it again"
-    assert notes(ArmTrials({"lora.rank": 4}, (lost, sound)), "accuracy/mean") == [said]
+    assert said in notes(ArmTrials({"lora.rank": 4}, (lost, sound)), "accuracy/mean")
+    with pytest.raises(UserError) as caught:
+        find_trial(Store(tmp_path), "tiny:lora.rank=4, seed=0")
+    how = "all of" if last is None else "some of"
+    more = "." if last is None else "; `--unfinished` exports its state after round 0."
+    assert str(caught.value) == f"trial a of tiny@s1 has ended, but {how} its recorded rounds are not on disk{more}"
     assert any_left(sweep)
     clear_leftovers(sweep, rounds=1, retry=retry)
     assert sweep.trial("a").outcome() is None
     assert not sweep.trials()[0].missing
     assert sweep.trial("b").outcome() is not None
+
+
+def test_the_rounds_of_a_failed_trial_are_not_needed(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, "s1", trials=2)
+    sweep.trial("a").end(Outcome(outcome="failed", round=1))
+    sweep.trial("a").checkpoint.unlink()
+    clear_leftovers(sweep, rounds=1, retry=False)
+    assert not sweep.trials()[0].missing
+    assert sweep.trials()[0].outcome == Outcome(outcome="failed", round=1)
+
+
+def test_an_ended_trial_without_its_plan_is_reopened_with_its_rounds(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, "s1", trials=2)
+    (sweep.trial("a").folder / "trial.json").unlink()
+    assert any_left(sweep)
+    clear_leftovers(sweep, rounds=1, retry=False)
+    assert (sweep.trial("a").outcome(), sweep.trial("b").outcome()) == (None, Outcome(outcome="finished", round=1))
+    assert sweep.trial("a").history() == [*HISTORY]
+
+
+@pytest.mark.parametrize("moved_on", [False, True])
+def test_a_lost_checkpoint_of_a_member_is_copied_again_from_its_parent(tmp_path: Path, moved_on: bool) -> None:
+    sweep = sweep_of(tmp_path, "s1", trials=None)
+    parent, child = sweep.trial("a"), sweep.trial("b")
+    parent.reopen()
+    child.plan(child.read().plan.model_copy(update={"start": Start(key="a", round=1)}))
+    child.checkpoint.unlink()
+    if moved_on:
+        save(parent.checkpoint, Checkpoint(2, STATE, (*HISTORY, RoundRecord(2, {"accuracy/mean": 0.3}, 0.5))))
+        with pytest.raises(UserError) as caught:
+            clear_leftovers(sweep, rounds=3, retry=False)
+        assert str(caught.value) == (
+            f"sweep s1 cannot be resumed because {child.checkpoint} is missing and trial a, which this trial continues "
+            "from round 1, is no longer at this round; restore the file from a copy, or start a new sweep."
+        )
+    else:
+        clear_leftovers(sweep, rounds=3, retry=False)
+        assert child.checkpoint.read_bytes() == parent.checkpoint.read_bytes()
+        assert child.outcome() is None
 
 
 VALUES = st.recursive(

@@ -1,25 +1,21 @@
 """Reuse of trials that other sweeps have run with the same configuration, code, data, packages and processor."""
 
+from collections.abc import Mapping
+
 from fedsweep.common.errors import UserError, warn
-from fedsweep.results import Store, SweepStore, TrialPlan, TrialStore
+from fedsweep.results import OutcomeName, Store, SweepManifest, SweepStore, TrialPlan, TrialStore
 from fedsweep.results.records import TAKEN_FROM
+from fedsweep.sweep.plan.plan import Plan
+
+FINAL: tuple[OutcomeName, ...] = ("finished", "diverged")
+"""Outcomes that are reused together with the recorded rounds, so that the trial does not run."""
 
 
 class Reuse:
     """The trials that a new sweep can reuse, because they have ended in another sweep in the same results folder."""
 
     def __init__(self, store: Store, sweep: SweepStore) -> None:
-        self.sweep, started = sweep, sweep.manifest()
-        self._found: dict[str, tuple[str, TrialStore]] = {}
-        if started.fresh or started.scheduler == "pbt":  # members of a population continue from each other's states
-            return
-        for other in store.sweeps():
-            manifest = other.manifest()
-            # A trial's key depends on its configuration, data and code. Its metrics also depend on these two.
-            same_processor = manifest.processor == started.processor != ""
-            same_packages = manifest.digests.get("packages") == started.digests.get("packages")
-            if manifest.id != started.id and same_processor and same_packages:
-                self._found |= {key: (manifest.id, other.trial(key)) for key in other.ended()}
+        self.sweep, self._found = sweep, _ended_elsewhere(store, sweep.manifest())
 
     def give(self, plan: TrialPlan, together: bool = False) -> TrialPlan:
         """Reuse a trial of an earlier sweep, if possible.
@@ -37,16 +33,69 @@ class Reuse:
         if plan.key not in self._found or trial.planned:
             return plan
         origin, other = self._found[plan.key]
-        other.remote.pull()
         try:
-            outcome = other.read().outcome
+            outcome = _outcome(other)
         except UserError as error:
             warn(f"a trial of sweep {origin} is not reused but run again: {error}")
             return plan
-        if outcome is None or outcome.outcome == "failed":
+        if outcome is None or outcome == "failed":
             return plan
         marked = plan.model_copy(update={"marks": {**plan.marks, TAKEN_FROM: origin}})
         # An outcome that depends on the other arms is decided anew in this sweep.
-        trial.take(other, ends=() if together else ("finished", "diverged"))
+        trial.take(other, ends=() if together else FINAL)
         trial.plan(marked)
         return marked
+
+
+def all_reusable(plan: Plan, store: Store, started: SweepManifest) -> bool:
+    """Return whether a new sweep reuses all of its trials from other sweeps, so that no trial is left to run.
+
+    The result is always False for sampled searches, populations, and arms that are compared as a whole, because their
+    trials or outcomes are not known before the sweep runs.
+
+    Args:
+        plan: The plan of the new sweep.
+        store: The results folder of the sweeps.
+        started: The manifest of the new sweep.
+    """
+    if plan.sampled is not None or plan.space.scheduler.name == "arms":
+        return False
+    found = _ended_elsewhere(store, started)
+    try:
+        return all(one.key in found and _outcome(found[one.key][1]) in FINAL for one in plan.grid())
+    except UserError:  # `Reuse.give` warns about a damaged trial
+        return False
+
+
+def _ended_elsewhere(store: Store, started: SweepManifest) -> Mapping[str, tuple[str, TrialStore]]:
+    """Return the trials that have ended in other sweeps whose results are comparable.
+
+    Args:
+        store: The results folder of the sweeps.
+        started: The manifest of the sweep that may reuse the trials.
+
+    Returns:
+        The id of the other sweep and the folder of the trial, by the key of the trial.
+    """
+    found: dict[str, tuple[str, TrialStore]] = {}
+    if started.fresh or started.scheduler == "pbt":  # members of a population continue from each other's states
+        return found
+    for other in store.sweeps():
+        manifest = other.manifest()
+        # A trial's key depends on its configuration, data and code. Its metrics also depend on these two.
+        same_processor = manifest.processor == started.processor != ""
+        same_packages = manifest.digests.get("packages") == started.digests.get("packages")
+        if manifest.id != started.id and same_processor and same_packages:
+            found |= {key: (manifest.id, other.trial(key)) for key in other.ended()}
+    return found
+
+
+def _outcome(trial: TrialStore) -> OutcomeName | None:
+    """Return the outcome of a trial in another sweep, or None if the trial has none or its rounds are missing.
+
+    Raises:
+        UserError: A file of the trial is damaged.
+    """
+    trial.remote.pull()
+    outcome = trial.read().outcome
+    return None if outcome is None else outcome.outcome

@@ -10,13 +10,14 @@ from importlib import metadata
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.files import locked
-from fedsweep.results import Outcome, Store, SweepManifest, SweepStore
+from fedsweep.results import Outcome, Store, SweepManifest, SweepStore, TrialRecord
 from fedsweep.results.folders import is_hidden
 from fedsweep.results.remote.mirror import SCRATCH
 from fedsweep.sweep.cluster.cluster import Cluster, processor
 from fedsweep.sweep.cluster.node_requirements import Arrival
 from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.plan.reuse import all_reusable
 from fedsweep.tracking import Destination, check_writable
 from fedsweep.tracking.sweep_description import git_commit
 
@@ -50,6 +51,11 @@ def check_new(plan: Plan, store: Store) -> None:
     check_writable(store.root)
     store.check_writable()
     warm_start.collect(plan, store)
+
+
+def anything_new(plan: Plan, store: Store, fresh: bool = False) -> bool:
+    """Return whether a new sweep may have trials to run, because it cannot reuse all of them from earlier sweeps."""
+    return not all_reusable(plan, store, _manifest(plan, fresh))
 
 
 def new_sweep(plan: Plan, store: Store, fresh: bool = False) -> SweepStore:
@@ -146,7 +152,7 @@ def any_left(sweep: SweepStore) -> bool:
 def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool = False) -> None:
     """Delete incomplete files of a killed session, mark complete trials as finished, and reopen failed trials.
 
-    Finished trials whose recorded rounds are missing are always reopened.
+    Ended trials whose recorded rounds or whose plan is missing are always reopened.
 
     Args:
         sweep: The sweep to resume.
@@ -155,18 +161,44 @@ def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool 
             later samples depend on the failure.
         together: Whether the scheduler compares whole arms. If so, complete trials are not marked here, because their
             arms may have been pruned.
+
+    Raises:
+        UserError: The checkpoint of a trial that continues another trial is missing and cannot be copied again.
     """
     shutil.rmtree(sweep.folder / SCRATCH, ignore_errors=True)
     sweep.remote.clear(SCRATCH)
     for torn in (sweep.folder / "trials").glob("*/.*"):
         if torn.is_file() and not is_hidden(torn.parent):  # a folder such as `.ipynb_checkpoints` is not ours
             torn.unlink()
+    for outcome in (sweep.folder / "trials").glob("*/outcome.json"):
+        if not (trial_folder := sweep.trial(outcome.parent.name)).planned and not is_hidden(outcome.parent):
+            trial_folder.reopen()
     if not together:
         mark_finished(sweep, rounds)
     for trial in sweep.trials():
         failed = trial.outcome is not None and trial.outcome.outcome == "failed"
         if trial.missing or (failed and retry):
             sweep.trial(trial.plan.key).reopen()
+        _restore_start(sweep, trial)
+
+
+def _restore_start(sweep: SweepStore, trial: TrialRecord) -> None:
+    """Copy the checkpoint of the trial that `trial` continues, if the checkpoint of `trial` is missing.
+
+    Raises:
+        UserError: The other trial is no longer at the round from which `trial` continues.
+    """
+    start, store = trial.plan.start, sweep.trial(trial.plan.key)
+    if start is None or store.checkpoint.exists():
+        return
+    try:
+        store.begin_from(sweep.trial(start.key), start.round)
+    except ValueError:
+        raise UserError(
+            f"sweep {sweep.folder.name} cannot be resumed because {store.checkpoint} is missing and trial {start.key}, "
+            f"which this trial continues from round {start.round}, is no longer at this round; restore the file from a "
+            "copy, or start a new sweep."
+        ) from None
 
 
 def mark_finished(sweep: SweepStore, rounds: int) -> None:

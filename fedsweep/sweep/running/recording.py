@@ -75,7 +75,7 @@ class Recording(Callback, Stopper):
         """Write the plan of a trial before Ray starts the trial."""
         with self.writes.catching():
             plan, trial = self.reuse.give(plan), self.sweep.trial(plan.key)
-            if plan.start is not None and not trial.planned:  # the plan is written last
+            if plan.start is not None and not trial.checkpoint.exists():
                 trial.begin_from(self.sweep.trial(plan.start.key), plan.start.round)
             trial.plan(plan)
         self.sync(plan.key)

@@ -122,14 +122,24 @@ def tune(
 
     console = console or Console(quiet=True)
     with ending_signals_interrupt() as received, _prepared(options, console) as ready, contextlib.ExitStack() as held:
-        from fedsweep.sweep.running.open_sweep import any_left, check_new, exclusively, new_sweep, resumed_sweep
+        from fedsweep.sweep.running.open_sweep import (
+            any_left,
+            anything_new,
+            check_new,
+            exclusively,
+            new_sweep,
+            resumed_sweep,
+        )
 
         prepare_environment(ready.cluster)
         with contextlib.ExitStack() as ray:
             # Ray starts before a folder or an MLflow run is created, so that nothing stays open if it does not start.
             if options.resumed is None:
                 check_new(ready.plan, ready.store)
-                ray.enter_context(ray_session(ready.cluster, console))
+                with waiting(console, "Looking for earlier trials"):
+                    trials_to_run = anything_new(ready.plan, ready.store, options.fresh)
+                if trials_to_run:
+                    ray.enter_context(ray_session(ready.cluster, console))
                 sweep = new_sweep(ready.plan, ready.store, options.fresh)
                 held.enter_context(exclusively(sweep))
             else:

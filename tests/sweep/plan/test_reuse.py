@@ -10,7 +10,9 @@ from fedsweep.results import Outcome, OutcomeName, Store, SweepStore, TrialPlan
 from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.records import TAKEN_FROM
-from fedsweep.sweep.plan.reuse import Reuse
+from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.plan.reuse import Reuse, all_reusable
+from tests.sweep.helpers import GRID, SAMPLED, write_space
 from tests.tracking.helpers import MANIFEST
 
 PLAN = TrialPlan(key="k", number=0, arm={"lora.rank": 4}, seed=0, config={})
@@ -31,11 +33,12 @@ def earlier(tmp_path: Path) -> SweepStore:
     return made
 
 
-def end(made: SweepStore, outcome: OutcomeName) -> None:
-    made.trial("k").plan(PLAN)
+def end(made: SweepStore, outcome: OutcomeName, plan: TrialPlan = PLAN) -> None:
+    trial = made.trial(plan.key)
+    trial.plan(plan)
     history = tuple(RoundRecord(round, {"accuracy/mean": round / 7}, 1.0) for round in range(3))
-    save(made.trial("k").checkpoint, Checkpoint(2, ServerState({}, (0,)), history))
-    made.trial("k").end(Outcome(outcome=outcome, round=2))
+    save(trial.checkpoint, Checkpoint(2, ServerState({}, (0,)), history))
+    trial.end(Outcome(outcome=outcome, round=2))
 
 
 @pytest.mark.parametrize("outcome", ["finished", "diverged"])
@@ -84,3 +87,54 @@ def test_failed_trials_are_not_reused_and_planned_trials_not_replaced(earlier: S
     assert mine.trial("k").history() == []
     end(earlier, "failed")
     assert Reuse(Store(tmp_path), sweep(tmp_path, "third")).give(PLAN) == PLAN
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "last_has_rounds", "covered"),
+    [
+        ("finished", "finished", True, True),
+        ("finished", "diverged", True, True),
+        ("finished", "pruned", True, False),
+        ("finished", "failed", True, False),
+        ("finished", None, True, False),
+        ("finished", "finished", False, False),
+    ],
+)
+def test_a_sweep_has_nothing_to_run_only_if_all_of_its_trials_have_ended_elsewhere(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first: OutcomeName,
+    second: OutcomeName | None,
+    last_has_rounds: bool,
+    covered: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_space(tmp_path, "tiny", {**GRID, "seeds": [0]})
+    plan, started = Plan.read("tiny", {}, {}), MANIFEST.model_copy(update={"id": "new", **ALIKE})
+    assert not all_reusable(plan, Store(tmp_path), started)
+    one, two = plan.grid()
+    made = sweep(tmp_path, "earlier")
+    end(made, first, one)
+    if second is not None:
+        end(made, second, two)
+    if not last_has_rounds:
+        made.trial(two.key).checkpoint.unlink()
+    assert all_reusable(plan, Store(tmp_path), started) == covered
+    assert not all_reusable(plan, Store(tmp_path), started.model_copy(update={"fresh": True}))
+    halving = {**GRID, "seeds": [0], "scheduler": {"name": "arms"}}
+    for name, space in {"halving": halving, "sampled": SAMPLED}.items():
+        write_space(tmp_path, name, space)
+        assert not all_reusable(Plan.read(name, {}, {}), Store(tmp_path), started)
+
+
+def test_a_damaged_trial_is_left_to_run_without_a_second_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_space(tmp_path, "tiny", {**GRID, "seeds": [0], "space": {"lora.rank": {"grid": [4]}}})
+    plan = Plan.read("tiny", {}, {})
+    made = sweep(tmp_path, "earlier")
+    end(made, "finished", plan.grid()[0])
+    (made.trial(plan.grid()[0].key).folder / "outcome.json").write_text("{")
+    assert not all_reusable(plan, Store(tmp_path), MANIFEST.model_copy(update={"id": "new", **ALIKE}))
+    assert capsys.readouterr().err == ""

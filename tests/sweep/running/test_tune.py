@@ -1,12 +1,14 @@
 """The Python function `tune`, from the YAML file to the report, with trials that run in this process."""
 
 import contextlib
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.files import LockedError, locked
@@ -106,6 +108,28 @@ def test_nothing_is_opened_if_ray_does_not_start(
     assert not list((tmp_path / "mlruns").rglob("sweep.json"))
     assert sorted((tmp_path / "mlruns").iterdir()) == before
     assert in_process == []
+
+
+def test_a_sweep_whose_trials_are_all_reused_ends_without_ray(
+    in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions: list[str] = []
+
+    def session(*_: object) -> contextlib.AbstractContextManager[None]:
+        sessions.append("started")
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(ray_session, "ray_session", session)
+    single = {"space": {"lora.rank": {"grid": [4]}}, "seeds": [0]}
+    few = {**SMALL, "data.test_fraction": 0.05, "federation.depths": [3, 2], "federation.rounds": 1}
+    write_space(tmp_path, "one", {**GRID, **single, "fixed": few})
+    first = tune(TuneOptions("one"))
+    said = io.StringIO()
+    second = tune(TuneOptions("one"), Console(file=said, width=200))
+    assert (first.status, second.status, len(sessions), len(in_process)) == (0, 0, 1, 1)
+    assert second.folder != first.folder
+    assert (second.folder / "report/table.csv").read_text() == (first.folder / "report/table.csv").read_text()
+    assert "1 of 1 trials is reused from earlier sweeps; add `--fresh` to run all trials again." in said.getvalue()
 
 
 def test_options_that_contradict_each_other_are_rejected() -> None:
