@@ -1,6 +1,5 @@
 """The head of the page and of the Markdown table: what was run, on which data, with which code, and for how long."""
 
-import re
 from dataclasses import replace
 from typing import Any
 
