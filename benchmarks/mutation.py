@@ -46,7 +46,7 @@ IMPORTED = (
     "safetensors.torch timm peft transformers.models.clip pyarrow.parquet grimp hypothesis pytest"
 )
 """Modules that are imported once, before the first process is forked."""
-CPU_SECONDS, WALL_SECONDS = 240, 1200
+CPU_SECONDS, WALL_SECONDS = 480, 2400
 IMPORTED_EARLY = "ignore::pytest.PytestAssertRewriteWarning"
 OPTIONS = ("-x", "-q", "-n0", "-p", "no:cacheprovider", "--tb=no", "--no-header", "-W", IMPORTED_EARLY)
 Result = dict[str, Any]

@@ -13,7 +13,7 @@ WITHOUT_NUMBERS = {"progress.py", "process_usage.py", "errors.py"}
 WHOLE_RUNS = ("tests/federation", "tests/conformance")
 DEFAULTS = "tests/test_docs.py::test_the_reference_is_up_to_date"
 """The test that compares the default values of all hyperparameters with the documentation."""
-FILES = 12
+FILES = 24
 """Largest number of test files that run for one mutant."""
 
 

@@ -6,7 +6,7 @@ from sklearn.datasets import load_digits
 
 from fedsweep.common.errors import UserError
 from fedsweep.data.data_config import load
-from fedsweep.data.digits import STYLES, DigitsData, enlarge, read_scans, stripes, thicken, to_uint8
+from fedsweep.data.digits import STYLES, DigitsData, enlarge, read_scans, rotate, stripes, thicken, to_uint8
 from fedsweep.types import FederatedData
 
 
@@ -133,6 +133,17 @@ def test_enlarged_glyphs_keep_a_margin_and_their_range():
 def test_pixels_are_rounded_and_clamped():
     grey = torch.tensor([-1.0, 0.0, 0.4 / 255, 0.6 / 255, 1.0, 2.0]).view(1, 1, 1, 6)
     assert to_uint8(grey)[0, :, 0].tolist() == [[0, 0, 0, 1, 255, 255]] * 3
+
+
+def test_images_are_turned_enlarged_and_shifted():
+    images = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    turned = rotate(images, torch.tensor([90.0, 180.0]))
+    expected = torch.stack([torch.rot90(images[0], 1, (1, 2)), torch.rot90(images[1], 2, (1, 2))])
+    torch.testing.assert_close(turned, expected, atol=1e-5, rtol=0)
+    ones, straight = torch.ones(1, 1, 8, 8), torch.zeros(1)
+    assert rotate(ones, straight, scale=torch.tensor([0.5])).sum() == pytest.approx(16, abs=1e-4)
+    shifted = rotate(images[:1], straight, shift=torch.tensor([[0.5, 0.0]]))
+    torch.testing.assert_close(shifted[..., :6], images[:1, ..., 2:])
 
 
 def test_thickened_strokes_cover_the_original_strokes():

@@ -124,6 +124,13 @@ def test_scores_are_cosines_with_the_classes_prototypes(make):
     assert [score == 0 for score in expected] == [label == 3 for label in wanted]
 
 
+def test_mean_and_spread_of_the_scores_are_reported(base):
+    _, (_, first, *_), _ = base
+    scores = [score.double().numpy() for score in first.state.quality.values()]  # one client per domain
+    assert first.metrics[fedag.QUALITY] == pytest.approx(np.mean([score.mean() for score in scores]))
+    assert first.metrics[fedag.SPREAD] == pytest.approx(np.mean([score.std() for score in scores]))
+
+
 def test_no_score_is_below_zero(make, monkeypatch):
     small = make()
     images = small.clients[0].train.select(torch.arange(6))

@@ -234,6 +234,15 @@ def test_a_step_descends_the_mixtures_cross_entropy(make):
         torch.testing.assert_close(sent[name], expected, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("global_rounds", "rounds", "stages"),
+    [(0, 3, ["stage 2"]), (1, 3, ["stage 1", "stage 2"]), (3, 3, ["stage 1"]), (4, 3, ["stage 1"])],
+)
+def test_stages_that_take_place_are_counted(make, global_rounds, rounds, stages):
+    small = make(global_rounds=global_rounds)
+    assert [*small.method.stage_states(next(iter(federate(small))).state, rounds)] == stages
+
+
 def test_sal_activates_one_block_at_a_time_and_remembers_the_queue(make):
     small = make({"federation.rounds": 4, "local.steps": 1}, sal={"queue": 2, "threshold": 2.0})
     rounds = list(federate(small))

@@ -8,14 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sklearn.manifold import TSNE
 from sklearn.metrics import silhouette_score
 
 from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import derived_seed
 from fedsweep.federation.build_and_run import check_content, run, run_resumably
 from fedsweep.federation.rounds import federate
 from fedsweep.results import TrialPlan, TrialStore
 from fedsweep.results.checkpoint import load, save
 from fedsweep.results.tsne_files import COLOURS, FILES, Embedding, Look, Point, palette
+from fedsweep.training import tsne
 from fedsweep.training.tsne import draw, embed, features
 from fedsweep.types import Domain, ImageSet
 
@@ -106,6 +109,13 @@ def test_features_are_the_heads_inputs_after_the_blocks_of_the_state(federation,
     with torch.no_grad():
         logits = torch.cat([small.model(part.take(torch.arange(len(part)))[0], held) for part in sample.values()])
         torch.testing.assert_close(small.model.backbone.head(torch.from_numpy(at_once)), logits)
+
+
+def test_positions_are_those_of_scikit_learn_with_a_third_of_few_images_as_perplexity():
+    found = np.random.default_rng(0).normal(size=(31, 5)).astype(np.float32)
+    state = derived_seed(0, "tsne", "start") % 2**32
+    plane, _ = tsne._plane(found, np.arange(31) % 3, 0)
+    assert (plane == TSNE(2, init="pca", perplexity=10, random_state=state).fit_transform(found)).all()
 
 
 def test_points_carry_their_class_domain_and_silhouette(federation):
