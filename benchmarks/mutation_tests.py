@@ -13,6 +13,8 @@ WITHOUT_NUMBERS = {"progress.py", "process_usage.py", "errors.py"}
 WHOLE_RUNS = ("tests/federation", "tests/conformance")
 DEFAULTS = "tests/test_docs.py::test_the_reference_is_up_to_date"
 """The test that compares the default values of all hyperparameters with the documentation."""
+REFUSALS = "tests/common/test_config.py"
+"""The tests of the error messages about invalid hyperparameters, which are tested together for all modules."""
 FILES = 24
 """Largest number of test files that run for one mutant."""
 
@@ -33,11 +35,13 @@ def name_of(path: Path) -> str:
 def tests_of(module: Path) -> list[str]:
     """Return the test files that reach a module by their imports, the closest first.
 
-    The tests of the same room that are named after the module or its folder come first. Its other tests, the
-    tests of whole runs, and all other tests that import the module directly follow. The last test is `DEFAULTS`, if
-    the module may define hyperparameters.
+    The tests of the same room that are named after the module or its folder come first. The room's other tests that
+    import the module or its package, the tests of whole runs, and all other tests that import the module directly
+    follow. The last tests are those in `REFUSALS` if the module may reject values, and `DEFAULTS` if the module may
+    define hyperparameters.
     """
     name, tests = name_of(module), ROOT / "tests"
+    package = name.rpartition(".")[0]
     room = module.relative_to(ROOT / "fedsweep").parts[0]
     own = {module.stem, *module.relative_to(ROOT / "fedsweep").parts[1:-1]}
 
@@ -46,7 +50,8 @@ def tests_of(module: Path) -> list[str]:
         direct, reached = _imported(file)
         if any(file.stem.startswith(f"test_{one}") for one in own):
             return 0 if file.parent.name == room else 1
-        if file.parent.name == room and name in direct:
+        beside = package.count(".") > 1 and any(f"{one}.".startswith(f"{package}.") for one in direct)
+        if file.parent.name == room and (name in direct or beside):
             return 1
         if place.startswith(WHOLE_RUNS):
             return 2 if "whole_runs" in place else 3
@@ -55,8 +60,11 @@ def tests_of(module: Path) -> list[str]:
         return 5 if file.parent.name == room and name in reached else None
 
     ranked = [(rank, file) for file in tests.rglob("test_*.py") if (rank := distance(file)) is not None]
-    defaults = [DEFAULTS] if "Field(" in module.read_text() or "(Config)" in module.read_text() else []
-    return [*(file.relative_to(ROOT).as_posix() for _, file in sorted(ranked)[:FILES]), *defaults]
+    text = module.read_text()
+    refusals = [REFUSALS] if "Error(" in text else []
+    defaults = [DEFAULTS] if "Field(" in text or "(Config)" in text else []
+    files = [file.relative_to(ROOT).as_posix() for _, file in sorted(ranked)[:FILES]]
+    return [*dict.fromkeys([*files, *refusals, *defaults])]
 
 
 @cache
