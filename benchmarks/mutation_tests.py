@@ -48,7 +48,7 @@ def tests_of(module: Path) -> list[str]:
     def distance(file: Path) -> int | None:
         place = file.relative_to(ROOT).as_posix()
         direct, reached = _imported(file)
-        if any(file.stem.startswith(f"test_{one}") for one in own):
+        if any(file.stem.startswith(f"test_{one}") or f"test_{one}".startswith(file.stem) for one in own):
             return 0 if file.parent.name == room else 1
         beside = package.count(".") > 1 and any(f"{one}.".startswith(f"{package}.") for one in direct)
         if file.parent.name == room and (name in direct or beside):

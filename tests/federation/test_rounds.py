@@ -214,3 +214,9 @@ def test_the_relative_norm_is_that_of_the_servers_state_in_every_round(federatio
     for result in rounds:
         small.model.load_adapter(result.state.adapter)
         assert relative_norm(small.model, result.state.layers) == result.metrics["lora/relative_norm"]
+
+
+@pytest.mark.parametrize(("rule", "identities"), [("factors", 1), ("freeze_a", 2)])
+def test_runs_with_different_seeds_share_a_frozen_part_unless_it_is_drawn(federation, rule, identities):
+    runs = [federation({"aggregation.lora": rule, "seed": seed}) for seed in (0, 1)]
+    assert len({one.trainer.reader.identity for one in runs}) == identities
