@@ -180,7 +180,15 @@ def kill(process: subprocess.Popen[str]) -> None:
 def workers_of(driver: int) -> list[psutil.Process]:
     """Return the processes that run trials of the driver with process id `driver`, found by their names."""
     found = psutil.Process(driver).children(recursive=True)
-    return [one for one in found if one.cmdline() and one.cmdline()[0].startswith("ray::ImplicitFunc")]
+    return [one for one in found if "".join(_command(one)[:1]).startswith("ray::ImplicitFunc")]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    """Return the command of a process, or an empty list if the process has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def newest(folder: Path, name: str) -> SweepStore:
