@@ -8,9 +8,9 @@ already imported torch, but not fedsweep. The process compiles the changed modul
 closest to the module until the first failure. A mutant dies from a failed test, an error or the limit on CPU time. A
 failure counts only if all tests of the same file pass without the change.
 
-Results are stored after each mutant. A later run skips recorded mutants, and forgets mutants that are no longer drawn,
-because the code has changed. In the results, `reason` is written by
-hand: the reason that no test can notice a surviving mutant.
+Results are stored after each mutant. A later run skips recorded mutants. If the code has changed, mutants that no
+longer exist are replaced by newly drawn mutants. To judge survivors again, for example after writing a test, use
+`--survivors`. In the results, `reason` is written by hand: the reason that no test can notice a surviving mutant.
 """
 
 import os
@@ -30,6 +30,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,9 @@ CPU_SECONDS, WALL_SECONDS = 480, 2400
 IMPORTED_EARLY = "ignore::pytest.PytestAssertRewriteWarning"
 OPTIONS = ("-x", "-q", "-n0", "-p", "no:cacheprovider", "--tb=no", "--no-header", "-W", IMPORTED_EARLY)
 Result = dict[str, Any]
+Identity = tuple[str, str, str, str, int]
+NAMES = ("path", "kind", "before", "after", "nth")
+"""The names of the entries of an identity in the results."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,9 @@ class Mutant:
 
     path: Path
     number: int
-
-    def describe(self) -> Result:
-        """Return the entries of the results that identify the mutant."""
-        site = sites(ast.parse(self.path.read_text()))[self.number]
-        path = self.path.relative_to(ROOT).as_posix()
-        return {"path": path, "line": site.line, "kind": site.kind, "before": site.before, "after": site.after}
+    line: int
+    identity: Identity
+    """Path, kind, code before and after, and the place among all changes of the module that are equal in these."""
 
     def compile(self) -> CodeType:
         """Return the compiled code of the changed module."""
@@ -163,13 +164,34 @@ def judge(mutant: Mutant, baseline: dict[str, str]) -> Result:
     else:
         verdict = "survived" if outcome == "passed" else "killed"
     seconds = round(time.monotonic() - start, 1)
-    return {**mutant.describe(), "verdict": verdict, "by": outcome, "test": test, "seconds": seconds, "reason": ""}
+    found = {"verdict": verdict, "by": outcome, "test": test, "seconds": seconds, "reason": ""}
+    return {**dict(zip(NAMES, mutant.identity, strict=True)), "line": mutant.line, **found}
 
 
-def draw(count: int, seed: int) -> list[Mutant]:
-    """Return mutants that are drawn with equal probability from all places of all modules."""
-    places = [Mutant(path, number) for path in modules() for number in range(len(sites(ast.parse(path.read_text()))))]
-    return random.Random(seed).sample(places, count)  # noqa: S311, no secret is drawn
+def all_mutants() -> dict[Identity, Mutant]:
+    """Return the mutants of all places of all modules, by identity."""
+    found: dict[Identity, Mutant] = {}
+    for path in modules():
+        seen: Counter[tuple[str, str, str, str]] = Counter()
+        for number, site in enumerate(sites(ast.parse(path.read_text()))):
+            what = (path.relative_to(ROOT).as_posix(), site.kind, site.before, site.after)
+            identity = (*what, seen[what])
+            found[identity] = Mutant(path, number, site.line, identity)
+            seen[what] += 1
+    return found
+
+
+def draw(known: Sequence[Identity], among: Sequence[Identity], count: int, seed: int) -> list[Identity]:
+    """Return `count` mutants: those that were drawn before and still exist, and others with equal probability."""
+    kept = [one for one in known if one in {*among}][:count]
+    rest = [one for one in among if one not in {*kept}]
+    return [*kept, *random.Random(seed).sample(rest, count - len(kept))]  # noqa: S311, no secret is drawn
+
+
+def identity_of(result: Result) -> Identity:
+    """Return the identity of a recorded mutant."""
+    path, kind, before, after, nth = (result[name] for name in NAMES)
+    return path, kind, before, after, nth
 
 
 def summary(results: list[Result], places: int) -> str:
@@ -209,29 +231,31 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200, help="number of mutants to draw")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--slice", default=":", metavar="A:B", help="judge only these mutants of the draw")
+    parser.add_argument("--survivors", action="store_true", help="judge recorded survivors without a reason again")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no mutant after this time")
     args = parser.parse_args()
     first, last = (int(one) if one else None for one in args.slice.split(":"))
     end, console = time.monotonic() + 60 * args.minutes, Console()
-    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"baseline": {}, "mutants": []}
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"drawn": [], "baseline": {}, "mutants": []}
     os.chdir(ROOT)
     sys.path[0] = str(ROOT)
     for name in IMPORTED.split():
         importlib.import_module(name)
-    places = sum(len(sites(ast.parse(path.read_text()))) for path in modules())
-    drawn = [(mutant, mutant.describe()) for mutant in draw(args.count, args.seed)]
-    known["mutants"] = [
-        one for one in known["mutants"] if any(identity.items() <= one.items() for _, identity in drawn)
-    ]
-    for mutant, identity in drawn[first:last]:
+    mutants = all_mutants()
+    drawn = draw([(*one,) for one in known["drawn"]], [*mutants], args.count, args.seed)
+    recorded = {identity: one for one in known["mutants"] if (identity := identity_of(one)) in {*drawn}}
+    if args.survivors:
+        recorded = {key: one for key, one in recorded.items() if one["verdict"] != "survived" or one["reason"]}
+    for identity in drawn[first:last]:
         if time.monotonic() > end:
             break
-        if not any(identity.items() <= one.items() for one in known["mutants"]):
-            known["mutants"].append(judge(mutant, known["baseline"]))
+        if identity not in recorded:
+            recorded[identity] = one = judge(mutants[identity], known["baseline"])
+            console.print(*(one[key] for key in ("path", "line", "kind", "verdict", "by", "test", "seconds")))
+        recorded[identity]["line"] = mutants[identity].line
+        known |= {"drawn": drawn, "mutants": [recorded[one] for one in drawn if one in recorded]}
         RESULTS.write_text(json.dumps(known, indent=1) + "\n")
-        RESULTS.with_suffix(".md").write_text(summary(known["mutants"], places))
-        last_one = known["mutants"][-1]
-        console.print(*(last_one[key] for key in ("path", "line", "kind", "verdict", "by", "test", "seconds")))
+        RESULTS.with_suffix(".md").write_text(summary(known["mutants"], len(mutants)))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def tests_of(module: Path) -> list[str]:
             return 1
         if place.startswith(WHOLE_RUNS):
             return 2 if "whole_runs" in place else 3
-        if name in direct:
+        if name in direct or beside:
             return 4
         return 5 if file.parent.name == room and name in reached else None
 

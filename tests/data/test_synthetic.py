@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from PIL import Image
 
 from fedsweep.common.errors import UserError
+from fedsweep.data.data_config import SyntheticConfig
 from fedsweep.data.prepared.card import read_card, store_folder
 from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.data.synthetic import surrogate
@@ -16,6 +18,7 @@ from fedsweep.data.synthetic.generated import Folder, NoSynthetic
 from fedsweep.data.synthetic.surrogate import Surrogate
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
+from fedsweep.results.records import STAND_INS
 from fedsweep.types import Domain, FederatedData, ImageSet
 
 SIZE = 8
@@ -257,3 +260,9 @@ def test_pixels_are_clipped_to_black_and_white():
     values = flat([0, 255, 0, 255, 128, 128], [0, 0, 1, 1, 2, 2])
     pixels, labels = whole(Surrogate(share=2).make(data(), {"photo": values, "sketch": values}, seed=0)["photo"])
     assert {int(pixels[labels == 0].min()), int(pixels[labels == 0].max())} == {0, 255}
+
+
+def test_every_source_of_replacement_images_has_a_description():
+    sources = get_args(get_args(SyntheticConfig)[0])
+    assert len(sources) >= 3
+    assert {one.model_fields["name"].default for one in sources if one.stands_in} == {*STAND_INS}

@@ -1,8 +1,10 @@
 """Backbones of timm that are built from configurations, with their shapes, initial values and normalisation."""
 
 import math
+from operator import attrgetter
 
 import pytest
+import timm
 import torch
 
 from fedsweep.common.errors import UserError
@@ -29,6 +31,20 @@ def test_depth_and_width_are_found_without_memory_and_cached():
     assert outline.cache_info().misses == 1
     with torch.device("meta"):
         assert {one.device.type for one in Architecture("vit_base_patch14_dinov2").build().parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("model", ["vit_tiny_patch16_224", "mixer_s16_224"])
+def test_a_recipe_builds_the_same_network_with_timm_alone(model):
+    shape = Architecture(model, img_size=16, patch_size=4, embed_dim=48, num_blocks=3)
+    recipe = shape.recipe(5, fetched=False)
+    assert recipe.fetched is False
+    names = [recipe.model] if recipe.model else []
+    with torch.device("meta"):
+        made = attrgetter(recipe.call.removeprefix("timm."))(timm)(*names, **recipe.arguments)
+        own = shape.build()
+    sizes = [{name: tuple(one.shape) for name, one in network.named_parameters()} for network in (made, own)]
+    assert sizes[0] | {name: sizes[1][name] for name in ("head.weight", "head.bias")} == sizes[1]
+    assert sizes[0]["head.weight"] == (5, 48)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,9 @@ import csv
 import io
 import re
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 
-from fedsweep.data.data_config import SyntheticConfig
 from fedsweep.report.formats import data_frame
 from fedsweep.results import TrialPlan
 from fedsweep.results.records import STAND_INS, SYNTHETIC
@@ -23,12 +21,6 @@ def marked(trials, sources):
         for seed in range(2):
             trials.add(rank, seed, [0.2, 0.5 + seed / 100], marks={SYNTHETIC: source} if source else {})
     return trials
-
-
-def test_every_source_of_replacement_images_has_a_description():
-    sources = get_args(get_args(SyntheticConfig)[0])
-    assert len(sources) >= 3
-    assert {one.model_fields["name"].default for one in sources if one.stands_in} == {*STAND_INS}
 
 
 @pytest.mark.parametrize(
