@@ -125,6 +125,8 @@ class Destination:
 
         for noisy in ("alembic", "mlflow"):  # after the import, which sets their levels
             logging.getLogger(noisy).setLevel(logging.WARNING)
+        # It logs a traceback of every error of a database, and raises the error, which fedsweep reports in a sentence.
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         with self.lock():
             if self.artifacts is not None:
                 relocate(self.artifacts.parent)

@@ -158,7 +158,8 @@ def error_sentence(destination: Destination, error: Exception) -> str:
     """Return an error message that states why a server or a local database cannot be used."""
     whole = one_line(error)
     if not destination.server:
-        return f"MLflow's database {destination.uri.removeprefix('sqlite:///')} cannot be used: {_short(whole)}."
+        cause = re.sub(r"\(sqlite3\.\w+\) |\[SQL: .*", "", whole)
+        return f"MLflow's database {destination.uri.removeprefix('sqlite:///')} cannot be used: {_short(cause)}."
     status = getattr(error, "get_http_status_code", lambda: None)()
     if status in (401, 403):
         answer = re.search(r"Response body: '(.*)'", whole)

@@ -171,7 +171,17 @@ def test_an_unusable_server_is_an_error_before_anything_is_written(refused: Refu
     assert refused("tune", "x", "--mlflow", "mlflow").startswith("`--mlflow` must be the URL of an MLflow server")
 
 
-@pytest.mark.parametrize(("error", "told"), [("no.", "no."), ("long " * 40, f"{'long ' * 32}[...].")])
-def test_a_long_reason_is_cut_with_an_ellipsis(tmp_path: Path, error: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("no.", "no."),
+        ("long " * 40, f"{'long ' * 32}[...]."),
+        (
+            "(sqlite3.OperationalError) disk I/O error [SQL: SELECT 1 FROM runs] (Background on this error)",
+            "disk I/O error.",
+        ),
+    ],
+)
+def test_a_reason_is_short_and_contains_no_query(tmp_path: Path, error: str, told: str) -> None:
     sentence = error_sentence(Destination.of(tmp_path), OSError(error))
     assert sentence == f"MLflow's database {tmp_path / 'mlflow.db'} cannot be used: {told}"
