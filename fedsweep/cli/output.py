@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections import Counter
@@ -199,6 +200,12 @@ def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
     return True
 
 
+def _cause(reason: str) -> str:
+    """Return the message of the last error of a traceback, without the SQL of a database; empty without an error."""
+    found = re.findall(r"(?m)^[\w.]*(?:Error|Exception): (.+)$", reason)
+    return re.sub(r"\(sqlite3\.\w+\) |\[SQL: .*", "", found[-1]).strip().rstrip(".") if found else ""
+
+
 def _incomplete(runs: Sized) -> str:
     return f"{len(runs)} {'run is' if len(runs) == 1 else 'runs are'} incomplete in MLflow"
 
@@ -209,7 +216,8 @@ def show_undelivered(console: Console, recorder: Recorder, page_command: str) ->
     The warning contains the reason and the command that copies the missing results to MLflow.
     """
     if missing := recorder.unsynced:
-        why = recorder.outage or "MLflow rejected them."
+        cause = next(filter(None, map(_cause, missing.values())), "")
+        why = recorder.outage or f"MLflow rejected them{f' ({cause})' if cause else ''}."
         console.print(
             f"{_incomplete(missing)}: {why} The results folder has everything; run "
             f"`{page_command} --deliver` to copy it to MLflow.",
@@ -227,6 +235,6 @@ def show_delivery(console: Console, store: Store, destination: Destination) -> N
 
     with delivering(console) as tell:
         for what, missing in deliver_all(store, destination, tell):
-            reason = "".join(next(iter(missing.values()), "").strip().splitlines()[-1:])
-            outcome = f"{_incomplete(missing)}: {reason}" if missing else "complete in MLflow"
+            reason = next(iter(missing.values()), "")
+            outcome = f"{_incomplete(missing)}: {_cause(reason) or reason}" if missing else "complete in MLflow"
             console.print(f"{what}: {outcome}")

@@ -55,6 +55,20 @@ def test_a_warning_counts_the_runs_that_are_incomplete_in_mlflow(count: int, sai
     )
 
 
+def test_the_reason_of_a_rejection_is_the_last_error_without_its_query() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    trace = (
+        "Traceback (most recent call last):\nsqlite3.OperationalError: attempt to write a readonly database\n"
+        "mlflow.exceptions.MlflowException: (sqlite3.OperationalError) attempt to write a readonly database\n"
+        "[SQL: INSERT INTO tags]\n(Background on this error at: a page)\n"
+    )
+    recorder = SimpleNamespace(unsynced={"a": "not written yet", "b": trace}, outage=None)
+    terminal.show_undelivered(console, recorder, "fedsweep ui")  # type: ignore[arg-type]
+    assert console.file.getvalue().startswith(  # type: ignore[attr-defined]
+        "2 runs are incomplete in MLflow: MLflow rejected them (attempt to write a readonly database). The results"
+    )
+
+
 def shown(
     folder: Path, monkeypatch: pytest.MonkeyPatch, trials: list[TrialRecord], lost: str = ""
 ) -> tuple[int, list[str]]:
