@@ -43,8 +43,10 @@ def test_failed_trials_are_repeated_but_diverged_trials_are_not(
     write_space(tmp_path, "tiny", GRID)
     sweep = SweepStore(tmp_path / "sweep")
     plans = Plan.read("tiny", {}, {}).grid()
+    history = tuple(RoundRecord(round, {"accuracy/mean": 0.5}, 1.0) for round in range(2))
     for plan, outcome in zip(plans, ("failed", "diverged", "pruned"), strict=False):
         sweep.trial(plan.key).plan(plan)
+        save(sweep.trial(plan.key).checkpoint, Checkpoint(1, ServerState({}, (0,)), history))
         sweep.trial(plan.key).end(Outcome(outcome=outcome, round=1))  # type: ignore[arg-type]
     torn = sweep.trial(plans[0].key).folder / ".checkpoint.safetensors.abc"
     torn.write_text("half")
