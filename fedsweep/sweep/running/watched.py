@@ -62,18 +62,9 @@ class Stop:
         """True if the main thread no longer waits for Ray Tune, whose thread then must not write anything."""
 
     def check(self) -> None:
-        """Raise StoppedError if the main thread has asked to stop; do not return if Ray has lost a process.
-
-        A signal to all processes also ends Ray's processes. Ray would then end this process at Ray Tune's next call,
-        before the main thread has printed the table.
-        """
-        if not (self.asked or self.abandoned):
-            return
-        if not self.abandoned:
-            time.sleep(SIGNAL_SECONDS)
-        if lost_process():
-            threading.Event().wait()  # in a daemon thread, for which the main thread does not wait
-        raise StoppedError
+        """Raise StoppedError if the main thread has asked to stop."""
+        if self.asked or self.abandoned:
+            raise StoppedError
 
     def check_abandoned(self) -> None:
         """Raise StoppedError if the main thread no longer waits, or if Ray has lost a process."""

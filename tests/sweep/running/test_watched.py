@@ -60,24 +60,6 @@ def test_the_first_interrupt_ends_the_loop_with_a_message(interrupts: Callable[[
     assert not stop.abandoned
 
 
-def test_a_signal_that_also_ends_ray_stops_ray_tune_from_any_further_call(
-    interrupts: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stop, ended = Stop(), list[str]()
-    monkeypatch.setattr(watched, "SIGNAL_SECONDS", 0.01)
-    monkeypatch.setattr(watched, "lost_process", lambda: "the raylet")
-
-    def body() -> None:
-        try:
-            loop(stop)
-        finally:
-            ended.append("Ray Tune cleans up")
-
-    run_watched(body, stop, lambda: "the raylet" if stop.asked else interrupts(), lambda: None)
-    assert stop.abandoned
-    assert ended == []
-
-
 @pytest.mark.parametrize("during_announce", [False, True])
 def test_the_second_interrupt_does_not_wait_for_a_blocked_call(
     interrupts: Callable[[], str], during_announce: bool
