@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from fedsweep.report.arm_statistics import ArmStatistics, recorded
+from fedsweep.report.arm_statistics import MEAN_ACCURACY, ArmStatistics, recorded
 from fedsweep.report.intervals_and_power import LEVEL
 from fedsweep.results import SweepManifest
 
@@ -15,6 +15,7 @@ UNTRAINED = (
     "The backbone is untrained (`backbone.pretrained` is none): train one with `fedsweep pretrain`, or set "
     "`backbone.pretrained` to pre-trained weights."
 )
+FEWEST = 3  # seeds for a t-test; with two seeds, it detects hardly anything
 TRAINED = "Check the labels, the learning rate and the number of rounds."
 
 
@@ -34,7 +35,7 @@ def about_untuned_model(manifest: SweepManifest, arms: Sequence[ArmStatistics]) 
     """Return a sentence that warns if no arm is above chance, or if no arm is better than the untuned model of round 0.
 
     The list is empty if an arm is better than both, if the objective is not recorded in round 0, or if no trial has
-    finished. If the objective is not an accuracy, chance is unknown.
+    finished. Chance is known only for the objective accuracy/mean.
     """
     sign = 1 if manifest.mode == "max" else -1
     finished = [trials for one in arms if (trials := [*one.arm.finished(manifest.metric).values()])]
@@ -43,7 +44,7 @@ def about_untuned_model(manifest: SweepManifest, arms: Sequence[ArmStatistics]) 
         return []
     ends = [[Ends(sign * value[0], sign * value[max(value)]) for value in trials] for trials in values]
     plans = [trial.plan for trials in finished for trial in trials]
-    accuracy = manifest.metric.startswith("accuracy/")
+    accuracy = manifest.metric == MEAN_ACCURACY and manifest.mode == "max"  # chance is known only for this metric
     images = min(plan.images.get("test", 0) for plan in plans) if accuracy else 0
     chance = min((plan.chance for plan in plans if plan.chance is not None), default=None) if accuracy else None
     advice = UNTRAINED if any(_untrained(one) for one in arms) else TRAINED
@@ -80,7 +81,7 @@ def better_than_untuned(arms: Sequence[Sequence[Ends]], images: int) -> bool:
 
     An arm must pass two one-sided tests, both with Bonferroni's correction for the number of arms:
 
-    - a t-test of the gains of its seeds, with the variance within all arms. Sweeps with one seed skip this test.
+    - a t-test of the gains of its seeds. With fewer than `FEWEST` seeds, each seed must gain instead.
     - a sign test (McNemar's test) of the test images on which the two models differ. These images are not recorded. The
       most favourable case is assumed, in which the tuned model is right on all of them.
 
@@ -90,11 +91,15 @@ def better_than_untuned(arms: Sequence[Sequence[Ends]], images: int) -> bool:
     """
     deviations = _deviations(len(arms))
     least = deviations**2 / images if images else 0.0
-    freedom = sum(len(arm) - 1 for arm in arms)
-    gains = [[one.gain for one in arm] for arm in arms]
-    variance = sum(float(np.var(arm)) * len(arm) for arm in gains) / freedom if freedom else 0.0
-    bound = float(stats.t.isf(LEVEL / len(arms), freedom)) if freedom else 0.0
-    return any(float(np.mean(arm)) > max(least, bound * math.sqrt(variance / len(arm))) for arm in gains)
+    for arm in ([one.gain for one in arm] for arm in arms):
+        margin = 0.0
+        if min(arm) <= 0 and len(arm) < FEWEST:
+            continue
+        if (seeds := len(arm)) >= FEWEST:
+            margin = float(stats.t.isf(LEVEL / len(arms), seeds - 1)) * float(np.std(arm, ddof=1)) / math.sqrt(seeds)
+        if float(np.mean(arm)) > max(least, margin):
+            return True
+    return False
 
 
 def _deviations(arms: int) -> float:

@@ -103,6 +103,20 @@ def test_more_test_images_make_a_small_distance_to_chance_clear():
     assert above_chance(near, 0.1, images=3000)
 
 
+def test_an_arm_that_varies_much_hides_no_other_arm_and_does_not_count_itself():
+    steady, wild = [0.06, 0.07, 0.065], [-0.5, 0.1, -0.3]
+    assert better_than_untuned(ends([steady, wild]), images=0)
+    assert not better_than_untuned(ends([[0.0, 0.001, -0.001], [0.1, -0.02, 0.05]]), images=0)
+
+
+@pytest.mark.parametrize("metric", ["accuracy/domain_spread", "accuracy/clients/mean"])
+def test_chance_is_known_only_for_the_mean_accuracy(manifest, trials, metric):
+    for seed, end in enumerate((0.03, 0.02, 0.025)):
+        trials.add(8, seed, [0.3, end], metric=metric)
+    planned(trials, images={"test": 200}, chance=0.1)
+    assert "chance" not in " ".join(tabulate(manifest(metric=metric, mode="min"), trials).findings())
+
+
 @pytest.mark.parametrize("deviation", [0.003, 0.03])
 @pytest.mark.parametrize("arms", [1, 10])
 def test_random_gains_seldom_count(deviation, arms):
