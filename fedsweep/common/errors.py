@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import re
 import sys
 from collections.abc import Iterable
 
@@ -53,3 +54,8 @@ def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 class DivergenceError(RuntimeError):
     """The error raised if training diverges, that is, if a loss or a trained tensor becomes NaN or infinite."""
+
+
+def without_query(message: str) -> str:
+    """Return the error message of a local database without the name of its driver and without the SQL query."""
+    return re.sub(r"\(sqlite3\.\w+\) |\[SQL: .*", "", message)

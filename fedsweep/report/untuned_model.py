@@ -92,12 +92,12 @@ def better_than_untuned(arms: Sequence[Sequence[Ends]], images: int) -> bool:
     deviations = _deviations(len(arms))
     least = deviations**2 / images if images else 0.0
     for arm in ([one.gain for one in arm] for arm in arms):
-        margin = 0.0
-        if min(arm) <= 0 and len(arm) < FEWEST:
-            continue
-        if (seeds := len(arm)) >= FEWEST:
-            margin = float(stats.t.isf(LEVEL / len(arms), seeds - 1)) * float(np.std(arm, ddof=1)) / math.sqrt(seeds)
-        if float(np.mean(arm)) > max(least, margin):
+        if (seeds := len(arm)) < FEWEST:
+            gained = min(arm) > 0
+        else:
+            error = float(np.std(arm, ddof=1)) / math.sqrt(seeds)
+            gained = float(np.mean(arm)) > float(stats.t.isf(LEVEL / len(arms), seeds - 1)) * error
+        if gained and float(np.mean(arm)) > least:
             return True
     return False
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.errors import UserError, one_line, without_query
 from fedsweep.common.paths import inside
 from fedsweep.tracking.destination import Destination
 
@@ -158,8 +158,8 @@ def error_sentence(destination: Destination, error: Exception) -> str:
     """Return an error message that states why a server or a local database cannot be used."""
     whole = one_line(error)
     if not destination.server:
-        cause = re.sub(r"\(sqlite3\.\w+\) |\[SQL: .*", "", whole)
-        return f"MLflow's database {destination.uri.removeprefix('sqlite:///')} cannot be used: {_short(cause)}."
+        cause = _short(without_query(whole))
+        return f"MLflow's database {destination.uri.removeprefix('sqlite:///')} cannot be used: {cause}."
     status = getattr(error, "get_http_status_code", lambda: None)()
     if status in (401, 403):
         answer = re.search(r"Response body: '(.*)'", whole)
