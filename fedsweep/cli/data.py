@@ -244,14 +244,15 @@ def partition(
 
         configs = [config for _, config in SweepPlan.of(request).configs]
 
-    from fedsweep.preparation.figures import draw_partitions
+    from fedsweep.preparation.figures import draw_partitions, missing_classes
 
     panels, class_names = _panels(configs)
     path = out or Path(f"partition-{name.replace('/', '-')}.png")
     draw_partitions(panels, class_names, path)
     console = result_console()
     for panel in panels:
-        console.print(_partition_table(panel, class_names), "")
+        notes = map(Text, missing_classes(panel.clients, class_names))
+        console.print(_partition_table(panel, class_names), *notes, "", sep="\n")
     console.print(f"Picture: {relative(path.absolute())}")
 
 

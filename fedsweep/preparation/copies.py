@@ -91,6 +91,8 @@ def find_groups(plan: Plan, folder: Path, corrupt: Set[str]) -> Groups:
         both_splits=sum(count > 1 for count in sides.values()),
         other_classes=sum(len({item.label for item in own}) > 1 for own in copies),
         example=tuple(named[0]) if named else (),
+        without_test=_emptied(images, splits, "test", plan.listing.class_names),
+        without_training=_emptied(images, splits, "train", plan.listing.class_names),
     )
     return Groups(of_domain, groups, splits, named, card)
 
@@ -144,6 +146,20 @@ def _splits(plan: Plan, images: Sequence[_Image], groups: Sequence[int]) -> list
         split if {(image.item.domain, one) for one in BOTH} <= sides else image.split
         for image, split in zip(images, splits, strict=True)
     ]
+
+
+def _emptied(
+    images: Sequence[_Image], splits: Sequence[Split], side: Split, class_names: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return, for each domain, the classes with images on a side of the planned split but not on that of `splits`."""
+    before = {(image.item.domain, image.item.label) for image in images if image.split == side}
+    after = {
+        (image.item.domain, image.item.label) for image, split in zip(images, splits, strict=True) if split == side
+    }
+    found: dict[str, tuple[str, ...]] = {}
+    for domain, label in sorted(before - after):
+        found[domain] = (*found.get(domain, ()), class_names[label])
+    return found
 
 
 def _test_groups(sets: dict[str, np.ndarray], fraction: float) -> set[int]:
