@@ -84,7 +84,7 @@ def prepare(
     from fedsweep.preparation.tables import ImageBar
 
     with _resumable("decoded"), ImageBar(console) as bar:
-        made = make_store(plan, processes, skip_corrupt, force, strict, bar)
+        made = make_store(plan, processes, skip_corrupt, force, strict, bar, bar.compared)
     for warning in made.warnings:
         console.print(f"Warning: {warning}.", style="yellow", soft_wrap=True)
     _print_prepared(made, plan)
@@ -337,7 +337,7 @@ def generate(
         with ImageBar(console, "generating", "generated") as bar:
             made = make_images(generation, device, bar)
         with ImageBar(console) as bar:
-            prepared = prepare_generated(generation, processes, bar)
+            prepared = prepare_generated(generation, processes, bar, bar.compared)
     console, card = result_console(), prepared.card
     console.print(headline(card))
     console.print(summary(card), "")

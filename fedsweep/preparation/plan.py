@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -19,6 +19,7 @@ from fedsweep.preparation.decode import MADE_WITH, Chunk, Geometry, geometry_of
 from fedsweep.preparation.layouts import find
 from fedsweep.preparation.layouts.base import Item, Layout, Listing, Split
 
+Progress = Callable[[int, int], None]  # called with the number of finished images and the number of all images
 SPLIT_SEED = 0  # constant, so that a data set has the same split in every run, whatever the run's seed
 
 

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +17,13 @@ from fedsweep.data.prepared.card import CARD, COPIES, CopiesCard, DomainCard, St
 from fedsweep.preparation.copies import find_groups
 from fedsweep.preparation.decode import MADE_WITH, Corrupt, Done, decode_chunks
 from fedsweep.preparation.input_warnings import blank_warning, copies_warnings, corrupt_warnings, plan_warnings, reject
-from fedsweep.preparation.plan import DomainPlan, Plan
+from fedsweep.preparation.plan import DomainPlan, Plan, Progress
 from fedsweep.preparation.scratch import Scratch
 from fedsweep.preparation.source_files import SOURCES, existing_card, write_sources
 
 CORRUPT = "corrupt.txt"
 SHOWN = 10  # largest number of corrupt images that an error message lists
 CHUNK = 256  # images per chunk, and thus the most images that a killed worker has to decode again
-Progress = Callable[[int, int], None]  # called with the number of decoded images and the number of all images
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,7 @@ def prepare(
     force: bool = False,
     strict: bool = False,
     progress: Progress = lambda done, total: None,
+    compared: Progress = lambda done, total: None,
     chunk: int = CHUNK,
 ) -> Prepared:
     """Prepare a data set unless it is already prepared.
@@ -58,6 +58,8 @@ def prepare(
         force: Whether to replace an existing prepared data set.
         strict: Whether to raise UserError instead of returning warnings.
         progress: A function that is called with the number of decoded images and the total number of images.
+        compared: A function that is called with the number of images that have been compared with the others, to find
+            copies, and the total number of images.
         chunk: The number of images that a worker decodes at a time.
 
     Raises:
@@ -86,7 +88,7 @@ def prepare(
             skipped = {one.path for one in corrupt}
             _check_complete(plan, skipped)
             reject(plan, warnings := [*warnings, *corrupt_warnings(plan, skipped), *blank_warning(blank)], strict)
-            groups = find_groups(plan, part, skipped)
+            groups = find_groups(plan, part, skipped, compared)
             reject(plan, warnings := [*warnings, *copies_warnings(groups.card)], strict)
             groups.write(part)
             write_sources(part, plan.stamps)

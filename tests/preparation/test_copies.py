@@ -239,3 +239,19 @@ def test_classes_that_share_groups_can_lose_either_side(tree):
         f"1 class has no test image, {LOST}: `cat` of `sketch`",
         f"1 class has no training image, {LOST}: `dog` of `photo`",
     )
+
+
+def test_the_comparison_of_images_reports_its_progress_also_if_nothing_is_decoded(tree, monkeypatch):
+    monkeypatch.setattr("fedsweep.preparation.copies.RELEASE", 8)
+    (tree / "photo" / "bus" / "3.png").write_bytes(b"no")
+    with pytest.raises(UserError, match="cannot be decoded"):
+        prepare(plan_of(tree))
+    decoded, compared = [], []
+    prepare(
+        plan_of(tree),
+        skip_corrupt=True,
+        progress=lambda *numbers: decoded.append(numbers),
+        compared=lambda *numbers: compared.append(numbers),
+    )
+    assert decoded == [(60, 60)]
+    assert compared == [(done, 59) for done in (0, 8, 16, 24, 29, 37, 45, 53, 59)]
