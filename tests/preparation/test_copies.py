@@ -255,3 +255,27 @@ def test_the_comparison_of_images_reports_its_progress_also_if_nothing_is_decode
     )
     assert decoded == [(60, 60)]
     assert compared == [(done, 59) for done in (0, 8, 16, 24, 29, 37, 45, 53, 59)]
+
+
+class Videos(Tree):
+    """The layout `Tree`, in which two successive images of a class are one group."""
+
+    def list(self, root: Path, num_classes: int | None = None) -> Listing:
+        found = super().list(root, num_classes)
+        items = [replace(one, group=f"{one.path[:-5]}{int(one.path[-5]) // 2}") for one in found.items]
+        return replace(found, items=tuple(items))
+
+
+def test_a_data_set_from_a_version_without_groups_is_rejected_with_this_reason(tree):
+    older = prepare(plan_of(tree))
+    with pytest.raises(UserError) as error:
+        prepare(plan_of(tree, Videos()))
+    assert str(error.value) == (
+        f"{older.folder} was prepared by an older version of fedsweep that recorded no groups of images, such as the "
+        "clips of one video, so a group can be on both sides of a split; use `--force` to prepare the images again."
+    )
+    with pytest.raises(UserError, match=r"other options \(test fraction 0\.5 instead of 0\.2\)"):
+        prepare(plan_of(tree, Videos(), test_fraction=0.5))
+    newer = prepare(plan_of(tree, Videos()), force=True)
+    assert len({group for _, group, _ in places(newer.folder).values()}) == 30
+    assert prepare(plan_of(tree, Videos())).already
