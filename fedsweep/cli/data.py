@@ -84,7 +84,7 @@ def prepare(
     from fedsweep.preparation.tables import ImageBar
 
     with _resumable("decoded"), ImageBar(console) as bar:
-        made = make_store(plan, processes, skip_corrupt, force, strict, bar)
+        made = make_store(plan, processes, skip_corrupt, force, strict, bar, bar.compared)
     for warning in made.warnings:
         console.print(f"Warning: {warning}.", style="yellow", soft_wrap=True)
     _print_prepared(made, plan)
@@ -244,14 +244,15 @@ def partition(
 
         configs = [config for _, config in SweepPlan.of(request).configs]
 
-    from fedsweep.preparation.figures import draw_partitions
+    from fedsweep.preparation.figures import draw_partitions, missing_classes
 
     panels, class_names = _panels(configs)
     path = out or Path(f"partition-{name.replace('/', '-')}.png")
     draw_partitions(panels, class_names, path)
     console = result_console()
     for panel in panels:
-        console.print(_partition_table(panel, class_names), "")
+        notes = map(Text, missing_classes(panel.clients, class_names))
+        console.print(_partition_table(panel, class_names), *notes, "", sep="\n")
     console.print(f"Picture: {relative(path.absolute())}")
 
 
@@ -336,7 +337,7 @@ def generate(
         with ImageBar(console, "generating", "generated") as bar:
             made = make_images(generation, device, bar)
         with ImageBar(console) as bar:
-            prepared = prepare_generated(generation, processes, bar)
+            prepared = prepare_generated(generation, processes, bar, bar.compared)
     console, card = result_console(), prepared.card
     console.print(headline(card))
     console.print(summary(card), "")

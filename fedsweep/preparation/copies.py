@@ -3,7 +3,7 @@
 import hashlib
 import mmap
 from collections import Counter, defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from fedsweep.data.groups import TooFewGroupsError, held_out, linked, merged, re
 from fedsweep.data.prepared.arrow_files import map_domain, map_file, record_batch, write_domain
 from fedsweep.data.prepared.card import COPIES, CopiesCard
 from fedsweep.preparation.layouts.base import BOTH, Item, Split
-from fedsweep.preparation.plan import SPLIT_SEED, DomainPlan, Plan
+from fedsweep.preparation.plan import SPLIT_SEED, DomainPlan, Plan, Progress
 
 RELEASE = 256  # images that are hashed before the memory of the file is released
 
@@ -56,7 +56,7 @@ class Groups:
             (folder / COPIES).write_text(text, encoding="utf-8")
 
 
-def find_groups(plan: Plan, folder: Path, corrupt: Set[str]) -> Groups:
+def find_groups(plan: Plan, folder: Path, corrupt: Set[str], progress: Progress = lambda done, total: None) -> Groups:
     """Find the groups of a decoded data set, and draw a split that keeps them together.
 
     Images of the same pixels are one group, and so are images that the layout assigns to the same group. A split that
@@ -67,11 +67,21 @@ def find_groups(plan: Plan, folder: Path, corrupt: Set[str]) -> Groups:
         plan: The plan of the data set.
         folder: The folder with the domains' files.
         corrupt: The paths of images that are not in the files.
+        progress: A function that is called with the number of compared images and the total number of images.
 
     Raises:
         UserError: A file does not contain the planned images.
     """
-    of_domain = {domain.name: _images(domain, folder, corrupt) for domain in plan.domains}
+    of_domain: dict[str, list[_Image]] = {}
+    total = sum(item.path not in corrupt for item in plan.listing.items)
+    for domain in plan.domains:
+        before = sum(map(len, of_domain.values()))
+        of_domain[domain.name] = own = []
+        for image in _images(domain, folder, corrupt):
+            own.append(image)
+            if len(own) % RELEASE == 1:
+                progress(before + len(own) - 1, total)
+    progress(total, total)
     images = [image for own in of_domain.values() for image in own]
     groups = merged(
         [
@@ -91,17 +101,19 @@ def find_groups(plan: Plan, folder: Path, corrupt: Set[str]) -> Groups:
         both_splits=sum(count > 1 for count in sides.values()),
         other_classes=sum(len({item.label for item in own}) > 1 for own in copies),
         example=tuple(named[0]) if named else (),
+        without_test=_emptied(images, splits, "test", plan.listing.class_names),
+        without_training=_emptied(images, splits, "train", plan.listing.class_names),
     )
     return Groups(of_domain, groups, splits, named, card)
 
 
-def _images(domain: DomainPlan, folder: Path, corrupt: Set[str]) -> list[_Image]:
-    """Return the images of a domain in the order of its file.
+def _images(domain: DomainPlan, folder: Path, corrupt: Set[str]) -> Iterator[_Image]:
+    """Yield the images of a domain in the order of its file.
 
     Raise UserError unless the paths and labels in the file match the plan. The check is necessary because the digest of
     the data set does not cover the paths.
     """
-    found, path = [], folder / f"{domain.name}.arrow"
+    path = folder / f"{domain.name}.arrow"
     for part, planned, split in zip(map_domain(path), domain.parts(corrupt), BOTH, strict=True):
         written = zip(part.labels.tolist(), part.paths.to_pylist(), strict=True)
         if [*written] != [(item.label, item.path) for _, item in planned]:
@@ -109,10 +121,9 @@ def _images(domain: DomainPlan, folder: Path, corrupt: Set[str]) -> list[_Image]
                 f"{path} contains other labels or images than planned; delete {folder} and run the same command again."
             )
         for row, (_, item) in enumerate(planned):
-            found.append(_Image(item, split, hashlib.blake2b(part.images[row].data, digest_size=16).hexdigest()))
+            yield _Image(item, split, hashlib.blake2b(part.images[row].data, digest_size=16).hexdigest())
             if row % RELEASE == 0:
                 part.pages.madvise(mmap.MADV_DONTNEED)
-    return found
 
 
 def _splits(plan: Plan, images: Sequence[_Image], groups: Sequence[int]) -> list[Split]:
@@ -144,6 +155,20 @@ def _splits(plan: Plan, images: Sequence[_Image], groups: Sequence[int]) -> list
         split if {(image.item.domain, one) for one in BOTH} <= sides else image.split
         for image, split in zip(images, splits, strict=True)
     ]
+
+
+def _emptied(
+    images: Sequence[_Image], splits: Sequence[Split], side: Split, class_names: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return, for each domain, the classes with images on a side of the planned split but not on that of `splits`."""
+    before = {(image.item.domain, image.item.label) for image in images if image.split == side}
+    after = {
+        (image.item.domain, image.item.label) for image, split in zip(images, splits, strict=True) if split == side
+    }
+    found: dict[str, tuple[str, ...]] = {}
+    for domain, label in sorted(before - after):
+        found[domain] = (*found.get(domain, ()), class_names[label])
+    return found
 
 
 def _test_groups(sets: dict[str, np.ndarray], fraction: float) -> set[int]:

@@ -16,6 +16,7 @@ import numpy as np
 from fedsweep.common.errors import UserError
 from fedsweep.data.prepared.arrow_files import map_domain
 from fedsweep.data.prepared.card import StoreCard
+from fedsweep.preparation.layouts.disk_listing import summarise_list
 from fedsweep.results.tsne_files import INK, blank
 
 if TYPE_CHECKING:
@@ -152,6 +153,26 @@ def skew(clients: "Sequence[Client]", num_classes: int) -> float:
     clients and no two clients of a domain have images of the same class.
     """
     return float(distances(clients, num_classes).mean())
+
+
+def missing_classes(clients: "Sequence[Client]", class_names: Sequence[str]) -> list[str]:
+    """Return a sentence for the classes without training images and for those without test images on any client.
+
+    Classes of which the clients have no images at all are not mentioned, nor are test images if none are held out.
+    """
+    uses = {
+        "training": [client.train for client in clients],
+        "test": [client.test for client in clients if client.test is not None],
+    }
+    held = [client.validation for client in clients if client.validation is not None]
+    labels = {use: {label for one in sets for label in one.labels.tolist()} for use, sets in uses.items()}
+    known = set.union(*labels.values(), *({*one.labels.tolist()} for one in held))
+    return [
+        f"No client has a {use} image of {summarise_list(class_names[label] for label in sorted(known - found))}, "
+        "because images are held out without regard to their classes."
+        for use, found in labels.items()
+        if uses[use] and known - found
+    ]
 
 
 def draw_partitions(panels: Sequence[Panel], class_names: Sequence[str], path: Path) -> None:

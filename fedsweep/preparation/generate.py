@@ -19,8 +19,8 @@ from fedsweep.data.prepared.card import is_store, read_card
 from fedsweep.data.synthetic.generated import Diffusers, size_of
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.layouts.folders import Domains
-from fedsweep.preparation.plan import Options, make_plan
-from fedsweep.preparation.prepare import CHUNK, Prepared, Progress, prepare
+from fedsweep.preparation.plan import Options, Progress, make_plan
+from fedsweep.preparation.prepare import CHUNK, Prepared, prepare
 from fedsweep.preparation.text_to_image import TextToImage
 from fedsweep.types import FederatedData
 
@@ -120,9 +120,15 @@ def generate(generation: Generation, device: str = "cpu", progress: Progress = l
 
 
 def prepare_generated(
-    generation: Generation, workers: int = 1, progress: Progress = lambda done, total: None
+    generation: Generation,
+    workers: int = 1,
+    progress: Progress = lambda done, total: None,
+    compared: Progress = lambda done, total: None,
 ) -> Prepared:
     """Prepare the generated images at the image size of the experiment's data set, with up to `workers` processes.
+
+    `progress` is called with the number of decoded images, and `compared` with the number of images that have been
+    compared with the others, to find copies. Both are also called with the total number of images.
 
     All images are prepared again if any were added since the last preparation. Raise UserError in the same cases as
     `prepare`.
@@ -132,7 +138,7 @@ def prepare_generated(
     card = read_card(plan.folder) if is_store(plan.folder) else None
     older = card is not None and (card.plan, card.times) != (plan.key(), plan.times())
     busy = min(workers, 1 + len(plan.listing.items) // CHUNK)
-    return prepare(plan, busy, force=older, progress=progress)
+    return prepare(plan, busy, force=older, progress=progress, compared=compared)
 
 
 def _check_recipe(generation: Generation, content: dict[str, str], library: str) -> None:

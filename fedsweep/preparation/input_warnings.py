@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from fedsweep.common.errors import UserError
 from fedsweep.data.prepared.card import COPIES, CopiesCard
@@ -19,12 +19,14 @@ def plan_warnings(plan: Plan) -> list[str]:
     The kinds are class names that are nearly equal, empty class folders, image files in unsupported formats, and
     classes without training or test images.
     """
-    return [
+    warnings = [
         *_similar_classes(plan.listing.class_names),
         *_empty_folders(plan.listing.empty),
         *_left_out(plan.listing.unread),
-        *_one_sided(plan),
     ]
+    for split, found in _one_sided(plan, frozenset()).items():
+        warnings += _without_images(split, [f"{name} ({count})" for name, count in found.items()])
+    return warnings
 
 
 def blank_warning(paths: Sequence[str]) -> list[str]:
@@ -38,9 +40,10 @@ def blank_warning(paths: Sequence[str]) -> list[str]:
 
 
 def copies_warnings(found: CopiesCard | None) -> list[str]:
-    """Return warnings about images of identical pixels, and about groups on both sides of the data set's own split.
+    """Return warnings about images of identical pixels, and about the effects of groups of images on the split.
 
-    Nothing is known about data sets that an older version prepared.
+    The effects are groups on both sides of the split, and classes that have images on only one side because all images
+    of a group are on the same side. Nothing is known about data sets that an older version prepared.
     """
     if found is None:
         return []
@@ -58,6 +61,19 @@ def copies_warnings(found: CopiesCard | None) -> list[str]:
             f"{have} both training and test images, because the split of the data set is kept or all images of a "
             "domain are copies; the accuracy on such test images is too high"
         )
+    for split, lost in (("test", found.without_test), ("training", found.without_training)):
+        classes_of = [f"`{name}` of `{domain}`" for domain, names in lost.items() for name in names]
+        reason = ", because each group of copies or related images is on one side of the split"
+        warnings += _without_images(split, classes_of, reason)
+    return warnings
+
+
+def corrupt_warnings(plan: Plan, corrupt: Set[str]) -> list[str]:
+    """Return warnings about classes whose training or test images are all among the `corrupt` images of a domain."""
+    before, warnings = _one_sided(plan, frozenset()), list[str]()
+    for split, found in _one_sided(plan, corrupt).items():
+        lost = [f"{name} ({count})" for name, count in found.items() if name not in before[split]]
+        warnings += _without_images(split, lost, " that can be decoded")
     return warnings
 
 
@@ -90,22 +106,31 @@ def _left_out(paths: Sequence[str]) -> Iterator[str]:
         )
 
 
-def _one_sided(plan: Plan) -> Iterator[str]:
-    """Yield a warning about the classes that have training images but no test images in a domain, or vice versa."""
-    lacking: dict[str, list[str]] = {"test": [], "training": []}
+def _one_sided(plan: Plan, corrupt: Set[str]) -> dict[str, dict[str, str]]:
+    """Return the classes that have no `test` images or no `training` images in a domain without the corrupt images.
+
+    The classes are keyed by the kind of images that they lack. For each class, named with its domain, the value is the
+    number of its other images.
+    """
+    lacking: dict[str, dict[str, str]] = {"test": {}, "training": {}}
     for domain in plan.domains:
-        train, test = (Counter(item.label for _, item in part) for part in domain.parts(frozenset()))
+        train, test = (Counter(item.label for _, item in part) for part in domain.parts(corrupt))
         for label in sorted({*train, *test}):
             where = f"`{plan.listing.class_names[label]}` of `{domain.name}`"
             if not test[label]:
-                lacking["test"].append(f"{where} ({train[label]} in training)")
+                lacking["test"][where] = f"{train[label]} in training"
             elif not train[label]:
-                lacking["training"].append(f"{where} ({test[label]} in test)")
-    for split, found in lacking.items():
-        if found:
-            more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-            subject = _count(len(found), "class has", "classes have")
-            yield f"{subject} no {split} image: {', '.join(found[:SHOWN])}{more}"
+                lacking["training"][where] = f"{test[label]} in test"
+    return lacking
+
+
+def _without_images(split: str, classes: Sequence[str], detail: str = "") -> list[str]:
+    """Return a warning about classes that have no images in a split; empty if there are no such classes."""
+    if not classes:
+        return []
+    more = f" and {len(classes) - SHOWN} more" if len(classes) > SHOWN else ""
+    subject = _count(len(classes), "class has", "classes have")
+    return [f"{subject} no {split} image{detail}: {', '.join(classes[:SHOWN])}{more}"]
 
 
 def _count(number: int, one: str, several: str) -> str:

@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -19,6 +19,7 @@ from fedsweep.preparation.decode import MADE_WITH, Chunk, Geometry, geometry_of
 from fedsweep.preparation.layouts import find
 from fedsweep.preparation.layouts.base import Item, Layout, Listing, Split
 
+Progress = Callable[[int, int], None]  # called with the number of finished images and the number of all images
 SPLIT_SEED = 0  # constant, so that a data set has the same split in every run, whatever the run's seed
 
 
@@ -143,16 +144,21 @@ class Plan:
         """True if the split of at least one image is drawn at random."""
         return any(item.split is None for item in self.listing.items)
 
-    def key(self) -> str:
+    @property
+    def grouped(self) -> bool:
+        """True if the layout assigns at least one image to a group."""
+        return any(item.group for item in self.listing.items)
+
+    def key(self, with_groups: bool = True) -> str:
         """Return the SHA-256 of everything that determines the prepared data set.
 
         The path of the root folder, the files' modification times and the version of the image decoder are not
-        included.
+        included. Without the groups of the layout, the key is that of versions of fedsweep that knew no groups.
         """
         options = [self.layout.name, asdict(self.geometry), self.options.test_fraction if self.drawn else None]
         items = ([item.path, item.label, item.domain, item.split] for item in self.listing.items)
         lengths = ([path, length] for path, (length, _) in sorted(self.stamps.items()))
-        groups = [[item.group for item in self.listing.items]] if any(one.group for one in self.listing.items) else []
+        groups = [[item.group for item in self.listing.items]] if with_groups and self.grouped else []
         return _sha256([options, self.listing.class_names, self.listing.domains], *items, *lengths, *groups)
 
     def times(self) -> str:

@@ -1,11 +1,9 @@
 """Functions that decode the images of a data set, write its Arrow files and card, and replace an older version."""
 
-import json
 import os
 import shutil
-import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,83 +15,15 @@ from fedsweep.common.files import locked, write_atomically
 from fedsweep.data.prepared.arrow_files import map_domain, map_file, record_batch, stored_digest, write_domain
 from fedsweep.data.prepared.card import CARD, COPIES, CopiesCard, DomainCard, StoreCard
 from fedsweep.preparation.copies import find_groups
-from fedsweep.preparation.decode import MADE_WITH, Chunk, Corrupt, Done, decode_chunks
-from fedsweep.preparation.input_warnings import blank_warning, copies_warnings, plan_warnings, reject
-from fedsweep.preparation.plan import DomainPlan, Plan
+from fedsweep.preparation.decode import MADE_WITH, Corrupt, Done, decode_chunks
+from fedsweep.preparation.input_warnings import blank_warning, copies_warnings, corrupt_warnings, plan_warnings, reject
+from fedsweep.preparation.plan import DomainPlan, Plan, Progress
+from fedsweep.preparation.scratch import Scratch
 from fedsweep.preparation.source_files import SOURCES, existing_card, write_sources
 
 CORRUPT = "corrupt.txt"
 SHOWN = 10  # largest number of corrupt images that an error message lists
 CHUNK = 256  # images per chunk, and thus the most images that a killed worker has to decode again
-Progress = Callable[[int, int], None]  # called with the number of decoded images and the number of all images
-
-
-class Scratch:
-    """The folder of a preparation in progress.
-
-    The log in the folder lists the finished chunks of images, so that an interrupted preparation can be continued.
-    Listed chunks are verified before they are reused.
-    """
-
-    LOG = "done.jsonl"
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.log = folder, folder / self.LOG
-        self.chunks: dict[str, Done] = {}
-        self.domains: dict[str, tuple[str, int]] = {}  # of each finished domain, the key and the file size in bytes
-        for line in self.log.read_bytes().splitlines() if self.log.exists() else ():
-            try:
-                entry = json.loads(line)
-            except ValueError:  # a line that was being written when the process was killed
-                continue
-            if "domain" in entry:
-                self.domains[entry["domain"]] = (entry["key"], entry["bytes"])
-            else:
-                corrupt = tuple(Corrupt(*one) for one in entry["corrupt"])
-                self.chunks[entry["chunk"]] = Done(entry["chunk"], entry["crc"], corrupt, tuple(entry.get("blank", ())))
-
-    def _append(self, entry: dict[str, object]) -> None:
-        with self.log.open("ab") as file:
-            # The line break comes first, so that this entry does not continue a line that a killed process left.
-            file.write(f"\n{json.dumps(entry)}".encode())
-            file.flush()
-            os.fsync(file.fileno())
-
-    def add(self, done: Done) -> None:
-        """Record a finished chunk in the log."""
-        self.chunks[done.key] = done
-        self._append({"chunk": done.key, "crc": done.crc, "corrupt": done.corrupt, "blank": done.blank})
-
-    def pixels(self, domain: str) -> Path:
-        """Return the path of the temporary file with a domain's pixels."""
-        return self.folder / f"{domain}.pixels"
-
-    def finish(self, domain: str, key: str, written: Path) -> None:
-        """Rename the finished file `written` of a domain to its final name, and record the domain and `key` in the log.
-
-        The domain's temporary file of pixels is deleted.
-        """
-        length = written.replace(self.folder / f"{domain}.arrow").stat().st_size
-        self.domains[domain] = (key, length)
-        self._append({"domain": domain, "key": key, "bytes": length})
-        self.pixels(domain).unlink(missing_ok=True)
-
-    def has_domain(self, domain: str, key: str) -> bool:
-        """Return whether the domain's file is complete, and the scratch folder's log lists it with this `key`."""
-        arrow = self.folder / f"{domain}.arrow"
-        return arrow.exists() and self.domains.get(domain) == (key, arrow.stat().st_size)
-
-    def has_chunk(self, chunk: Chunk) -> bool:
-        """Return whether the log lists the chunk and the chunk's pixels still match the checksum in the log."""
-        if (done := self.chunks.get(chunk.key)) is None:
-            return False
-        bad, crc, length = {one.slot for one in done.corrupt}, 0, chunk.geometry.image_bytes
-        with chunk.pixels.open("rb", buffering=0) as file:
-            for slot in chunk.slots:
-                if slot not in bad:
-                    crc = zlib.crc32(os.pread(file.fileno(), length, slot * length), crc)
-        return crc == done.crc
 
 
 @dataclass(frozen=True)
@@ -114,6 +44,7 @@ def prepare(
     force: bool = False,
     strict: bool = False,
     progress: Progress = lambda done, total: None,
+    compared: Progress = lambda done, total: None,
     chunk: int = CHUNK,
 ) -> Prepared:
     """Prepare a data set unless it is already prepared.
@@ -127,6 +58,8 @@ def prepare(
         force: Whether to replace an existing prepared data set.
         strict: Whether to raise UserError instead of returning warnings.
         progress: A function that is called with the number of decoded images and the total number of images.
+        compared: A function that is called with the number of images that have been compared with the others, to find
+            copies, and the total number of images.
         chunk: The number of images that a worker decodes at a time.
 
     Raises:
@@ -152,9 +85,10 @@ def prepare(
             corrupt = [bad for one in chunks for bad in one.corrupt]
             blank = sorted(path for one in chunks for path in one.blank)
             _write_corrupt(plan, corrupt, part / CORRUPT, skip_corrupt)
-            _check_complete(plan, {one.path for one in corrupt})
-            reject(plan, warnings := [*warnings, *blank_warning(blank)], strict)
-            groups = find_groups(plan, part, {one.path for one in corrupt})
+            skipped = {one.path for one in corrupt}
+            _check_complete(plan, skipped)
+            reject(plan, warnings := [*warnings, *corrupt_warnings(plan, skipped), *blank_warning(blank)], strict)
+            groups = find_groups(plan, part, skipped, compared)
             reject(plan, warnings := [*warnings, *copies_warnings(groups.card)], strict)
             groups.write(part)
             write_sources(part, plan.stamps)
@@ -175,7 +109,8 @@ def _remedy(part: Path) -> str:
 
 def _already(plan: Plan, card: StoreCard, warnings: Sequence[str], strict: bool) -> Prepared:
     """Return a data set that an earlier call has prepared, with the warnings of that call."""
-    warnings = [*warnings, *blank_warning(card.blank), *copies_warnings(card.copies)]
+    of_images = [*corrupt_warnings(plan, {*card.skipped}), *blank_warning(card.blank), *copies_warnings(card.copies)]
+    warnings = [*warnings, *of_images]
     reject(plan, warnings, strict)
     return Prepared(card, plan.folder, True, tuple(warnings))
 

@@ -38,7 +38,7 @@ def existing_card(plan: Plan, force: bool) -> StoreCard | None:
     """Return the card of the existing prepared data set, or None if the data set has to be prepared.
 
     Raise UserError if the folder exists but is not a prepared data set. Unless `force` is true, also raise UserError if
-    the data set was prepared from other files or with other options.
+    the data set was prepared from other files or with other options, or by a version of fedsweep that knew no groups.
     """
     folder = plan.folder
     if not folder.exists():
@@ -48,6 +48,11 @@ def existing_card(plan: Plan, force: bool) -> StoreCard | None:
     if force:
         return None
     card = read_card(folder)
+    if card.plan == plan.key(with_groups=False) and plan.grouped:
+        raise UserError(
+            f"{folder} was prepared by an older version of fedsweep that recorded no groups of images, such as the "
+            "clips of one video, so a group can be on both sides of a split; use `--force` to prepare the images again."
+        )
     if card.plan != plan.key():
         changes = "; ".join([*_other_options(plan, card), *_other_files(plan, card)])
         raise UserError(

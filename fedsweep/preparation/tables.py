@@ -26,7 +26,8 @@ class _Rate(ProgressColumn):
 class ImageBar:
     """A progress bar that counts images and is shown only on a terminal.
 
-    The label of the bar is `doing` until the last image is finished, and then `ending`.
+    The label of the bar is `doing` until the last image is finished, and then `ending`. While all images are read again
+    to find copies, a second bar replaces it.
     """
 
     def __init__(self, console: Console, doing: str = "decoding", ending: str = "checking") -> None:
@@ -47,12 +48,24 @@ class ImageBar:
         """Show that `done` of `total` images are finished."""
         if not self.progress.tasks:  # images that an earlier preparation decoded do not count for the speed
             self.progress.add_task(self.doing, total=total, completed=done)
+        # After the last image, all images are read again, which takes a while.
+        step = self.doing if done < total else self.ending
+        self._update(self.progress.tasks[0], done, step)
+
+    def compared(self, done: int, total: int) -> None:
+        """Show that `done` of `total` finished images have been compared with the others."""
+        if len(self.progress.tasks) == 1:  # a task of its own, with another speed
+            for task in self.progress.tasks:
+                task.visible = False
+            self.progress.add_task("comparing", total=total)
+        self._update(self.progress.tasks[-1], done, "comparing")
+
+    def _update(self, task: Task, done: int, label: str) -> None:
+        """Update a task, and show the bar if the first task began long enough ago."""
         began = self.progress.tasks[0].start_time or 0.0
         if self.progress.console.is_terminal and self.progress.get_time() - began > SHORTEST:
             self.progress.start()
-        # After the last image, all images are read again, which takes a while.
-        step = self.doing if done < total else self.ending
-        self.progress.update(self.progress.task_ids[0], completed=done, description=step)
+        self.progress.update(task.id, completed=done, description=label)
 
 
 def experiment_lines(card: StoreCard) -> str:

@@ -284,6 +284,15 @@ def test_partition_prints_a_table_and_draws_a_figure(tree, call: Call):
         assert (np.asarray(image.convert("RGB")) < 250).mean() > 0.2
 
 
+def test_partition_names_classes_without_test_images(tree, call: Call):
+    one_client = ("partition=centralized", "federation.depths=[12]", "data.domains=[plain]")
+    answer = call("data", "partition", "fedra_digits", *one_client, "partition.test_share=0.001")
+    assert (answer.code, answer.err) == (0, "")
+    reason = "because images are held out without regard to their classes."
+    assert re.search(rf"\nNo client has a test image of (`\d`, ){{4}}`\d` and 4 more, {reason}\n\nPicture", answer.out)
+    assert "No client has" not in call("data", "partition", "fedra_digits", *one_client, "partition.test_share=0.1").out
+
+
 SPACE = """# How skewed are the clients?
 experiment: fedra_digits
 fixed: {partition: {name: feature_label_skew, clients_per_domain: 2}, federation.depths: [12]}

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import numpy as np
@@ -11,64 +12,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsweep.common.errors import UserError
-from fedsweep.data.data_config import DigitsData, load
+from fedsweep.data.data_config import load
 from fedsweep.data.dealing import deal_by_dirichlet
 from fedsweep.data.groups import TooFewGroupsError, held_out, labels_of_groups, linked, merged, repeated
 from fedsweep.data.partition import Split, pool
 from fedsweep.types import Domain, FederatedData, ImageSet
+from tests.data.grouped_sources import PREPARED, SOURCES, images, true_groups, videos
 from tests.data.test_partition import KINDS, divide, partition
 
 SHARES = ("proxy_share", "test_share", "validation_share")
-CLASSES = 5
 
 
-def images(groups: np.ndarray, labels: np.ndarray) -> ImageSet:
-    return ImageSet(torch.zeros(len(groups), 3, 1, 1), torch.from_numpy(labels), groups=torch.from_numpy(groups))
+@pytest.fixture(scope="module")
+def load_source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], FederatedData]]:
+    """Return a function that returns one of the data sets `SOURCES`, which are made in a data folder of their own."""
 
+    @cache
+    def loaded(name: str) -> FederatedData:
+        made = SOURCES[name](tmp_path_factory.mktemp("images"))
+        return made if isinstance(made, FederatedData) else load(made)
 
-def videos() -> FederatedData:
-    """Return one domain in which each group, a video, has 1 to 9 frames of one class."""
-    rng = np.random.default_rng(0)
-    of_video = np.repeat(np.arange(150), rng.integers(1, 10, 150))
-    cut = int(np.searchsorted(of_video, 120))
-    train, test = (images(part, part % CLASSES) for part in (of_video[:cut], of_video[cut:]))
-    return FederatedData("videos", tuple("abcde"), (Domain("ucf", train, test),), "digest")
-
-
-def copies() -> FederatedData:
-    """Return three domains with copies of a few images, within a domain, in other domains and under other labels."""
-    rng, domains, first = np.random.default_rng(1), [], 100
-    for name, size in (("photo", 200), ("sketch", 260), ("art", 150)):
-        groups = np.arange(first, first + size)
-        groups[rng.choice(size, 20, replace=False)] = rng.integers(0, 25, 20)
-        train, test = (images(part, rng.integers(CLASSES, size=len(part))) for part in (groups, groups[:0]))
-        domains.append(Domain(name, train, test))
-        first += size
-    return FederatedData("copies", tuple("abcde"), tuple(domains), "digest")
-
-
-SOURCES = {
-    "digits": cache(lambda: load(DigitsData())),
-    "one style": cache(lambda: load(DigitsData(domains=("plain",)))),
-    "videos": cache(videos),
-    "copies": cache(copies),
-}
-
-
-def groups_of(found: ImageSet | None) -> set[int]:
-    return set() if found is None else set(found.groups.tolist())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSWEEP_DATA", str(tmp_path_factory.mktemp("data")))
+        yield loaded
 
 
 def sides(parts: Split, data: FederatedData) -> dict[str, set[int]]:
     """Return the groups of all images with the same use in a run, over all clients and domains."""
     of_clients = {
-        use: set().union(*(groups_of(getattr(client, use)) for client in parts.clients))
+        use: set().union(*(true_groups(getattr(client, use), data) for client in parts.clients))
         for use in ("train", "validation", "test")
     }
-    proxy = set().union(*map(groups_of, parts.proxy.values()))
     return of_clients | {
-        "proxy": proxy,
-        "the data set's test split": set().union(*(groups_of(one.test) for one in data.domains)),
+        "proxy": set().union(*(true_groups(one, data) for one in parts.proxy.values())),
+        "the data set's test split": set().union(*(true_groups(one.test, data) for one in data.domains)),
     }
 
 
@@ -81,8 +58,8 @@ def traced(found: ImageSet | None) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["name"])
 @pytest.mark.parametrize("used", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 1, 1), (1, 1, 1)], ids=str)
-def test_no_group_is_on_two_sides_and_no_image_is_lost(source, kind, used):
-    data = SOURCES[source]()
+def test_no_group_is_on_two_sides_and_no_image_is_lost(load_source, source, kind, used):
+    data = load_source(source)
     shares = {name: share for name, share, on in zip(SHARES, (0.1, 0.2, 0.15), used, strict=True) if on}
     for seed in (0, 3):
         parts = divide(partition(kind | shares), data, seed)
@@ -101,11 +78,22 @@ def test_no_group_is_on_two_sides_and_no_image_is_lost(source, kind, used):
             assert [bool(client.test), bool(client.validation)] == [bool(used[1]), bool(used[2])]
 
 
+@pytest.mark.parametrize("source", PREPARED)
+def test_prepared_groups_are_those_of_the_source(load_source, source):
+    """The groups of prepared images equal the groups that their pixels show, up to their numbers."""
+    data, pairs = load_source(source), set()
+    for domain in data.domains:
+        for part in (domain.train, domain.test):
+            pairs |= {*zip(part.groups.tolist(), true_groups(part, data), strict=True)}
+    assert len(pairs) == len({one for one, _ in pairs}) == len({other for _, other in pairs}) > 150
+
+
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("kind", KINDS[2:4], ids=lambda kind: kind["name"])
-def test_a_pooled_group_reaches_one_client(source, kind):
+def test_a_pooled_group_reaches_one_client(load_source, source, kind):
+    data = load_source(source)
     counts = Counter(
-        group for client in divide(partition(kind), SOURCES[source]()).clients for group in groups_of(client.train)
+        group for client in divide(partition(kind), data).clients for group in {*true_groups(client.train, data)}
     )
     assert len(counts) > 100
     assert set(counts.values()) == {1}
@@ -113,8 +101,8 @@ def test_a_pooled_group_reaches_one_client(source, kind):
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["name"])
-def test_shares_are_met_on_average(source, kind):
-    data = SOURCES[source]()
+def test_shares_are_met_on_average(load_source, source, kind):
+    data = load_source(source)
     parts = divide(partition(kind | {"test_share": 0.2, "proxy_share": 0.1}), data)
     rest = sum(len(one.train) for one in parts.clients)
     tests, proxies = sum(len(one.test) for one in parts.clients), sum(map(len, parts.proxy.values()))

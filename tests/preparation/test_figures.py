@@ -1,5 +1,6 @@
 """The figures of data sets and partitions, which are complete and reproducible, and the skew that they show."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,15 @@ from PIL import Image
 from fedsweep.common.errors import UserError
 from fedsweep.data.prepared.card import read_card
 from fedsweep.preparation import figures as pictures
-from fedsweep.preparation.figures import Panel, contact_sheet, distances, draw_partitions, shorten, skew
+from fedsweep.preparation.figures import (
+    Panel,
+    contact_sheet,
+    distances,
+    draw_partitions,
+    missing_classes,
+    shorten,
+    skew,
+)
 from fedsweep.preparation.prepare import prepare
 from fedsweep.types import Client, ImageSet
 from tests.preparation.helpers import plan_of
@@ -38,6 +47,22 @@ def test_the_skew_is_the_total_variation_distance_from_the_domain():
     # Of 6 images of class 0 and 2 images of class 1, the first client holds 4 and 0.
     clients = [client("a/0", "a", [0] * 4), client("a/1", "a", [0, 0, 1, 1])]
     assert distances(clients, 3).tolist() == [0.25, 0.25]
+
+
+def test_classes_without_training_or_test_images_are_named():
+    names = ("bus", "cat", "dog", "owl")
+    clients = [client("a", "a", [0, 1]), client("b", "b", [0, 0])]
+    assert missing_classes(clients, names) == []
+    tests, validation = (client("", "", labels).train for labels in ([0, 2], [1, 1]))
+    reason = "because images are held out without regard to their classes."
+    assert missing_classes([replace(clients[0], test=tests), clients[1]], names) == [
+        f"No client has a training image of `dog`, {reason}",
+        f"No client has a test image of `cat`, {reason}",
+    ]
+    assert missing_classes([replace(clients[1], test=tests, validation=validation)], names) == [
+        f"No client has a training image of `cat`, `dog`, {reason}",
+        f"No client has a test image of `cat`, {reason}",
+    ]
 
 
 def test_one_client_per_domain_has_no_skew():

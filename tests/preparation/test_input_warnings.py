@@ -1,5 +1,6 @@
 """Warnings about images and folders that can be prepared, but probably not as intended."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -93,3 +94,16 @@ def test_sixteen_bits_become_the_upper_eight(tmp_path):
     (train, _) = map_domain(made.folder / "set.arrow")
     assert train.images[0, 0].tolist() in [(one >> 8).tolist() for one in (ramp(16), ramp(16)[::-1])]
     assert made.warnings == ()
+
+
+def test_a_class_whose_test_images_are_all_corrupt_is_a_warning(tree):
+    (domain, _) = plan_of(tree).domains
+    tests = [item.path for _, item in domain.parts(frozenset())[1] if "/cat/" in item.path]
+    for path in tests:
+        (tree / path).write_bytes(b"no")
+    warning = "1 class has no test image that can be decoded: `cat` of `photo` (8 in training)"
+    with pytest.raises(UserError, match=re.escape(f"`--strict` allows no warnings, but {warning}.")):
+        prepare(plan_of(tree), skip_corrupt=True, strict=True)
+    made, again = (prepare(plan_of(tree), skip_corrupt=True) for _ in range(2))
+    assert made.card.skipped == tuple(sorted(tests))
+    assert made.warnings == again.warnings == (warning,)

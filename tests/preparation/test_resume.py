@@ -21,6 +21,7 @@ from fedsweep.preparation import prepare as module
 from fedsweep.preparation.layouts.base import Item, Listing
 from fedsweep.preparation.layouts.parquet import Parquet
 from fedsweep.preparation.prepare import prepare
+from fedsweep.preparation.scratch import Scratch
 from tests.preparation.helpers import DOMAINS, Watched, plan_of
 
 ROOT = Path(__file__).parents[2]
@@ -138,8 +139,8 @@ def test_a_domain_is_finished_before_the_next_is_decoded(tree, data, monkeypatch
         prepare(plan_of(tree, Interrupted()), chunk=5)
     part = data / "set-16.part"
     assert {path.name for path in part.iterdir()} == {"done.jsonl", "photo.arrow", "sketch.pixels"}
-    looked, has_chunk = [], module.Scratch.has_chunk
-    monkeypatch.setattr(module.Scratch, "has_chunk", lambda *args: looked.append(args[1]) or has_chunk(*args))
+    looked, has_chunk = [], Scratch.has_chunk
+    monkeypatch.setattr(Scratch, "has_chunk", lambda *args: looked.append(args[1]) or has_chunk(*args))
     assert decoded_again(tree) == 30
     assert {one.pixels.name for one in looked if one.pixels.parent == part} == {"sketch.pixels"}
 

@@ -1,6 +1,7 @@
 """The progress bar of a preparation, and the printed line for an experiment file."""
 
 import io
+import re
 
 import numpy as np
 import pytest
@@ -28,6 +29,20 @@ def test_long_work_on_a_terminal_gets_a_bar_with_speed_and_time_left():
     assert "10 images/s" in text
     assert "about" in text
     assert "left" in text
+
+
+def test_a_bar_appears_although_all_images_were_decoded_before():
+    stream = io.StringIO()
+    with ImageBar(Console(file=stream, force_terminal=True, width=100)) as bar:
+        bar.progress.get_time = lambda: 0.0  # type: ignore[method-assign]
+        bar(700, 700)
+        for second, done in enumerate((0, 256, 512)):
+            bar.progress.get_time = lambda second=second: 2 * second  # type: ignore[method-assign,misc]
+            bar.compared(done, 700)
+        bar.progress.refresh()
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    assert re.search(r"comparing .* 512/700 128 images/s about .* left", text)
+    assert "700/700" not in text
 
 
 @pytest.mark.parametrize(("terminal", "seconds"), [(True, [0, 0.5, 1.9]), (False, [0, 1, 2, 3, 4])])

@@ -26,12 +26,18 @@ class DomainCard(Config):
 
 
 class CopiesCard(Config):
-    """The number of groups of images with identical pixels, and of groups that are not on one side of the split."""
+    """The groups of images with identical pixels, and the effects of groups of images on the split."""
 
     groups: int = Field(ge=0, description="number of groups of images with identical pixels")
     both_splits: int = Field(ge=0, description="number of groups with training and test images")
     other_classes: int = Field(ge=0, description="number of groups of identical images with different classes")
     example: tuple[str, ...] = Field((), description="the images of the first group of identical images")
+    without_test: dict[str, tuple[str, ...]] = Field(
+        {}, description="of each domain, the classes that have no test image because groups are on one side"
+    )
+    without_training: dict[str, tuple[str, ...]] = Field(
+        {}, description="of each domain, the classes that have no training image because groups are on one side"
+    )
 
 
 class StoreCard(Config):
