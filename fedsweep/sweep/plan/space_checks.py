@@ -167,7 +167,10 @@ def _invalid_values(resolved: ResolvedSpace) -> Iterator[tuple[str, str]]:
     space = resolved.space
     free = [(key, axis) for key, axis in space.space.items() if not axis.when]
     parts: list[Arm] = [valued(key, value) for key, axis in free for value in axis.probes()]
-    parts += [{NAMED: name} for name in space.named or ()] + [{ABLATED: [name]} for name in space.ablate or ()]
+    for name in space.named or ():
+        parts.append({NAMED: name})
+    for name in space.ablate or ():
+        parts.append({ABLATED: [name]})
     for part in parts:
         asked = changes(part, resolved.left_out, space.named)
         if any(name != one and below(name, [one]) for name in asked for one in space.names):
