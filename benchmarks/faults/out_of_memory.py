@@ -10,6 +10,7 @@ both cases, the results must be the same as those of an undisturbed sweep. The e
 The script uses up to 10 GB of main memory.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -61,14 +62,16 @@ def play(folder: Path, for_good: bool) -> list[str]:
     """Run the sweep while the memory is full, and return a text per fault."""
     with mock.patch.dict(os.environ, {"RAY_memory_usage_threshold": threshold()}):
         process = start(folder, "tune", NAME)
-    wait_for_rounds(folder, NAME, 2, process)
-    hog = fill(process)
-    print("Ray has killed a worker", flush=True)
-    if not for_good:
-        hog.kill()
-    begun = time.monotonic()
-    out, error = process.communicate(timeout=900)
-    hog.kill()
+    with contextlib.ExitStack() as ends:
+        ends.callback(process.kill)
+        wait_for_rounds(folder, NAME, 2, process)
+        hog = fill(process)
+        ends.callback(hog.kill)
+        print("Ray has killed a worker", flush=True)
+        if not for_good:
+            hog.kill()
+        begun = time.monotonic()
+        out, error = process.communicate(timeout=900)
     hog.wait()
     print(
         f"exit code {process.returncode} after {time.monotonic() - begun:.0f} s:\n{(out + error)[-2000:]}", flush=True

@@ -23,6 +23,7 @@ from tests.sweep.helpers import (
     GRID,
     assert_mlflow_equals_store,
     histories,
+    kill,
     launch,
     newest,
     played,
@@ -99,16 +100,20 @@ def play(folder: Path, number: signal.Signals, victim: str) -> list[Row]:
     write_space(folder, NAME, SPACE)
     rows = [Row(number.name, victim, moment) for moment in (EARLY, DURING)]
     process: subprocess.Popen[str] | None = None
-    for row in rows:
-        if process is None:
-            process = start(folder, "tune", NAME, *(["--resume"] if row.moment == DURING else []))
-        wait(folder, row.moment, process)
-        send(number, victim, process)
-        if victim != "worker":
-            end([row], process)
-            process = None
-    if process is not None:
-        end(rows, process)
+    try:
+        for row in rows:
+            if process is None:
+                process = start(folder, "tune", NAME, *(["--resume"] if row.moment == DURING else []))
+            wait(folder, row.moment, process)
+            send(number, victim, process)
+            if victim != "worker":
+                end([row], process)
+                process = None
+        if process is not None:
+            end(rows, process)
+    finally:  # also if no worker has started in time
+        if process is not None and process.poll() is None:
+            kill(process)
     if victim != "worker" or any(row.code for row in rows):
         launch(folder, "tune", NAME, "--resume", code=None)
     return rows

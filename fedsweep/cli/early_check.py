@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, reduce
 from operator import or_
 from pathlib import Path
@@ -20,17 +21,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from pydantic import Field, TypeAdapter, create_model
 
 from fedsweep.common.config import Config
-from fedsweep.common.errors import UserError
+from fedsweep.common.errors import UserError, with_all_mistakes
 from fedsweep.common.yaml_values import Json, read_yaml
+from fedsweep.results.history import ACCUMULATED
+from fedsweep.results.table_columns import wrong_columns
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
+    from fedsweep.sweep.plan.space_checks import Findings
     from fedsweep.sweep.space.search_space import RequestedSpace
 
 PACKAGE = Path(__file__).parents[1]
 SCHEMAS = Path(__file__).with_name("configurations.json")
 DECLARING = ("data", "federation", "methods", "models", "pretraining", "training")
 """The packages that declare fields of the configurations."""
+REPORTED_BY_ALL = ("accuracy/mean", "accuracy/worst_domain", "accuracy/domain_spread", "loss/test", "loss/train")
+"""Metrics that every run reports."""
 PLAIN = {"integer": int, "number": float, "string": str, "boolean": bool, "null": None, "object": dict[str, Any]}
 RULES = {
     "exclusiveMinimum": "gt",
@@ -64,16 +70,47 @@ def check(root: str, content: Mapping[str, Json], where: str, changes: Mapping[s
 
 
 def check_space(request: RequestedSpace) -> None:
-    """Raise UserError if the experiment or an arm of a search space has a mistake that `check` finds."""
-    from fedsweep.sweep.plan.resolved_space import ResolvedSpace, wrong_names
+    """Raise UserError with all mistakes in a search space that can be found without torch.
+
+    If the file of the search space has such a mistake, torch is still imported if its metrics and columns cannot be
+    checked without torch, so that the same error also lists the mistakes in them.
+    """
+    from fedsweep.sweep.plan.resolved_space import ResolvedSpace
+    from fedsweep.sweep.plan.space_checks import find_mistakes, valid_changes
 
     content, where = read_yaml(request.files["experiment.yaml"]), f"experiment {request.space.experiment}"
     with _unless_outdated():
-        base = _outline("RunConfig").of(content, where).override(request.space.fixed, request.where)
-        resolved = ResolvedSpace(request, cast("RunConfig", base))
-        for message in wrong_names(resolved):
-            raise UserError(f"{request.where}: {message}")
-        resolved.resolve_all(resolved.probes)
+        outline = _outline("RunConfig").of(content, where)
+        base, rejected = valid_changes(cast("RunConfig", outline), request.space.fixed, request.where)
+        found = find_mistakes(ResolvedSpace(request, base), rejected, one_by_one=True)
+        if found.messages:
+            more = () if found.wrong and found.wrong <= {*request.overrides} else _wrong_metrics(request, found)
+            raise UserError(with_all_mistakes(request.where, [*found.messages, *more]))
+
+
+def _wrong_metrics(request: RequestedSpace, found: Findings) -> list[str]:
+    """Return error messages about the metrics and columns of a search space that has other mistakes."""
+    space = request.space
+    metrics = [space.objective.metric, *([space.objective.against.metric] if space.objective.against else [])]
+    columns = wrong_columns(space.columns, REPORTED_BY_ALL, space.objective.metric, "`columns`", space.names)
+    if {*metrics} <= {*REPORTED_BY_ALL, *ACCUMULATED} and not any(columns):
+        return []
+    from fedsweep.cli.output import loading_torch
+
+    with loading_torch("fedsweep.sweep.plan.checks"):
+        from fedsweep.federation.run_config import RunConfig
+        from fedsweep.sweep.plan.checks import wrong_metrics
+        from fedsweep.sweep.plan.resolved_space import ResolvedSpace
+        from fedsweep.sweep.plan.space_checks import below
+
+    kept = {name: value for name, value in space.fixed.items() if not below(name, found.wrong)}
+    try:
+        base = RunConfig.of(read_yaml(request.files["experiment.yaml"]), "").override(kept, "")
+    except UserError:
+        return []
+    sound = ResolvedSpace(found.sound.request, base)
+    configs, _ = sound.resolve_valid(sound.probes)
+    return list(wrong_metrics(ResolvedSpace(request, base), replace(found, configs=configs)))
 
 
 @contextmanager

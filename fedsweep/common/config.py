@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from fedsweep.common.errors import UserError, near
+from fedsweep.common.errors import InvalidValuesError, UserError, near, with_all_mistakes
 from fedsweep.common.yaml_values import Json
 
 _WORDING = {
@@ -62,6 +62,7 @@ class Config(BaseModel):
 
         Raises:
             UserError: A name is unknown, or a value is missing or invalid. The message states the name and the rule.
+                If pydantic found the mistakes, the error is an InvalidValuesError, which contains all of them.
         """
         data = _spelt_out(cls, data)
         try:
@@ -70,7 +71,7 @@ class Config(BaseModel):
             _check_printable(data, where)
             return cls.model_validate_json(as_json)
         except ValidationError as error:
-            raise UserError(_message(error, data, cls, where)) from None
+            raise _invalid(_mistakes(error, data, cls), cls, where) from None
         except (TypeError, ValueError) as error:
             raise UserError(f"{where} contains a value that no hyperparameter can have: {error}.") from None
 
@@ -88,11 +89,20 @@ class Config(BaseModel):
             UserError: A name is unknown, or a value is invalid.
         """
         data, homeless = self._changed(changes)
-        for name, met in homeless.items():
-            if any(known == name or known.startswith(f"{name}.") for known in flat(self)):
-                type(self).of(met, where)  # another change has replaced the parent by an invalid value
-            raise UserError(_unknown(name, _fields(type(self), met), type(self), where))
-        return type(self).of(data, where)
+        known = [*flat(self)]
+        unknown = {
+            name: _unknown(name, _fields(type(self), met), type(self))
+            for name, met in homeless.items()
+            # If the name is known, another change has replaced the parent by an invalid value.
+            if not any(one == name or one.startswith(f"{name}.") for one in known)
+        }
+        try:
+            changed = type(self).of(data, where)
+        except InvalidValuesError as error:
+            raise _invalid({**unknown, **error.mistakes}, type(self), where) from None
+        if unknown:
+            raise _invalid(unknown, type(self), where)
+        return changed
 
     def tentative(self, changes: Mapping[str, Json]) -> dict[str, Json]:
         """Return all values, including default values, after `changes` are applied, keyed by dotted name.
@@ -207,64 +217,62 @@ def _defaults(record: type[Config]) -> dict[str, Json]:
     return dict(json.loads(json.dumps(given)))
 
 
-def _unknown(name: str, known: Iterable[str], root: type[Config], where: str) -> str:
-    return f"{where}: `{name}` is not {root.what_a_name_is}{near(name, known) or '.'}"
+def _unknown(name: str, known: Iterable[str], root: type[Config]) -> str:
+    return f"`{name}` is not {root.what_a_name_is}{near(name, known) or '.'}"
 
 
-def _message(error: ValidationError, data: Mapping[str, Json], root: type[Config], where: str) -> str:
-    """Return an error message for pydantic's errors, with one sentence per mistake if `root` lists all mistakes."""
-    found = [one for one in error.errors(include_url=False) if one["type"] != "default_factory_not_called"]
+def _invalid(mistakes: Mapping[str, str], root: type[Config], where: str) -> InvalidValuesError:
+    """Return the error about some mistakes. The message lists all of them only if `root` lists all mistakes."""
+    messages = [f"{where}: {sentence}" for sentence in mistakes.values()]
+    return InvalidValuesError(with_all_mistakes(where, messages if root.all_mistakes else messages[:1]), mistakes)
+
+
+def _mistakes(error: ValidationError, data: Mapping[str, Json], root: type[Config]) -> dict[str, str]:
+    """Return one sentence for each of pydantic's errors, keyed by the dotted name of the value, in pydantic's order.
+
+    An unknown name is listed before a missing name, because a misspelt name causes both errors.
+    """
     by_name: dict[str, list[ErrorDetails]] = {}
-    for one in found if root.all_mistakes else ():
-        by_name.setdefault(_dotted(one["loc"], data), []).append(one)
-    missing = [name for name, several in by_name.items() if several[0]["type"] == "missing"]
-    if any(one["type"] == "extra_forbidden" for one in found):  # a misspelt name is also missing
-        by_name = {name: several for name, several in by_name.items() if name not in missing}
+    for one in error.errors(include_url=False):
+        if one["type"] != "default_factory_not_called":
+            by_name.setdefault(_dotted(one["loc"], data), []).append(one)
+    if any(one["type"] == "extra_forbidden" for several in by_name.values() for one in several):
+        by_name = {name: one for name, one in by_name.items() if one[0]["type"] != "missing"}
     # A list whose only item is invalid is also reported as too short.
     by_name = {name: one for name, one in by_name.items() if not any(other.startswith(f"{name}.") for other in by_name)}
-    if len(by_name) < 2:
-        return _sentence(found, data, root, where)
-    lines = [_sentence(several, data, root, "").removeprefix(": ") for several in by_name.values()]
-    return "\n".join([f"{where} has {len(lines)} mistakes:", *(f"- {line}" for line in lines)])
+    return {name: _sentence(name, several, data, root) for name, several in by_name.items()}
 
 
-def _sentence(found: list[ErrorDetails], data: Mapping[str, Json], root: type[Config], where: str) -> str:
-    """Return a one-sentence error message for pydantic's errors.
-
-    The message describes the first error. However, an unknown name is reported before a missing name, because a
-    misspelt name causes both errors.
-    """
-    unknown = [one for one in found if one["type"] == "extra_forbidden"]
-    first = unknown[0] if unknown and found[0]["type"] == "missing" else found[0]
-    name = _dotted(first["loc"], data)
+def _sentence(name: str, found: list[ErrorDetails], data: Mapping[str, Json], root: type[Config]) -> str:
+    """Return a one-sentence error message for pydantic's errors about the value `name`."""
+    first = found[0]
     kind, value, context = first["type"], first["input"], first.get("ctx", {})
     if kind == "extra_forbidden":
-        return _unknown(name, _fields(root, data), root, where)
+        return _unknown(name, _fields(root, data), root)
     if kind == "missing":
-        return f"{where}: `{name}` is missing."
+        return f"`{name}` is missing."
     if kind == "value_error":
         rule = str(context["error"])
         home = name if isinstance(value, dict) else name.rpartition(".")[0]
         # The rules of a backbone name its fields `backbone.X`, but the backbone may be nested elsewhere.
         if home and home != "backbone":
             rule = rule.replace("`backbone.", f"`{home}.")
-        return f"{where}: {rule}" if rule.endswith("?") else f"{where}: {rule}."
+        return rule if rule.endswith("?") else f"{rule}."
     if kind == "union_tag_invalid":
         expected = [tag.strip("' ") for tag in str(context["expected_tags"]).split(",")]
         tag = str(context["tag"])
         rule = f"must be one of {', '.join(expected)}, but it is `{tag}`"
-        return f"{where}: `{name}.name` {rule}{near(tag, expected) or '.'}"
+        return f"`{name}.name` {rule}{near(tag, expected) or '.'}"
     if kind == "union_tag_not_found":
-        return f"{where}: `{name}` must have a `name`."
+        return f"`{name}` must have a `name`."
     # A union reports one error for each of its types.
-    beside = [one for one in found if _dotted(one["loc"], data) == name]
-    infinite = [one["msg"] for one in beside if one["type"] == "finite_number" and isinstance(value, float)]
-    rule = ", or ".join(infinite[:1] or [one["msg"] for one in beside])
+    infinite = [one["msg"] for one in found if one["type"] == "finite_number" and isinstance(value, float)]
+    rule = ", or ".join(infinite[:1] or [one["msg"] for one in found])
     for theirs, ours in _WORDING.items():
         rule = rule.replace(theirs, ours)
     rule = _COUNT.sub("", rule)
     shown = json.dumps(value) if isinstance(value, str | int | float | bool | list | type(None)) else str(value)
-    return f"{where}: `{name}` {rule[0].lower()}{rule[1:]}, but it is {shown}."
+    return f"`{name}` {rule[0].lower()}{rule[1:]}, but it is {shown}."
 
 
 def _dotted(location: tuple[int | str, ...], data: Any) -> str:

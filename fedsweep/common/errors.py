@@ -4,14 +4,47 @@ import difflib
 import errno
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class UserError(Exception):
     """An error caused by the user's input. The command line prints its message and exits with code 2.
 
-    The message is one sentence. It states where the mistake is, the rule, the invalid value and similar valid names.
+    The message is one sentence, or a list with one sentence for each mistake. A sentence states where the mistake is,
+    the rule, the invalid value and similar valid names.
     """
+
+
+class InvalidValuesError(UserError):
+    """The error raised for invalid values of a configuration.
+
+    The message may describe only the first mistake; `mistakes` contains all of them.
+    """
+
+    def __init__(self, message: str, mistakes: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.mistakes = dict(mistakes)
+        """One sentence for each mistake, keyed by the dotted name of the value."""
+
+
+def with_all_mistakes(where: str, messages: Sequence[str]) -> str:
+    """Return one error message about several mistakes, or the only message unchanged.
+
+    Args:
+        where: The beginning of all messages, such as `search space mine`.
+        messages: An error message for each mistake.
+
+    >>> with_all_mistakes("search space mine", ["search space mine: `seeds` is missing."])
+    'search space mine: `seeds` is missing.'
+    >>> print(with_all_mistakes("mine", ["mine: `seeds` is missing.", "mine, arm full: `lora.rank` is missing."]))
+    mine has 2 mistakes:
+    - `seeds` is missing.
+    - arm full: `lora.rank` is missing.
+    """
+    if len(messages) == 1:
+        return messages[0]
+    lines = (message.removeprefix(where).lstrip(":, ") for message in messages)
+    return "\n".join([f"{where} has {len(messages)} mistakes:", *(f"- {line}" for line in lines)])
 
 
 def warn(sentence: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -216,7 +216,15 @@ def column(name: str, metric: str, mode: Mode, domains: Collection[str] = ()) ->
 def check_columns(
     names: Sequence[str], metrics: Collection[str], objective: str, where: str, varied: Collection[str] = ()
 ) -> None:
-    """Raise UserError if a column's name is unknown or repeated, or if the target in `rounds_to=TARGET` is invalid.
+    """Raise UserError for the first mistake that `wrong_columns` finds."""
+    for message in wrong_columns(names, metrics, objective, where, varied):
+        raise UserError(message)
+
+
+def wrong_columns(
+    names: Sequence[str], metrics: Collection[str], objective: str, where: str, varied: Collection[str] = ()
+) -> Iterator[str]:
+    """Yield an error message for each unknown or repeated column, and for each invalid target in `rounds_to=TARGET`.
 
     Args:
         names: The names of the columns.
@@ -231,24 +239,27 @@ def check_columns(
     for name in names:
         asked = column_name(name)
         is_target = asked.startswith(TARGET)
-        meant = _target(asked, objective, where) if is_target else asked
+        if is_target and (problem := _wrong_target(asked, objective)):
+            yield f"{where} needs {problem}, but it contains `{name}`."
+            continue
+        meant = float(asked.removeprefix(TARGET)) if is_target else asked
         if meant in taken and not name.endswith(SEEDS):
-            raise UserError(f"{where} lists `{name}` twice.")
+            yield f"{where} lists `{name}` twice."
         taken.add(meant)
         accepted = is_target or asked in {*known, *domains, *varied} or _always_shown(name)
         if not accepted:
             rest = f"; choose from {', '.join(COLUMNS)}, {TARGET}NUMBER and the metrics that rounds report."
-            raise UserError(f"{where} lists `{name}`, which is not a column{near(name, known) or rest}")
+            yield f"{where} lists `{name}`, which is not a column{near(name, known) or rest}"
 
 
-def _target(name: str, objective: str, where: str) -> float:
+def _wrong_target(name: str, objective: str) -> str | None:
+    """Return what the target in `rounds_to=TARGET` must be instead, or None if it is valid."""
     try:
         value = float(name.removeprefix(TARGET))
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise UserError(f"{where} needs a number after `{TARGET}`, as in `{TARGET}0.7`, but it contains `{name}`.")
+        return f"a number after `{TARGET}`, as in `{TARGET}0.7`"
     if is_accuracy(objective) and not 0 <= value <= 1:
-        share = f"a share from 0 to 1 after `{TARGET}`, because the objective is {objective}"
-        raise UserError(f"{where} needs {share}, but it contains `{name}`.")
-    return value
+        return f"a share from 0 to 1 after `{TARGET}`, because the objective is {objective}"
+    return None

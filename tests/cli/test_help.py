@@ -25,6 +25,8 @@ VARIED = {
     "axis_name": "space: {lora.rnak: {grid: [2, 8]}}",
     "axis_value": "space: {lora.rank: {grid: [2, 0]}}",
     "named_name": "named: {few: {lora.rnak: 2}, many: {lora.rank: 8}}",
+    "several": "space: {lora.rnak: {grid: [2, 8]}, lora.rank: {grid: [2, 0]}}\nbaseline: {lora.rank: 4}",
+    "no_arm": "space: {lora.rank: {grid: [2, 8]}}\nbaseline: {lora.rank: 4}",
 }
 """Search spaces with a mistake, by name."""
 LIGHT = [
@@ -47,6 +49,8 @@ LIGHT = [
     (["tune", "axis_name"], ["axis_name: `lora.rnak` is not a hyper", "mean `lora.rank`"], {"numpy"}),
     (["tune", "axis_value"], ["axis_value, arm lora.rank=0: `lora.rank` must be greater than 0"], {"numpy"}),
     (["tune", "named_name"], ["named_name, arm few: `lora.rnak` is not a hyper"], {"numpy"}),
+    (["tune", "several"], ["has 2 mistakes", "`lora.rnak` is not a hyper", "arm lora.rank=0: `lora.rank`"], {"numpy"}),
+    (["tune", "no_arm"], ["`baseline` must be one of the arms, but {'lora.rank': 4} is not"], {"numpy"}),
     (["data", "partition", "fedra_digits", "seeed=1"], ["`seeed` is not a hyper", "mean `seed`"], {"numpy"}),
 ]
 """Each command, parts of its output, and the heavy packages that this or an earlier command may load."""

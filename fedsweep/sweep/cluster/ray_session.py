@@ -2,11 +2,13 @@
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import re
 import secrets
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -229,7 +231,8 @@ def _start(console: Console, folder: Path) -> None:
         for attempt in range(1, STARTS + 1):
             try:
                 own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": str(folder)}
-                with kept_handlers():  # a signal ends the attempts after the one in which it arrives
+                # A signal ends the attempts after the one in which it arrives.
+                with kept_handlers(), _own_process_groups():
                     ray.init(address=LOCAL, num_cpus=cpus, num_gpus=gpus, **own, **QUIET)
                 return
             except KeyboardInterrupt:
@@ -248,6 +251,27 @@ def _start(console: Console, folder: Path) -> None:
             status.update(waiting)
             if not console.is_terminal:
                 console.print(waiting)
+
+
+@contextlib.contextmanager
+def _own_process_groups() -> Iterator[None]:
+    """Let each process of Ray that starts within the block have a process group of its own.
+
+    `ray job stop`, a shell and `timeout` send a signal to the whole process group of the sweep. If Ray's processes
+    received it too, Ray's C++ code would end this process as soon as the raylet has ended, before the sweep can close
+    its records. On Linux, the kernel ends Ray's processes if this process ends in any other way. Elsewhere, Ray needs
+    the common process group for the same purpose, and the block changes nothing.
+    """
+    from ray._private import services
+
+    patched: Any = services
+    original = patched.ConsolePopen
+    if sys.platform == "linux":
+        patched.ConsolePopen = functools.partial(original, process_group=0)
+    try:
+        yield
+    finally:
+        patched.ConsolePopen = original
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Self
 
 from fedsweep.common.config import flat
-from fedsweep.common.errors import UserError, near
+from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import Arm, agrees, arm_label, identity
 from fedsweep.sweep.space.designs import changes, left_out_values
@@ -147,6 +147,13 @@ class ResolvedSpace:
 
     def resolve_all(self, arms: Collection[Arm]) -> list[tuple[Arm, RunConfig]]:
         """Return each arm with its configuration for the first seed; raise one UserError about all invalid arms."""
+        found, wrong = self.resolve_valid(arms)
+        if wrong:
+            raise UserError(describe(self.request.where, wrong, arms))
+        return found
+
+    def resolve_valid(self, arms: Collection[Arm]) -> tuple[list[tuple[Arm, RunConfig]], list[WrongArm]]:
+        """Return each valid arm with its configuration for the first seed, and the error messages of the other arms."""
         found: list[tuple[Arm, RunConfig]] = []
         wrong: list[WrongArm] = []
         for arm in arms:
@@ -154,9 +161,7 @@ class ResolvedSpace:
                 found.append((arm, self.resolve(arm, self.space.seeds[0])))
             except UserError as error:
                 wrong.append(WrongArm(arm, str(error).removeprefix(self.where(arm)).lstrip(": ")))
-        if wrong:
-            raise UserError(describe(self.request.where, wrong, arms))
-        return found
+        return found, wrong
 
     def where(self, arm: Arm) -> str:
         """Return the beginning of an error message about an arm, e.g. `search space lora_rank, arm lora.rank=4`."""
@@ -168,17 +173,3 @@ class ResolvedSpace:
         The values are not validated.
         """
         return self.base.tentative(changes(part, self.left_out, self.space.named))
-
-
-def wrong_names(resolved: ResolvedSpace) -> Iterator[str]:
-    """Yield an error message for each name in the search space that is not a hyperparameter.
-
-    Two kinds of names are checked by `resolved.resolve` instead: the names of hyperparameters that vary only under a
-    condition, and the names in the setting `named`.
-    """
-    space, known = resolved.space, flat(resolved.base)
-    conditional = {key for key, axis in space.space.items() if axis.when}
-    own = conditional.union(*(space.named or {}).values())
-    for name in (one for one in space.names if one not in own):
-        if name not in known and not any(other.startswith(f"{name}.") for other in known):
-            yield f"`{name}` is not a hyperparameter of this run{near(name, known) or '.'}"

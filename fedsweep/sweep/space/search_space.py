@@ -239,7 +239,7 @@ class SearchSpace(Config):
         Raises:
             ValueError: The design is `one_factor`, and the baseline is not one of the arms.
         """
-        factors = {key: [_valued(key, value) for value in axis.grid or ()] for key, axis in self.space.items()}
+        factors = {key: [valued(key, value) for value in axis.grid or ()] for key, axis in self.space.items()}
         if self.named is not None:
             factors[NAMED] = [{NAMED: name} for name in self.named]
         if self.ablate is not None:
@@ -283,7 +283,8 @@ class SearchSpace(Config):
         return Factorial(factors, [*first, *asking_order(self.space)], Conditions(self.space, resolve).active)
 
 
-def _valued(key: str, value: Json) -> Arm:
+def valued(key: str, value: Json) -> Arm:
+    """Return the part of an arm that the axis `key` sets to `value`. A key of several names takes a list of values."""
     names = names_of(key)
     return dict(zip(names, value, strict=True)) if len(names) > 1 and isinstance(value, list) else {key: value}
 

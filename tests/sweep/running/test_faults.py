@@ -105,6 +105,9 @@ def test_a_killed_worker_a_killed_driver_and_two_ctrl_c_do_not_change_the_arms(
 def end(process: subprocess.Popen[str], number: signal.Signals, victims: str) -> None:
     """Send a signal to the driver's whole process group (`group`), or to Ray's process with the name `victims`."""
     if victims == "group":
+        rays = [one for one in psutil.Process(process.pid).children() if one.name() in ("raylet", "gcs_server")]
+        assert len(rays) == 2
+        assert process.pid not in {os.getpgid(one.pid) for one in rays}  # otherwise, Ray may end the driver
         os.killpg(process.pid, number)
         return
     found = [one for one in psutil.Process(process.pid).children() if one.name() == victims]

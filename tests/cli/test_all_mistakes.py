@@ -1,0 +1,136 @@
+"""All mistakes of a search space are reported at once, without the mistakes that only follow from another one."""
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+import yaml
+
+from fedsweep.cli import early_check
+from fedsweep.cli.early_check import REPORTED_BY_ALL, check_space
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import available
+from fedsweep.common.yaml_values import read_yaml
+from fedsweep.federation.run_config import RunConfig
+from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.space.search_space import read
+from tests.cli.conftest import Call, write
+
+SOUND: dict[str, Any] = {
+    "experiment": "fedra_digits",
+    "fixed": {"federation.rounds": 5},
+    "space": {
+        "optimizer.momentum": {"grid": [0.0, 0.9]},
+        "local.batch_size": {"grid": [8, 16], "when": {"optimizer.momentum": 0.9}},
+    },
+    "baseline": {"optimizer.momentum": 0.9, "local.batch_size": 8},
+    "seeds": [0],
+}
+MISTAKES: dict[str, dict[str, Any]] = {
+    "`lora.rnak` is not a hyperparameter of this run": {"space": {"lora.rnak": {"grid": [2, 8]}}},
+    "`local.stps` is not a hyperparameter of this run": {"space": {"local.stps": {"grid": [1, 2]}}},
+    "arm lora.position=lo: `lora.position` must be": {"space": {"lora.position": {"grid": ["l0", "lo"]}}},
+    "`federation.seconds` is not a hyperparameter of this run": {"fixed": {"federation.seconds": 5}},
+    "`lora.dropout` must be less than 1, but it is 7": {"fixed": {"lora.dropout": 7}},
+    "`aggregation.weights` must be": {"fixed": {"aggregation.weights": "equal"}},
+    "`when` of `space.base_optimizer.mu` requires that base_optimizer.name is scaffold": {
+        "space": {"base_optimizer.mu": {"grid": [0.1, 0.2], "when": {"base_optimizer.name": "scaffold"}}}
+    },
+    "`baseline` must be one of the arms, but": {"baseline": {"optimizer.momentum": 0.7}},
+    "`objective.metric` accuracy/avg is not reported by this run": {"objective": {"metric": "accuracy/avg"}},
+    "`columns` lists `worst_domian`, which is not a column": {"columns": ["worst_domian"]},
+}
+"""Changes to `SOUND`, each with one mistake, keyed by a part of the error message about it."""
+FOLLOWING: list[tuple[dict[str, Any], str]] = [
+    (
+        {
+            "space": {
+                "lora.rnak": {"grid": [2, 8]},
+                "lora.dropout": {"grid": [0.0, 0.1], "when": {"lora.rank": 8}},
+            },
+            "baseline": {"lora.rank": 8, "lora.dropout": 0.0},
+            "columns": ["lora.rank"],
+        },
+        "`lora.rnak` is not a hyperparameter of this run",
+    ),
+    (
+        {"fixed": {"method": "depthfI", "method.heads": [4]}, "space": {"method.distil": {"grid": [True, False]}}},
+        "`method.name` must be one of",
+    ),
+    (
+        {"space": {"method": {"grid": ["fedr", "all_large"]}}, "baseline": {"method": "fedra"}},
+        "arm method=fedr: `method.name` must be one of",
+    ),
+    (
+        {"fixed": {"evaluation.metrics": ["drft"]}, "objective": {"metric": "drift/representation"}},
+        "`evaluation.metrics.0` must be",
+    ),
+    (
+        {"ablate": {"lora.rnak": 4, "lora.dropout": 0.3}, "baseline": {"without": ["lora.rnak"]}, "space": {}},
+        "`lora.rnak` is not a hyperparameter of this run",
+    ),
+]
+"""Changes to `SOUND` with one mistake from which other error messages would follow, and a part of the only message."""
+
+
+def changed(*changes: dict[str, Any]) -> dict[str, Any]:
+    """Return `SOUND` with some changes; `space` and `fixed` are extended, and other entries are replaced."""
+    file = {**SOUND, "fixed": {**SOUND["fixed"]}, "space": {**SOUND["space"]}}
+    for change in changes:
+        for entry, value in change.items():
+            file[entry] = {**file[entry], **value} if entry in ("space", "fixed") and value else value
+    return file
+
+
+def messages(file: dict[str, Any]) -> list[str]:
+    """Return the error messages about a search space, or an empty list if it has no mistake."""
+    write("search_spaces", "mine", yaml.safe_dump(file, sort_keys=False))
+    request = read("mine", {}, {})
+    try:
+        check_space(request)
+        Plan.of(request)
+    except UserError as error:
+        first, *others = str(error).removeprefix("search space mine").lstrip(":, ").splitlines()
+        assert not others or first == f"has {len(others)} mistakes:"
+        return [line.removeprefix("- ") for line in others] or [first]
+    return []
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch, read_once):
+    monkeypatch.chdir(tmp_path)
+    stored = early_check._stored()["declarations"]
+    monkeypatch.setattr(early_check, "declarations", lambda: stored)  # computed for every error message otherwise
+
+
+def test_each_of_several_independent_mistakes_is_named_once():
+    assert messages(SOUND) == []
+    chosen = [*combinations(MISTAKES, 2)][::4] + [*combinations(MISTAKES, 3)][::12] + [(*MISTAKES,)]
+    assert len(chosen) == 23
+    assert {part for parts in chosen[:-1] for part in parts} == {*MISTAKES}
+    for parts in chosen:
+        found = messages(changed(*(MISTAKES[part] for part in parts)))
+        assert [sum(part in one for one in found) for part in parts] == [1] * len(parts), (parts, found)
+        assert len(found) == len(parts), found
+
+
+@pytest.mark.parametrize(("change", "part"), FOLLOWING)
+def test_a_mistake_that_follows_from_another_is_not_listed(change, part):
+    (found,) = messages(changed(change))
+    assert part in found
+
+
+def test_the_command_lists_all_mistakes(call: Call):
+    write("search_spaces", "mine", yaml.safe_dump(changed(*MISTAKES.values()), sort_keys=False))
+    answer = call("tune", "mine")
+    assert (answer.code, answer.out) == (2, "")
+    first, *others = answer.err.splitlines()
+    assert first == "fedsweep: search space mine has 10 mistakes:"
+    assert len(others) == 10
+
+
+def test_every_run_reports_the_metrics_that_need_no_check():
+    files = available("experiments").items()
+    configs = [RunConfig.of(read_yaml(path), name) for name, path in files if name.endswith("_digits")]
+    assert len(configs) == 4
+    assert [{*REPORTED_BY_ALL} - {*config.metrics()} for config in configs] == [set()] * 4
