@@ -121,7 +121,7 @@ class AblationTable:
     def _others(self, one: ArmStatistics) -> dict[str, str]:
         asked = asked_columns(self.manifest)
         own = {column.heading: self._cell(one, column) for column in asked}
-        row = own if self.manifest.columns else self._usual(one)
+        row = own if asked else self._usual(one)
         for metric in self.second_column:
             row[metric] = Units.fit(is_accuracy(metric), (other.second for other in self.arms)).value(one.second)
         if self.manifest.against is not None:

@@ -80,7 +80,14 @@ def test_a_domain_is_a_column_with_its_accuracy_in_or_out_of_domain():
 
 
 def test_a_count_of_seeds_stands_for_its_target():
-    assert requested(["rounds_to=0.7", "rounds_to=0.7_seeds", "lora.rank"], ["lora.rank"]) == ["rounds_to=0.7"]
+    names = ["rounds_to=0.7", "rounds_to=0.7_seeds", "lora.rank"]
+    for given in (names, names[::-1]):
+        check_columns(given, [], "accuracy/mean", "`columns`", ["lora.rank"])
+        assert requested(given, ["lora.rank"]) == ["rounds_to=0.7"]
+
+
+def test_a_short_name_of_a_hyperparameter_does_not_hide_a_column():
+    assert requested(["seconds", "rank"], ["local.seconds", "lora.rank"]) == ["seconds"]
 
 
 @pytest.mark.parametrize(
@@ -98,6 +105,7 @@ def test_a_count_of_seeds_stands_for_its_target():
             "needs a share from 0 to 1 after `rounds_to=`, because the objective is accuracy/mean, but it contains",
         ),
         (["rounds_to=0.5", "rounds_to=0.50"], "lists `rounds_to=0.50` twice."),
+        (["rounds_to=0.5_seeds", "rounds_to=0.50_seeds"], "lists `rounds_to=0.50_seeds` twice."),
     ],
 )
 def test_invalid_columns_are_rejected(names, words):
