@@ -62,6 +62,8 @@ class Column:
     """Number of decimals to show; None for four significant digits."""
     measured: bool = False
     """True if the value changes when a run is repeated, like time and memory."""
+    of_domain: bool = False
+    """True for the accuracy on a domain. Arms may hold out the domain, so their values can differ in kind."""
 
 
 def _last(metric: str, trial: TrialRecord) -> float | None:
@@ -196,15 +198,15 @@ def _adds_nothing(name: str, varied: Collection[str]) -> bool:
     return column_name(name) not in COLUMNS and name in short_names(varied).values()
 
 
-def column(name: str, metric: str, mode: Mode, domains: Collection[str] = ()) -> Column:
+def column(name: str, metric: str, mode: Mode) -> Column:
     """Return the column with this name or heading.
 
     Args:
         name: A name or heading in `COLUMNS`, a metric, a domain, or `rounds_to=NUMBER`, where NUMBER is a target for
-            the objective. If the objective is an accuracy, the target is a share from 0 to 1.
+            the objective. If the objective is an accuracy, the target is a share from 0 to 1. Any other name without a
+            slash is that of a domain, because all metrics have a slash in their names.
         metric: The objective of the sweep.
         mode: Whether larger (`max`) or smaller (`min`) values of the objective are better.
-        domains: The domains on which accuracies are measured.
 
     >>> column("loss/train", "accuracy/mean", "max").heading, column("rounds_to=0.7", "accuracy/mean", "max").heading
     ('loss/train', 'rounds to 70%')
@@ -217,8 +219,9 @@ def column(name: str, metric: str, mode: Mode, domains: Collection[str] = ()) ->
         shown = f"{100 * target:g}%" if is_accuracy(metric) else f"{target:g}"
         meaning = "first round after which the objective reaches the target; `by k of n` if only k of n seeds reach it"
         return Column(name, f"rounds to {shown}", partial(_rounds_to, target, metric, mode), meaning, digits=1)
-    if name in domains:
-        return Column(name, name, partial(_on_domain, name), "accuracy in percent on this domain", percent=True)
+    if "/" not in name:
+        meaning = "accuracy in percent on this domain"
+        return Column(name, name, partial(_on_domain, name), meaning, percent=True, of_domain=True)
     percent = is_accuracy(name)
     return Column(name, name, partial(_last, name), "after the last round" + ", in percent" * percent, percent=percent)
 

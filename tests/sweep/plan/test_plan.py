@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
@@ -21,6 +22,8 @@ from fedsweep.sweep.plan.plan import Plan, engine_digest
 from fedsweep.sweep.running.open_sweep import new_sweep
 from fedsweep.tracking.sweep_description import git_commit
 from tests.sweep.helpers import GRID, SAMPLED, write_space
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -183,6 +186,18 @@ def test_a_domain_may_be_held_out_in_some_arms_only(read: Any, tmp_path: Path) -
     manifest = new_sweep(plan, Store(tmp_path / "mlruns")).manifest()
     assert manifest.domains == ("plain", "inverted", "noisy")
     assert manifest.reference == plan.space.reference
+
+
+def test_the_manifest_contains_the_domains_of_all_arms(read: Any, tmp_path: Path) -> None:
+    domains = {"data.domains": {"grid": [["plain", "noisy"], ["plain", "thick"]]}}
+    content = yaml.safe_load((ROOT / "experiments" / "fedra_digits.yaml").read_text())
+    content["data"]["domains"], content["federation"]["depths"] = ["plain", "rotated"], [12]
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "two.yaml").write_text(yaml.safe_dump(content))
+    space = {**GRID, "experiment": "two", "fixed": {"local.steps": 1}, "space": domains, "baseline": None}
+    plan = read(space)
+    manifest = new_sweep(plan, Store(tmp_path / "mlruns")).manifest()
+    assert manifest.domains == ("plain", "rotated", "noisy", "thick")
 
 
 def test_a_reference_value_needs_a_metric_that_its_arm_reports(read: Any) -> None:
