@@ -68,7 +68,7 @@ class Recording(Callback, Stopper):
     state: ArmState | Generations | None = None
     """The arms that are halved together, or the population; None for independent trials."""
     retried: bool = True
-    """Whether a later session runs failed trials again."""
+    """True if a later session runs failed trials again."""
     stop: Stop = field(default_factory=Stop)
     _shown: dict[str, int] = field(default_factory=dict, init=False)
     _lost: Counter[str] = field(default_factory=Counter, init=False)
