@@ -49,6 +49,12 @@ def test_every_package_has_a_line():
     assert fedsweep.__doc__
 
 
+def test_no_module_is_longer_than_350_lines():
+    lengths = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert len(lengths) > 200
+    assert not {name: length for name, length in lengths.items() if length > 350}
+
+
 def test_every_dotted_name_exists():
     names = {name for name in re.findall(r"`([a-z_]+(?:\.\w+)+)`", PAGE) if name.split(".")[0] in ROOMS}
     files = {name for name in names if name.endswith((".py", ".md", ".json", ".yaml"))}

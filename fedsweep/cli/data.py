@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option, Typer
 
@@ -24,15 +23,12 @@ from fedsweep.cli.options import (
     worker_count,
 )
 from fedsweep.cli.output import progress_console, relative, result_console
-from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import data_folder, find_either
 from fedsweep.common.progress import waiting
 from fedsweep.common.yaml_values import parse_overrides
 
 if TYPE_CHECKING:
-    from fedsweep.federation.run_config import RunConfig
-    from fedsweep.preparation.figures import Panel
     from fedsweep.preparation.plan import Plan
     from fedsweep.preparation.prepare import Prepared
 
@@ -244,65 +240,17 @@ def partition(
 
         configs = [config for _, config in SweepPlan.of(request).configs]
 
+    from fedsweep.cli.partition_table import distinct_panels, partition_table
     from fedsweep.preparation.figures import draw_partitions, missing_classes
 
-    panels, class_names = _panels(configs)
+    panels, class_names = distinct_panels(configs)
     path = out or Path(f"partition-{name.replace('/', '-')}.png")
     draw_partitions(panels, class_names, path)
     console = result_console()
     for panel in panels:
         notes = map(Text, missing_classes(panel.clients, class_names))
-        console.print(_partition_table(panel, class_names), *notes, "", sep="\n")
+        console.print(partition_table(panel, class_names), *notes, "", sep="\n")
     console.print(f"Picture: {relative(path.absolute())}")
-
-
-DECIDES = ("data", "partition", "seed")  # the parts of an experiment that determine its partition
-
-
-def _panels(configs: Iterable[RunConfig]) -> tuple[list[Panel], tuple[str, ...]]:
-    """Return one panel for each distinct partition among `configs`, and the names of the classes."""
-    from fedsweep.federation.build_and_run import split
-    from fedsweep.preparation.figures import Panel
-
-    different: dict[str, RunConfig] = {}
-    for config in configs:
-        different.setdefault(config.model_dump_json(include=set(DECIDES)), config)
-    values = [
-        {key: value for key, value in flat(config).items() if key.split(".")[0] in DECIDES}
-        for config in different.values()
-    ]
-    varied = [key for key in values[0] if any(one.get(key) != values[0][key] for one in values)]
-    varied += sorted({key for one in values for key in one} - set(values[0]))
-    panels: list[Panel] = []
-    class_names: tuple[str, ...] = ()
-    for config, own in zip(different.values(), values, strict=True):
-        data, parts = split(config)
-        class_names = data.class_names
-        title = ", ".join(f"{key.rsplit('.', 1)[-1]} {own[key]}" for key in varied if key in own)
-        panels.append(Panel(title or config.partition.name.replace("_", " "), parts.clients))
-    return panels, class_names
-
-
-def _partition_table(panel: Panel, class_names: tuple[str, ...]) -> Table:
-    """Return a table with one row per client of a partition.
-
-    The columns are the number of images, the number of classes, the most frequent class, and the distance between the
-    label distribution of the client and that of its domain.
-    """
-    from fedsweep.preparation.figures import class_counts, distances, skew
-
-    clients, classes = panel.clients, len(class_names)
-    title = Text(f"{panel.title} (skew {skew(clients, classes):.2f})")
-    table = Table("client", title=title, title_justify="left", box=None)
-    for heading in ("images", "classes"):
-        table.add_column(heading, justify="right")
-    table.add_column("most frequent")
-    table.add_column("distance", justify="right")
-    for client, row, distance in zip(clients, class_counts(clients, classes), distances(clients, classes), strict=True):
-        most = int(row.argmax())
-        share = f"{class_names[most]} {row[most] / max(1, row.sum()):.0%}"
-        table.add_row(Text(client.id), str(row.sum()), str((row > 0).sum()), Text(share), f"{distance:.2f}")
-    return table
 
 
 @app.command()

@@ -85,6 +85,17 @@ def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return f"; did you mean {' or '.join(f'`{one}`' for one in close)}?" if close else ""
 
 
+def summarise_list(names: Iterable[str], most: int = 5, sign: str = ", ", quote: str = "`") -> str:
+    """Return the first `most` names in quotes, separated by `sign`, and the number of remaining names, if any.
+
+    >>> summarise_list(["a", "b", "c"], most=2), summarise_list(["a", "b"], sign="; ", quote="")
+    ('`a`, `b` and 1 more', 'a; b')
+    """
+    listed = [f"{quote}{name}{quote}" for name in names]
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return sign.join(listed[:most]) + more
+
+
 class DivergenceError(RuntimeError):
     """The error raised if training diverges, that is, if a loss or a trained tensor becomes NaN or infinite."""
 

@@ -9,17 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
-import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedsweep.common.config import Config
-from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.data.dealing import deal_by_dirichlet, deal_evenly
-from fedsweep.data.groups import TooFewGroupsError, check_groups_known, held_out, linked, wanted
-from fedsweep.types import Client, ClientId, FederatedData, ImageSet, PixelStack
+from fedsweep.data.groups import check_groups_known
+from fedsweep.data.image_sets import hold_out, pool
+from fedsweep.types import Client, ClientId, FederatedData, ImageSet
 
 POOL = "pool"  # the domain of clients with images of several domains
 MOST_CLIENTS = 100_000  # enough for any data set; more clients would only delay the error about too few images
@@ -109,14 +106,14 @@ class Partition(Config, ABC):
         for purpose in ("proxy", "test", "validation"):
             if getattr(self, f"{purpose}_share"):
                 check_groups_known(data, f"`partition.{purpose}_share`")
-        proxy, sources = _hold_out({one.name: one.train for one in data.domains}, self.proxy_share, seed, "proxy")
+        proxy, sources = hold_out({one.name: one.train for one in data.domains}, self.proxy_share, seed, "proxy")
         if self.pools:
             sources = {POOL: pool(list(sources.values()))}
         dealt: dict[ClientId, ImageSet] = {}
         for source, images in sources.items():
             dealt.update(zip(self.ids(source), self.cut(images, source, seed), strict=True))
-        test, rest = _hold_out(dealt, self.test_share, seed, "test")
-        validation, train = _hold_out(rest, self.validation_share, seed, "validation")
+        test, rest = hold_out(dealt, self.test_share, seed, "test")
+        validation, train = hold_out(rest, self.validation_share, seed, "validation")
         clients = (
             Client(client, domain, train[client], capacities[client], validation.get(client), test.get(client))
             for client, domain in self.clients_of([one.name for one in data.domains]).items()
@@ -137,65 +134,6 @@ class Partition(Config, ABC):
         if self.takes_synthetic:
             clients = tuple(replace(one, train=pool([one.train, *synthetic.values()])) for one in clients)
         return replace(parts, clients=clients, synthetic=synthetic)
-
-
-def _hold_out(
-    sets: Mapping[str, ImageSet], share: float, seed: int, purpose: str
-) -> tuple[dict[str, ImageSet], dict[str, ImageSet]]:
-    """Hold out a random `share` of the examples of each set, and return the held-out parts and the rests.
-
-    No group has examples both in a held-out part and in a rest. Sets without groups of several examples are divided
-    example by example, each with a random stream of its own. All other sets are divided together.
-
-    Args:
-        sets: The sets, keyed by the name of a client or a domain.
-        share: The share of the examples of each set that is held out.
-        seed: The seed of the run.
-        purpose: The purpose of the held-out examples, which selects the random stream.
-
-    Returns:
-        The held-out parts, and the rests. If `share` is 0, there are no held-out parts. All parts keep the original
-        order.
-    """
-    if share == 0:
-        return {}, dict(sets)
-    for name, whole in sets.items():
-        if len(whole) < 2:
-            raise UserError(
-                f"`partition.{purpose}_share` {share:g} needs at least 2 images, but {name} has {len(whole)}."
-            )
-    groups = {name: whole.groups.numpy() for name, whole in sets.items() if whole.groups is not None}
-    together = {name: groups[name] for name in linked(groups)}
-    try:
-        chosen = held_out(together, share, stream(seed, purpose, "groups")) if together else np.array([])
-    except TooFewGroupsError as error:
-        raise UserError(
-            f"`partition.{purpose}_share` {share:g} holds out whole groups of images, such as the frames of a video, "
-            f"but {error.name} has too few groups: {error.groups}."
-        ) from None
-    held, rest = {}, {}
-    for name, whole in sets.items():
-        if name in together:
-            out = torch.from_numpy(np.isin(together[name], chosen))
-        else:
-            order = torch.from_numpy(stream(seed, purpose, name).permutation(len(whole)))
-            out = torch.zeros(len(whole), dtype=torch.bool).index_fill(0, order[: wanted(share, len(whole))], True)
-        held[name], rest[name] = (whole.select(part.nonzero().flatten()) for part in (out, ~out))
-    return held, rest
-
-
-def pool(sets: Sequence[ImageSet]) -> ImageSet:
-    """Join image sets into one set without copying pixels. It has groups if all sets have groups."""
-    if len(sets) == 1:
-        return sets[0]
-    parts, rows, start = list[Tensor](), [], 0
-    for one in sets:
-        parts += one.parts
-        rows.append(start + (torch.arange(len(one)) if one.rows is None else one.rows))
-        start += len(one.images)
-    groups = [one.groups for one in sets if one.groups is not None]
-    of_all = torch.cat(groups) if len(groups) == len(sets) else None
-    return ImageSet(PixelStack(tuple(parts)), torch.cat([one.labels for one in sets]), torch.cat(rows), of_all)
 
 
 def numbered(prefix: str, count: int) -> list[ClientId]:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsweep.common.errors import UserError, near
+from fedsweep.common.errors import UserError, near, summarise_list
 from fedsweep.results import Store, SweepStore, TrialRecord, TrialStore
 from fedsweep.results.arm_names import SEED, select
 from fedsweep.results.arms import distinct_labels, identity
@@ -97,7 +97,7 @@ def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
     if len(keys) > 1:
         raise UserError(
             f"`{prefix}` must be the beginning of one trial's key, but {len(keys)} keys begin with it: "
-            f"{summarise_list(keys)}."
+            f"{summarise_list(keys, most=6, quote='')}."
         )
     return min(found, key=lambda one: not _finished(one[1])) if found else None
 
@@ -116,7 +116,11 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], arm: str | None, unf
         planned = {identity(one.plan.arm): one.plan.arm for one in trials}
         labels = distinct_labels(planned.values())
         seeds = ", ".join(map(str, sorted({one.plan.seed for one in trials})))
-        arms = f"; its arms are {summarise_list(labels, sign='; ')}, and its seeds are {seeds}" if labels else ""
+        arms = (
+            f"; its arms are {summarise_list(labels, most=6, sign='; ', quote='')}, and its seeds are {seeds}"
+            if labels
+            else ""
+        )
         raise UserError(f"no trial of {where} has {'been planned' if arm is None else f'the arm `{arm}`'}{arms}.")
     pool = meant if unfinished else [one for one in meant if _finished(one)]
     if not pool and len(meant) == 1:
@@ -167,13 +171,3 @@ def _standing(record: TrialRecord) -> str:
     if not record.history:
         return how if record.missing else f"{how} and has no recorded round"
     return f"{how}; `--unfinished` exports its state after round {record.last_round}"
-
-
-def summarise_list(names: Sequence[str], most: int = 6, sign: str = ", ") -> str:
-    """Return the first `most` names, separated by `sign`, and the number of remaining names.
-
-    >>> summarise_list(["a", "b", "c"], most=2)
-    'a, b and 1 more'
-    """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return sign.join(names[:most]) + more

@@ -15,13 +15,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsweep.common.config import flat
-from fedsweep.common.errors import UserError, near, one_line
+from fedsweep.common.errors import UserError, near, one_line, summarise_list
 from fedsweep.common.files import write_atomically
 from fedsweep.data.prepared.card import read_card, store_folder
 from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.export.card import BACKBONE, CARD, FOLDER, README, WHOLE, ExportCard, ImageCard, Origin, readme
 from fedsweep.export.predict import load
-from fedsweep.export.which_trial import Named, summarise_list
+from fedsweep.export.which_trial import Named
 from fedsweep.federation.build_and_run import build, content_digests
 from fedsweep.federation.rounds import Federation
 from fedsweep.federation.run_config import RunConfig
@@ -217,7 +217,7 @@ def check_exportable(config: RunConfig, client: str | None = None) -> None:
     """
     method, clients = config.method, list(config.client_domains())
     if client is not None and client not in clients:
-        hint = near(client, clients) or f"; the clients are {summarise_list(clients)}."
+        hint = near(client, clients) or f"; the clients are {summarise_list(clients, most=6, quote='')}."
         raise UserError(f"`--client`: there is no client `{client}`{hint}")
     separate = isinstance(method, SeparateModels)
     obstacle = ExportObstacle.of_method(method).export_obstacle(

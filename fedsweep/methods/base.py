@@ -9,7 +9,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from fedsweep.common.config import Config
-from fedsweep.data.partition import pool
+from fedsweep.data.image_sets import pool
 from fedsweep.models.layered import Images, LayeredModel
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.training.local_training import CohortTrainer, LocalTask, Objective, cross_entropy

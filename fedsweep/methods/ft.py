@@ -11,7 +11,8 @@ from typing import ClassVar, Literal
 from numpy.random import Generator
 from pydantic import Field
 
-from fedsweep.data.partition import POOL, pool
+from fedsweep.data.image_sets import pool
+from fedsweep.data.partition import POOL
 from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server
 from fedsweep.methods.capabilities import FrozenBlocks
 from fedsweep.models.layered import LayeredModel

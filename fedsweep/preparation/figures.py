@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsweep.common.errors import UserError
+from fedsweep.common.errors import UserError, summarise_list
 from fedsweep.data.prepared.arrow_files import map_domain
 from fedsweep.data.prepared.card import StoreCard
-from fedsweep.preparation.layouts.disk_listing import summarise_list
 from fedsweep.results.tsne_files import INK, blank
 
 if TYPE_CHECKING:

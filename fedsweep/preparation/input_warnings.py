@@ -5,9 +5,8 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
 
-from fedsweep.common.errors import UserError
+from fedsweep.common.errors import UserError, summarise_list
 from fedsweep.data.prepared.card import COPIES, CopiesCard
-from fedsweep.preparation.layouts.disk_listing import summarise_list
 from fedsweep.preparation.plan import Plan
 
 SHOWN = 3  # a warning names at most this many files or classes
@@ -128,9 +127,8 @@ def _without_images(split: str, classes: Sequence[str], detail: str = "") -> lis
     """Return a warning about classes that have no images in a split; empty if there are no such classes."""
     if not classes:
         return []
-    more = f" and {len(classes) - SHOWN} more" if len(classes) > SHOWN else ""
     subject = _count(len(classes), "class has", "classes have")
-    return [f"{subject} no {split} image{detail}: {', '.join(classes[:SHOWN])}{more}"]
+    return [f"{subject} no {split} image{detail}: {summarise_list(classes, SHOWN, quote='')}"]
 
 
 def _count(number: int, one: str, several: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.errors import UserError, one_line, summarise_list
 from fedsweep.common.files import locked, write_atomically
 from fedsweep.data.prepared.arrow_files import map_domain, map_file, record_batch, stored_digest, write_domain
 from fedsweep.data.prepared.card import CARD, COPIES, CopiesCard, DomainCard, StoreCard
@@ -203,10 +203,9 @@ def _write_corrupt(plan: Plan, corrupt: Sequence[Corrupt], path: Path, skip: boo
     path.write_text("".join(f"{one.path}\t{one.reason}\n" for one in corrupt), encoding="utf-8")
     if skip:
         return
-    shown = ", ".join(f"{one.path} ({one.reason})" for one in corrupt[:SHOWN])
-    more = f" and {len(corrupt) - SHOWN} more" if len(corrupt) > SHOWN else ""
+    shown = summarise_list((f"{one.path} ({one.reason})" for one in corrupt), SHOWN, quote="")
     raise UserError(
-        f"{len(corrupt)} image{'s' * (len(corrupt) != 1)} of {plan.options.name} cannot be decoded: {shown}{more}; "
+        f"{len(corrupt)} image{'s' * (len(corrupt) != 1)} of {plan.options.name} cannot be decoded: {shown}; "
         f"{path} lists all of them, and `--skip-corrupt` leaves them out without decoding the others again."
     )
 

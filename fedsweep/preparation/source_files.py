@@ -6,10 +6,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fedsweep.common.errors import UserError
+from fedsweep.common.errors import UserError, summarise_list
 from fedsweep.data.prepared.arrow_files import map_domain
 from fedsweep.data.prepared.card import CARD, StoreCard, is_store, read_card
-from fedsweep.preparation.layouts.disk_listing import summarise_list
 from fedsweep.preparation.plan import Plan
 
 SOURCES = "sources.parquet"

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
-from fedsweep.data.partition import pool
+from fedsweep.data.image_sets import pool
 from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.models import BackboneConfig
 from fedsweep.pretraining.augmentation import AugmentationConfig

@@ -15,7 +15,8 @@ from fedsweep.common.errors import UserError
 from fedsweep.data.data_config import load
 from fedsweep.data.dealing import deal_by_dirichlet
 from fedsweep.data.groups import TooFewGroupsError, held_out, labels_of_groups, linked, merged, repeated
-from fedsweep.data.partition import Split, pool
+from fedsweep.data.image_sets import pool
+from fedsweep.data.partition import Split
 from fedsweep.types import Domain, FederatedData, ImageSet
 from tests.data.grouped_sources import PREPARED, SOURCES, images, true_groups, videos
 from tests.data.test_partition import KINDS, divide, partition

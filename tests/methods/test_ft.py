@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
-from fedsweep.data.partition import pool
+from fedsweep.data.image_sets import pool
 from fedsweep.federation.rounds import federate
 from fedsweep.training.local_training import batches
 from tests.compare import moved

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import activation_bytes, activation_folder, environment
 from fedsweep.data.digits import DigitsData
-from fedsweep.data.partition import pool
+from fedsweep.data.image_sets import pool
 from fedsweep.federation.build_and_run import build, sources
 from fedsweep.federation.rounds import federate
 from fedsweep.models import DigitsClip, LoraConfig, build_model

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, near
 from fedsweep.data.groups import check_groups_known
-from fedsweep.data.partition import pool
+from fedsweep.data.image_sets import pool
 from fedsweep.data.prepared.arrow_files import check_labels, map_domain
 from fedsweep.data.prepared.card import StoreCard, prepared_sizes, read_card, store_folder, why_missing
 from fedsweep.types import Domain, FederatedData, ImageSet

@@ -15,7 +15,7 @@ from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, near
 from fedsweep.common.randomness import derived_seed, stream
 from fedsweep.common.yaml_values import readable
-from fedsweep.data.partition import pool
+from fedsweep.data.image_sets import pool
 from fedsweep.data.prepared.card import StoreCard, is_store, read_card, store_folder
 from fedsweep.data.prepared.dataset import Data, PreparedData
 from fedsweep.types import Domain, FederatedData, ImageSet

@@ -1,6 +1,6 @@
 """The architectures of timm models. Their sizes are computed without allocating tensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache, partial
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import torch
 from torch import nn
 
-from fedsweep.common.errors import UserError
+from fedsweep.common.errors import UserError, summarise_list
 from fedsweep.models.base import Outline, Recipe
 from fedsweep.models.timm.transformer_families import WHAT_WORKS, Family, family_of, mixer_shape
 
@@ -227,7 +227,7 @@ def check_name(model: str) -> None:
         longer = [one for one in tagged if one.startswith(model)]
         nearest = list(dict.fromkeys([*longer, *get_close_matches(model, tagged, n=len(tagged), cutoff=0)]))
         wrong = f"timm has no weights `{tag}` of {name}" if tag else f"`backbone.model` {model} ends in a dot"
-        raise ValueError(f"{wrong}; available are {_some(nearest)}")
+        raise ValueError(f"{wrong}; available are {summarise_list(nearest, most=6, quote='')}")
 
 
 @lru_cache(maxsize=64)
@@ -244,17 +244,14 @@ def check_pinned(model: str) -> None:
     if not with_weights:
         raise ValueError(f"timm has no weights of {name}; set `backbone.pretrained` to none or to a file")
     if tag and model not in with_weights:
-        raise ValueError(f"timm has no weights of {model}; it has weights of {_some(with_weights)}")
+        raise ValueError(
+            f"timm has no weights of {model}; it has weights of {summarise_list(with_weights, most=6, quote='')}"
+        )
     if not tag and name not in with_weights:
         default = f"{name}.{timm_config(name).tag}"
         others = [one for one in with_weights if one != default]
-        rest = f", and others are {_some(others)}" if others else ", and there are no others"
+        rest = f", and others are {summarise_list(others, most=6, quote='')}" if others else ", and there are no others"
         raise ValueError(
             f"`backbone.model` {name} must include the tag of its weights if `backbone.pretrained` is timm; "
             f"timm's current default is {default}{rest}"
         )
-
-
-def _some(names: Sequence[str], most: int = 6) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

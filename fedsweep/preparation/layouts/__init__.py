@@ -6,9 +6,9 @@ A layout is an arrangement of image files, such as `<domain>/<class>/<image>`. A
 
 from pathlib import Path
 
-from fedsweep.common.errors import UserError, near
+from fedsweep.common.errors import UserError, near, summarise_list
 from fedsweep.preparation.layouts.base import Layout
-from fedsweep.preparation.layouts.disk_listing import Folder, fold, list_folder, summarise_list, unexpected
+from fedsweep.preparation.layouts.disk_listing import Folder, fold, list_folder, unexpected
 from fedsweep.preparation.layouts.domain_lists import DomainNet, ImageClef, Nico, OfficeHome
 from fedsweep.preparation.layouts.folders import SPLITS, Classes, Domains, EuroSat, below_splits
 from fedsweep.preparation.layouts.parquet import Parquet, open_parquet, parquet_files

@@ -11,14 +11,13 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Literal
 
-from fedsweep.common.errors import UserError, near
+from fedsweep.common.errors import UserError, near, summarise_list
 from fedsweep.common.yaml_values import read_text
 from fedsweep.preparation.layouts.disk_listing import (
     Folder,
     has_unread_format,
     join,
     list_folder,
-    summarise_list,
     unexpected,
 )
 

@@ -1,11 +1,11 @@
 """Functions that list folders in sorted order, and the error for a data set without the expected layout."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsweep.common.errors import UserError
+from fedsweep.common.errors import UserError, summarise_list
 from fedsweep.common.paths import data_folder
 
 IMAGE_SUFFIXES = frozenset(
@@ -138,17 +138,6 @@ def only_folder(root: Path, what: str, fits: Callable[[Folder], bool], levels: i
             return found[0]
         level = [join(name, folder) for name in level for folder in list_folder(root / name).folders]
     return None
-
-
-def summarise_list(names: Iterable[str], most: int = 5) -> str:
-    """Return the first `most` names in backticks, and the number of remaining names, if any.
-
-    >>> summarise_list(["a", "b", "c"], most=2)
-    '`a`, `b` and 1 more'
-    """
-    names = list(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(f"`{name}`" for name in names[:most]) + more
 
 
 def unexpected(root: Path, layout: str, looked_for: str) -> UserError:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from fedsweep.common.errors import UserError
+from fedsweep.common.errors import UserError, summarise_list
 from fedsweep.preparation.layouts.base import Layout, Listing, Split, tree
-from fedsweep.preparation.layouts.disk_listing import Folder, join, list_folder, summarise_list, unexpected
+from fedsweep.preparation.layouts.disk_listing import Folder, join, list_folder, unexpected
 
 SPLITS: dict[str, Split] = {"train": "train", "val": "test", "valid": "test", "validation": "test", "test": "test"}
 """A dict from names of folders in published data sets, in lower case, to splits."""

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from fedsweep.common.errors import UserError, near, one_line
+from fedsweep.common.errors import UserError, near, one_line, summarise_list
 from fedsweep.preparation.layouts.base import Item, Layout, Listing, Split
-from fedsweep.preparation.layouts.disk_listing import Folder, list_folder, summarise_list, unexpected
+from fedsweep.preparation.layouts.disk_listing import Folder, list_folder, unexpected
 from fedsweep.preparation.layouts.folders import SPLITS, domain_of
 
 _BATCH = 64  # images read from Parquet at a time, because a row group may contain all images

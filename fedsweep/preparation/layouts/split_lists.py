@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from fedsweep.common.errors import UserError, near
+from fedsweep.common.errors import UserError, near, summarise_list
 from fedsweep.preparation.layouts.base import (
     BOTH,
     ExistingFiles,
@@ -26,7 +26,6 @@ from fedsweep.preparation.layouts.disk_listing import (
     join,
     list_folder,
     only_folder,
-    summarise_list,
     unexpected,
 )
 
