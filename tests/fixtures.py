@@ -47,6 +47,17 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def untouchable_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that the machine has a GPU, and fail if its random state is read, which would allocate GPU memory."""
+
+    def touched(device: object) -> None:
+        raise AssertionError(f"the random state of GPU {device} is read")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", touched)
+
+
 @pytest.fixture(scope="session")
 def random_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a weights file and its card like `fedsweep pretrain digits_vit`, but with untrained weights.

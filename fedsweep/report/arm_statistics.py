@@ -241,7 +241,7 @@ def efficient_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> li
 def asked_columns(manifest: SweepManifest) -> list[Column]:
     """Return the table columns that the search space requests, or an empty list if it requests no columns."""
     names = requested(manifest.columns, manifest.varied)
-    return [column(name, manifest.metric, manifest.mode, manifest.domains) for name in names]
+    return [column(name, manifest.metric, manifest.mode) for name in names]
 
 
 def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float]:

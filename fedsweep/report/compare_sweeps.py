@@ -130,8 +130,7 @@ class Pairing:
             f"{letter}: {side.manifest.name}, sweep {side.manifest.id}, experiment {side.manifest.experiment}."
             for letter, side in zip("AB", self.sides, strict=True)
         ]
-        tested = [one for one in self.comparisons if one.p is not None]
-        explained = texts("comparisons", tested=tested, percent=units.percent, choices=self.choices)
+        explained = texts("comparisons", tested=self._tested, percent=units.percent, choices=self.choices)
         return Section.of("Comparison", rows, 1, [*who, "Differences are B minus A.", *explained])
 
     def csv(self) -> str:
@@ -153,7 +152,8 @@ class Pairing:
         """Return the results of the comparisons as sentences.
 
         The last sentence lists the hyperparameters in which side A and side B differ. If the two sides were tested on
-        different images, the first sentence is a warning. If the pair was picked among several, a sentence says so.
+        different images, the first sentence is a warning. If the pair was picked among several and tested, a sentence
+        states the correction.
         """
         seeds = tuple(dict.fromkeys(seed for side in self.sides for seed in side.manifest.seeds))
         manifest = self.sides[1].manifest.model_copy(update={"seeds": seeds})
@@ -167,8 +167,16 @@ class Pairing:
             f"The compared pair is one of {self.choices} pairs of arms that you could have picked, so its p-values are "
             f"multiplied by {self.choices}."
         ]
-        cautions = [*caution * (not all(map(self._same_images, self.pairs))), *picked * (self.choices > 1)]
+        cautions = [
+            *caution * (not all(map(self._same_images, self.pairs))),
+            *picked * bool(self.choices > 1 and self._tested),
+        ]
         return [*cautions, *said, self._apart()]
+
+    @property
+    def _tested(self) -> list[Comparison]:
+        """The comparisons that have a p-value."""
+        return [one for one in self.comparisons if one.p is not None]
 
     def _label(self, first: ArmStatistics, second: ArmStatistics) -> str:
         here, there = arm_label(first.arm.values), arm_label(second.arm.values)

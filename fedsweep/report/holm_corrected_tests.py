@@ -119,16 +119,12 @@ def paired_tests(
     p = [one.p for one in found if one.p is not None]
     corrected, exact = iter(holm(p)), iter(holm([one.p_exact for one in found if one.p_exact is not None]))
     level = LEVEL / (max(len(p), 1) * choices)
+    # Comparisons without a p-value have the correction too, because it is in the headings of their columns.
+    found = [replace(one, level=level, correction="Holm" if choices == 1 else "Bonferroni") for one in found]
     return [
         one
         if one.p is None
-        else replace(
-            one,
-            p_holm=min(1, choices * next(corrected)),
-            p_exact_holm=min(1, choices * next(exact)),
-            level=level,
-            correction="Holm" if choices == 1 else "Bonferroni",
-        )
+        else replace(one, p_holm=min(1, choices * next(corrected)), p_exact_holm=min(1, choices * next(exact)))
         for one in found
     ]
 

@@ -15,7 +15,7 @@ from fedsweep.report.arm_statistics import (
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.intervals_and_power import LEVEL
 from fedsweep.report.population_schedule import schedule_sentences
-from fedsweep.report.text_tables import texts
+from fedsweep.report.text_tables import MARK, texts
 from fedsweep.report.units_and_labels import Units, arm_words, names, shown_p, shown_seeds
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import IN_WORDS, Arm, is_accuracy, setting, shown_setting
@@ -87,6 +87,12 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
         baseline=_baseline(manifest.baseline, arms, dotted),
         tested=[one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None],
         columns=asked_columns(manifest),
+        held_out_columns=[
+            column.heading
+            for column in asked_columns(manifest)
+            if column.of_domain and any(one.n and column.name in one.held_out for one in arms)
+        ],
+        mark=MARK,
         shown=shown,
         held_out=any(one.held_out for one in arms),
         same_images=same_images(MEAN_ACCURACY, arms),

@@ -19,6 +19,7 @@ from fedsweep.report.experiment_setup import provenance, setup
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.sentences import caption, findings
 from fedsweep.report.text_tables import (
+    MARK,
     Section,
     against_baseline,
     against_baseline_by,
@@ -121,7 +122,7 @@ class AblationTable:
     def _others(self, one: ArmStatistics) -> dict[str, str]:
         asked = asked_columns(self.manifest)
         own = {column.heading: self._cell(one, column) for column in asked}
-        row = own if self.manifest.columns else self._usual(one)
+        row = own if asked else self._usual(one)
         for metric in self.second_column:
             row[metric] = Units.fit(is_accuracy(metric), (other.second for other in self.arms)).value(one.second)
         if self.manifest.against is not None:
@@ -142,14 +143,16 @@ class AblationTable:
     def _cell(self, one: ArmStatistics, column: Column) -> str:
         """Return the text of a cell, which is usually the mean over the finished seeds.
 
-        A target column, such as `rounds_to=0.7`, has no mean if some seeds missed the target. The cell then shows the
-        number of seeds that reached the target.
+        The accuracy on a domain that the arm holds out is marked with an asterisk. A target column, such as
+        `rounds_to=0.7`, has no mean if some seeds missed the target. The cell then shows the number of seeds that
+        reached the target.
         """
         value = one.columns[column.name]
         if value is None and column.name.startswith(TARGET) and one.n:
             return f"by {self.reached(one, column)} of {one.n}"
         fit = Units.fit(column.percent, (other.columns[column.name] for other in self.arms))
-        return (fit if column.digits is None else replace(fit, decimals=column.digits)).value(value)
+        cell = (fit if column.digits is None else replace(fit, decimals=column.digits)).value(value)
+        return cell + MARK * (value is not None and column.of_domain and column.name in one.held_out)
 
     def reached(self, one: ArmStatistics, target: Column) -> int:
         """Return the number of finished seeds that reached the target of a column such as `rounds_to=0.7`."""

@@ -17,6 +17,7 @@ from fedsweep.results.pareto import Against, Mode
 
 TAKEN_FROM = "taken_from"  # tag of a reused trial: the earlier sweep that ran it
 SYNTHETIC = "synthetic"  # tag of a run: the source of the synthetic images that it trains on
+IN_DOMAIN_TEST = "in_domain_test"  # key of a plan's `images`: the test images that accuracy/mean counts
 STAND_INS = {
     "surrogate": "surrogates, drawn from the statistics of images held out for the server, not made by a generator"
 }
@@ -84,7 +85,9 @@ class TrialPlan(StoredRecord):
         default_factory=dict, description="values that the run computes from several settings, e.g. LoRA's scaling"
     )
     images: dict[str, int] = Field(
-        default_factory=dict, description="numbers of `train` and `test` images of the data set; empty if not recorded"
+        default_factory=dict,
+        description="numbers of `train` and `test` images of the data set, and of the test images outside the "
+        "held-out domains (`in_domain_test`); empty if not recorded",
     )
     chance: float | None = Field(
         None, description="largest accuracy of a constant prediction, averaged over domains; null if not recorded"

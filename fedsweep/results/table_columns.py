@@ -14,7 +14,7 @@ from functools import partial
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.results import TrialRecord
-from fedsweep.results.arms import is_accuracy
+from fedsweep.results.arms import is_accuracy, short_names
 from fedsweep.results.history import last, total_megabytes
 from fedsweep.results.pareto import Mode
 
@@ -28,6 +28,14 @@ ALWAYS_SHOWN = {
     *("finished", "pruned", "diverged", "failed", "unfinished", "last_round", "value_at_last_round"),
 }
 """Columns that every report or every `table.csv` contains, whether or not they are requested."""
+OF_OTHER_TABLES = {
+    *("95% of difference", "degrees of freedom", "F", "forests", "hyperparameter", "level", "share"),
+    *("member", "outcome", "round", "seed", "trial"),
+    *("n of A", "n of B", "mean of A", "mean of B", "Bonferroni p", "p_bonferroni", "p_exact_bonferroni"),
+    *(f"{name}_{side}" for name in ("arm", "mean", "n", "sd", "space", "sweep") for side in "ab"),
+    "same_images",
+}
+"""Columns of the report's other tables and files, and of `fedsweep compare`. A request for them adds nothing."""
 BY_MEAN = ("in_domain_", "out_of_domain_")
 """Prefixes of columns of `table.csv` with the statistics of the means in and out of domain."""
 ON_DOMAIN = ("accuracy/domain/", "accuracy/out_of_domain/")
@@ -54,6 +62,8 @@ class Column:
     """Number of decimals to show; None for four significant digits."""
     measured: bool = False
     """True if the value changes when a run is repeated, like time and memory."""
+    of_domain: bool = False
+    """True for the accuracy on a domain. Arms may hold out the domain, so their values can differ in kind."""
 
 
 def _last(metric: str, trial: TrialRecord) -> float | None:
@@ -169,32 +179,34 @@ def column_name(printed: str) -> str:
 
 
 def requested(names: Sequence[str], varied: Collection[str] = ()) -> list[str]:
-    """Return the names of the requested columns, without those that every report shows.
+    """Return the names of the requested columns, without those that every report shows or that only other tables have.
 
     `varied` are the hyperparameters that vary, each of which has a column.
 
-    >>> requested(["mean", "lora.rank", "worst domain", "MB up"], varied=["lora.rank"])
+    >>> requested(["mean", "lora.rank", "rank", "worst domain", "MB up"], varied=["lora.rank"])
     ['worst_domain', 'megabytes_up']
     """
-    shown = {name for name in names if name in varied or _always_shown(name)}
+    shown = {name for name in names if _adds_nothing(name, varied)}
     return list(dict.fromkeys(column_name(name) for name in names if name not in shown))
 
 
-def _always_shown(name: str) -> bool:
-    return name in ALWAYS_SHOWN or any(
-        name.startswith(prefix) and name.removeprefix(prefix) in ALWAYS_SHOWN for prefix in BY_MEAN
-    )
+def _adds_nothing(name: str, varied: Collection[str]) -> bool:
+    """Return whether a column is not among the columns that can be chosen, because it is always or never shown."""
+    bare = next((name.removeprefix(prefix) for prefix in BY_MEAN if name.startswith(prefix)), name)
+    if bare in ALWAYS_SHOWN or name in OF_OTHER_TABLES or name in varied:
+        return True
+    return column_name(name) not in COLUMNS and name in short_names(varied).values()
 
 
-def column(name: str, metric: str, mode: Mode, domains: Collection[str] = ()) -> Column:
+def column(name: str, metric: str, mode: Mode) -> Column:
     """Return the column with this name or heading.
 
     Args:
         name: A name or heading in `COLUMNS`, a metric, a domain, or `rounds_to=NUMBER`, where NUMBER is a target for
-            the objective. If the objective is an accuracy, the target is a share from 0 to 1.
+            the objective. If the objective is an accuracy, the target is a share from 0 to 1. Any other name without a
+            slash is that of a domain, because all metrics have a slash in their names.
         metric: The objective of the sweep.
         mode: Whether larger (`max`) or smaller (`min`) values of the objective are better.
-        domains: The domains on which accuracies are measured.
 
     >>> column("loss/train", "accuracy/mean", "max").heading, column("rounds_to=0.7", "accuracy/mean", "max").heading
     ('loss/train', 'rounds to 70%')
@@ -207,8 +219,9 @@ def column(name: str, metric: str, mode: Mode, domains: Collection[str] = ()) ->
         shown = f"{100 * target:g}%" if is_accuracy(metric) else f"{target:g}"
         meaning = "first round after which the objective reaches the target; `by k of n` if only k of n seeds reach it"
         return Column(name, f"rounds to {shown}", partial(_rounds_to, target, metric, mode), meaning, digits=1)
-    if name in domains:
-        return Column(name, name, partial(_on_domain, name), "accuracy in percent on this domain", percent=True)
+    if "/" not in name:
+        meaning = "accuracy in percent on this domain"
+        return Column(name, name, partial(_on_domain, name), meaning, percent=True, of_domain=True)
     percent = is_accuracy(name)
     return Column(name, name, partial(_last, name), "after the last round" + ", in percent" * percent, percent=percent)
 
@@ -235,18 +248,18 @@ def wrong_columns(
     """
     known = [*COLUMNS, *metrics]
     domains = {name.removeprefix(prefix) for name in metrics for prefix in ON_DOMAIN if name.startswith(prefix)}
-    taken: set[str | float] = set()
+    taken: set[tuple[str | float, bool]] = set()
     for name in names:
         asked = column_name(name)
         is_target = asked.startswith(TARGET)
         if is_target and (problem := _wrong_target(asked, objective)):
             yield f"{where} needs {problem}, but it contains `{name}`."
             continue
-        meant = float(asked.removeprefix(TARGET)) if is_target else asked
-        if meant in taken and not name.endswith(SEEDS):
+        meant = float(asked.removeprefix(TARGET)) if is_target else asked, is_target and name.endswith(SEEDS)
+        if meant in taken:
             yield f"{where} lists `{name}` twice."
         taken.add(meant)
-        accepted = is_target or asked in {*known, *domains, *varied} or _always_shown(name)
+        accepted = is_target or asked in {*known, *domains} or _adds_nothing(name, varied)
         if not accepted:
             rest = f"; choose from {', '.join(COLUMNS)}, {TARGET}NUMBER and the metrics that rounds report."
             yield f"{where} lists `{name}`, which is not a column{near(name, known) or rest}"

@@ -1,6 +1,7 @@
 """The output, the files and the error messages of `fedsweep report` and `fedsweep compare`."""
 
 import io
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -95,10 +96,33 @@ def test_each_printed_column_name_is_accepted_as_a_column(call: Call):
     assert call("report", SPACE, "--columns", ",".join(in_csv.drop("worst_domain"))).code == 0
 
 
-def test_columns_that_every_table_has_add_nothing(call: Call):
-    shown = call("report", SPACE, "--columns", "mean,lora.rank", "--format", "markdown").out
-    headings = next(line for line in shown.splitlines() if line.startswith("| lora.rank"))
-    assert headings == "| lora.rank | n | mean | sd | difference | 95% interval | Holm p |"
+@pytest.mark.parametrize("sides", [(f"{SPACE}@s1", f"{SPACE}@s2"), (f"{SPACE}:rank 4", f"{SPACE}:rank 8")])
+def test_each_column_name_of_a_comparison_is_accepted_as_a_column(call: Call, sides):
+    heading, in_csv = (
+        next(line for line in call("compare", *sides, "--format", format).out.splitlines() if "effect" in line)
+        for format in ("markdown", "csv")
+    )
+    printed = [[one.strip() for one in heading.strip("|").split("|")], in_csv.split(",")]
+    assert [len(names) for names in printed] == [15, 29]
+    for names in printed:
+        assert call("report", SPACE, "--columns", ",".join(names)).code == 0, names
+
+
+def test_each_heading_of_the_page_and_the_terminal_is_accepted_as_a_column(call: Call):
+    page = call("report", SPACE, "--format", "html").out
+    names = {*re.findall(r'<th scope="col"[^>]*>([^<]+)</th>', page)}
+    assert {"lora.rank", "outcome", "trial", "exact p", "photo"} <= names
+    shown = call("report", SPACE).out.splitlines()[1].split()
+    assert shown[0] == "rank"
+    for name in {*names, shown[0]}:
+        assert call("report", SPACE, "--columns", name).code == 0, name
+
+
+@pytest.mark.parametrize("names", ["mean,lora.rank", "rank,detectable", "n of A,space_b"])
+def test_columns_that_cannot_be_chosen_add_nothing(call: Call, names):
+    usual = call("report", SPACE, "--format", "markdown").out
+    assert "| MB sent |" in usual
+    assert call("report", SPACE, "--columns", names, "--format", "markdown").out == usual
 
 
 @pytest.mark.parametrize(

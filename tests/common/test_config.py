@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.common.config import flat
+from fedsweep.common.config import Config, flat
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import parse_overrides, parse_yaml
 from fedsweep.federation.run_config import RunConfig
@@ -19,7 +19,7 @@ REFUSALS = parse_yaml((Path(__file__).parents[1] / "golden" / "refusals.yaml").r
 
 
 def test_the_table_of_error_messages_is_read():
-    assert len(REFUSALS) == 98
+    assert len(REFUSALS) == 100
 
 
 @pytest.mark.parametrize("refused", REFUSALS, ids=lambda refused: " ".join(refused["overrides"]))
@@ -53,6 +53,38 @@ def test_the_error_names_a_missing_hyperparameter(experiment):
     data["optimizer"] = {}
     with pytest.raises(UserError, match=r"^runs.yaml: `federation.depths` is missing\.$"):
         RunConfig.of(data, "runs.yaml")
+
+
+def test_a_misspelt_required_name_is_reported_as_unknown(experiment):
+    data = experiment.model_dump(mode="json")
+    data["optimzer"] = data.pop("optimizer")
+    with pytest.raises(UserError, match=r"^runs.yaml: `optimzer` is not a hyperparameter .*; did you mean `optimizer`"):
+        RunConfig.of(data, "runs.yaml")
+
+
+def test_an_invalid_value_is_reported_before_an_unknown_name(experiment):
+    sentence = r"^runs.yaml: `lora.rank` must be greater than 0, but it is 0\.$"
+    with pytest.raises(UserError, match=sentence):
+        experiment.override({"zzz": 1, "lora.rank": 0}, "runs.yaml")
+
+
+class Triple(Config):
+    """A configuration whose error message lists all mistakes."""
+
+    all_mistakes = True
+    first: int
+    second: int
+    third: int
+
+
+@pytest.mark.parametrize("wrong", [["second"], ["first", "third"], ["first", "second", "third"]])
+def test_several_mistakes_are_a_list_with_one_line_for_each(wrong):
+    data = {name: "x" if name in wrong else 1 for name in Triple.model_fields}
+    with pytest.raises(UserError) as refusal:
+        Triple.of(data, "a file")
+    lines = [f'`{name}` must be an integer, but it is "x".' for name in wrong]
+    expected = [f"a file has {len(wrong)} mistakes:", *(f"- {line}" for line in lines)]
+    assert str(refusal.value).splitlines() == (expected if len(wrong) > 1 else [f"a file: {lines[0]}"])
 
 
 def test_a_value_outside_json_is_rejected(experiment):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from fedsweep.common import yaml_values
 from fedsweep.common.errors import UserError, near
 from fedsweep.common.yaml_values import parse_overrides, parse_yaml, read_yaml
 
@@ -74,6 +75,17 @@ def test_aliases_with_too_many_values_are_rejected():
     with pytest.raises(UserError, match=r"^runs\.yaml must contain at most 1,000,000 characters after its aliases"):
         parse_yaml(shared, "runs.yaml")
     assert parse_yaml("\n".join(lines[:3]), "x")["a2"] == [[["x", "x"]] * 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted", "rejected"),
+    [("MOST_VALUES", "[x, x]", "[x, x, x]"), ("MOST_CHARACTERS", "[a, bc]", "[ab, cd]")],
+)
+def test_the_largest_allowed_size_is_accepted(monkeypatch, name, accepted, rejected):
+    monkeypatch.setattr(yaml_values, name, 3)  # a list counts as a value
+    assert parse_yaml(accepted, "runs.yaml") == accepted.strip("[]").split(", ")
+    with pytest.raises(UserError, match="must contain at most 3 "):
+        parse_yaml(rejected, "runs.yaml")
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,17 @@ def test_a_method_has_a_capability_if_and_only_if_it_overrides_one_of_its_functi
         assert bool(own) == issubclass(method, capability), capability.__name__
 
 
+@pytest.mark.parametrize(
+    ("changes", "stand_ins"),
+    [({"method": "fedra"}, False), ({"method": "fedbrick", "partition.proxy_share": 0.1}, True)],
+)
+def test_only_a_method_with_stand_ins_promises_their_metrics(experiment, changes, stand_ins):
+    config = experiment.override({**changes, "evaluation.metrics": ["structural_bias"]}, "test")
+    found = {name.removeprefix("structural_bias/") for name in config.metrics() if name.startswith("structural_bias/")}
+    assert found >= {"gradient", "jacobian/identity"}
+    assert {name for name in found if "brick" in name} == ({"jacobian/brick", "brick_error"} if stand_ins else set())
+
+
 def test_fedbrick_passes_on_every_capability_of_a_depth_method():
     depth_methods = get_args(get_args(DepthMethod)[0])
     assert len(depth_methods) == 3

@@ -6,8 +6,18 @@ from sklearn.datasets import load_digits
 
 from fedsweep.common.errors import UserError
 from fedsweep.data.data_config import load
-from fedsweep.data.digits import STYLES, DigitsData, enlarge, read_scans, rotate, stripes, thicken, to_uint8
+from fedsweep.data.digits import RENDERERS, STYLES, DigitsData, enlarge, read_scans, rotate, stripes, thicken, to_uint8
 from fedsweep.types import FederatedData
+
+THUMBNAILS = {
+    "plain": [63.3, 59.4, 53.4, 54.2],
+    "rotated": [77.1, 48.2, 39.4, 65.3],
+    "inverted": [191.7, 195.6, 201.6, 200.8],
+    "noisy": [95.2, 85.5, 95.7, 78.7],
+    "thick": [124.3, 119.8, 112.8, 109.5],
+    "textured": [102.0, 102.9, 113.3, 113.9],
+}
+"""The mean of each quadrant of the first training image in each style."""
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +162,23 @@ def test_thickened_strokes_cover_the_original_strokes():
     expected = torch.zeros(5, 5)
     expected[1:4, 1:4] = 0.5
     assert torch.equal(thicken(glyphs)[0, 0], expected)
+
+
+@pytest.mark.parametrize("style", [style for style in STYLES if style != "noisy"])
+@pytest.mark.parametrize("level", [0.0, 0.5, 1.0])
+def test_images_without_noise_need_no_clamping(style, level):
+    """A level of 0 leaves only the background, and a level of 1 only the ink."""
+    images = RENDERERS[style](torch.full((50, 1, 16, 16), level), torch.Generator().manual_seed(0))
+    assert images.min() >= 0
+    assert images.max() <= 1
+
+
+@pytest.mark.parametrize(("style", "quadrants"), THUMBNAILS.items())
+def test_the_images_are_those_of_published_results(data, style, quadrants):
+    """The means tolerate the rounding of other processors, but no other random numbers."""
+    image = data.domains[STYLES.index(style)].train.images[0].double()
+    means = image.mean(0).reshape(2, 8, 2, 8).mean((1, 3)).flatten()
+    assert means.tolist() == pytest.approx(quadrants, abs=0.5)
 
 
 def test_stripes_depend_only_on_their_generator():

@@ -54,6 +54,13 @@ def test_depths_can_be_listed_by_client_by_domain_or_once(tiny, partition, depth
     assert {client.id: client.capacity for client in build(config).clients} == expected
 
 
+@pytest.mark.parametrize("depths", ["dynamic", [12, 6, 3], [7]])
+def test_the_depths_of_a_configuration_are_those_that_its_rounds_draw(tiny, depths):
+    config = tiny.override({"federation.depths": depths}, "test")
+    built = build(config)
+    assert {client.capacity for round in range(1, 101) for client in built.cohort(round)} == config.depths()
+
+
 def test_the_split_does_not_depend_on_the_method_or_the_backbone(tiny):
     skew = {"partition": {"name": "feature_label_skew", "proxy_share": 0.1, "validation_share": 0.2}}
     others = [{"method": "all_small"}, {"lora.rank": 2}, {"optimizer.lr": 1.0}]

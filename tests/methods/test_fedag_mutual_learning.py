@@ -62,6 +62,16 @@ def expected_logits(adapters: DomainAdapters, features: Tensor) -> np.ndarray:
     return np.array(found)
 
 
+@pytest.mark.usefixtures("untouchable_gpu")
+def test_adapters_are_built_without_a_gpu_and_without_changing_the_random_state():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        expected = torch.rand(4)
+        torch.manual_seed(1)
+        build_domain_adapters(DigitsClip(), AdaptersConfig(attention=7), DOMAINS, DIGITS, seed=0)
+        assert torch.equal(torch.rand(4), expected)
+
+
 def test_logits_are_equations_4_and_5(adapters):
     features = 3 * drawn(5, 64)
     phi = adapters.all_logits(features)
@@ -98,6 +108,14 @@ def test_mutual_divergence_of_a_whole_set_is_equation_6():
 def test_scores_that_are_all_zero_become_equal_weights():
     assert normalised(torch.zeros(4)).tolist() == [1, 1, 1, 1]
     assert normalised(torch.tensor([0.0, 1.0, 3.0])).tolist() == [0.0, 0.75, 2.25]
+
+
+@pytest.mark.parametrize("scale", [1e-4, 0.01, 1.0, 100.0])
+def test_weights_have_the_mean_one_and_do_not_depend_on_the_scale_of_the_scores(scale):
+    scores = drawn(5).abs()
+    assert normalised(scale * scores).mean().item() == pytest.approx(1, rel=1e-5)
+    torch.testing.assert_close(normalised(scale * scores), normalised(scores))
+    assert normalised(scores).std() > 0.1
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.001, 0.3])

@@ -1,6 +1,7 @@
 """CLIP models that run block by block, compared with transformers' CLIPModel on small checkpoints."""
 
 import copy
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from fedsweep.common.errors import UserError
 from fedsweep.models import LoraConfig, add_lora, build_model, train_head_alone
 from fedsweep.models.clip.model import LayeredClip, Towers
+from fedsweep.models.clip.weights import KNOWN
 from fedsweep.models.layered import Walk
 from tests.compare import identical
 from tests.models.clips import (
@@ -319,6 +321,19 @@ def test_known_shapes_have_the_papers_counts_without_a_download(name, parameters
     model = backbone(name).outlined(101)
     assert sum(one.numel() for one in model.parameters()) == parameters
     assert {one.device.type for one in (*model.parameters(), *model.buffers())} == {"meta"}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_shapes_have_the_patches_and_the_image_size_of_their_name(name):
+    said = re.fullmatch(r"openai/clip-vit-(base|large)-patch(\d+)(?:-(\d+))?", name)
+    assert said is not None
+    size, patch = int(said[3] or 224), int(said[2])
+    config = backbone(name)
+    width, depth = {"base": (768, 12), "large": (1024, 24)}[said[1]]
+    assert (config.image_size, config.depth) == (size, depth)
+    embedding = config.outlined(2).backbone.stem["embeddings"]
+    assert embedding.patch_embedding.weight.shape == (width, 3, patch, patch)
+    assert embedding.position_embedding.num_embeddings == 1 + (size // patch) ** 2
 
 
 def test_rank_one_on_both_linears_of_every_mlp_has_the_papers_count():

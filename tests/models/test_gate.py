@@ -52,6 +52,13 @@ def test_counts_are_those_of_table_4():
     assert {one.device.type for one in (*gate.parameters(), *gate.buffers())} == {"meta"}
 
 
+@pytest.mark.usefixtures("untouchable_gpu")
+@pytest.mark.parametrize("trunk", [DigitsTrunk(), SMALL], ids=lambda trunk: trunk.name)
+def test_a_gate_is_built_without_a_gpu(trunk):
+    built = build_gate(trunk, None, whole=False, seed=0)
+    assert {one.device.type for one in (*built.parameters(), *built.buffers())} == {"cpu"}
+
+
 @pytest.mark.parametrize(("hidden", "width"), [(None, 64), (7, 7)])
 def test_the_hidden_width_is_the_given_one_or_that_of_the_trunk(hidden, width):
     gate = build_gate(DigitsTrunk(), hidden, whole=False, seed=0)

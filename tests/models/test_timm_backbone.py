@@ -100,6 +100,12 @@ def test_random_weights_depend_only_on_the_seed(model):
     assert not any(torch.equal(first.state_dict()[name], other.state_dict()[name]) for name in drawn)
 
 
+@pytest.mark.usefixtures("untouchable_gpu")
+def test_a_model_is_built_without_a_gpu():
+    model = build_model(tiny_vit(), LoraConfig(rank=2, alpha=2.0), 5, 0)
+    assert {one.device.type for one in (*model.parameters(), *model.buffers())} == {"cpu"}
+
+
 def test_a_fresh_head_has_its_own_random_stream():
     three, five = tiny_vit().build(3, seed=0), tiny_vit().build(5, seed=0)
     assert identical(weights_of(three), weights_of(five))  # the number of classes does not change other random values

@@ -80,6 +80,13 @@ def test_every_family_is_tested():
     assert {family for family, _ in CASES.values()} == set(FAMILIES)
 
 
+def test_the_state_of_a_model_has_exactly_timms_tensors(name):
+    model = layered(name)
+    expected = {f"backbone.{one}": tensor.shape for one, tensor in model.backbone.state_dict().items()}
+    assert {one: tensor.shape for one, tensor in model.state_dict().items()} == expected
+    assert len(expected) > 10
+
+
 @torch.no_grad()
 def test_the_walk_is_bit_identical_to_timms_forward(name, images):
     model, config = layered(name), config_of(name)

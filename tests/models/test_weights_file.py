@@ -2,15 +2,18 @@
 
 import hashlib
 import json
+import math
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from timm.models.vision_transformer import checkpoint_filter_fn
 
-from fedsweep.models.weights_file import digest
+from fedsweep.common.errors import UserError
+from fedsweep.models.weights_file import digest, read_card
 from tests.compare import identical
 from tests.models.small import timm_network, tiny_vit
 
@@ -102,6 +105,22 @@ def test_mean_and_deviation_are_configured_or_those_of_the_card_or_the_model(wei
     assert of(with_card, mean=[0.7, 0.8, 0.9]) == (pytest.approx([0.7, 0.8, 0.9]), pytest.approx(CARD["std"]))
     assert of(with_card, in_chans=1) == ([pytest.approx(0.2)], [pytest.approx(0.5)])
     assert of(weights("c.safetensors", card={"mean": [0.3], "std": [1]}), in_chans=1) == ([pytest.approx(0.3)], [1.0])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_mean_on_the_card_can_be_any_number_of_single_precision(weights, sign):
+    largest = sign * float(np.finfo(np.float32).max)
+    assert read_card(weights(card={"mean": [largest]}))["mean"] == [largest]
+    with pytest.raises(UserError, match="must be one or three finite numbers"):
+        read_card(weights(card={"mean": [math.nextafter(largest, sign * math.inf)]}))
+
+
+@pytest.mark.parametrize(("limit", "outside"), [("max", math.inf), ("tiny", 0.0)])
+def test_a_deviation_on_the_card_can_be_any_positive_normal_number_of_single_precision(weights, limit, outside):
+    edge = float(getattr(np.finfo(np.float32), limit))
+    assert read_card(weights(card={"std": [edge]}))["std"] == [edge]
+    with pytest.raises(UserError, match="must be one or three finite positive numbers"):
+        read_card(weights(card={"std": [math.nextafter(edge, outside)]}))
 
 
 def test_the_fingerprint_changes_with_the_content(weights):

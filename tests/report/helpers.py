@@ -1,7 +1,7 @@
 """Functions that make a table from trials, and read the rows of printed tables."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich.console import Console
@@ -10,6 +10,7 @@ from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.formats.terminal import TerminalTable
 from fedsweep.report.table import AblationTable
 from fedsweep.results import SweepManifest
+from fedsweep.results.table_columns import check_columns
 
 
 def tabulate(manifest: SweepManifest | Callable[..., SweepManifest], trials: Any, **changes: Any) -> AblationTable:
@@ -33,6 +34,13 @@ def rows_of(markdown: str) -> list[list[str]]:
 def by_domain(markdown: str) -> list[list[str]]:
     """Return the cells of the Markdown table of accuracies by domain, row by row."""
     return _cells(markdown.partition("## By domain")[2])
+
+
+def accepts_columns(manifest: SweepManifest, trials: Any, names: Iterable[str]) -> None:
+    """Raise UserError if one of the given column names, taken alone, is not accepted by `--columns`."""
+    metrics = {name for trial in trials for record in trial.history for name in record.metrics}
+    for name in names:
+        check_columns([name], metrics, manifest.metric, "`--columns`", manifest.varied)
 
 
 def _cells(markdown: str) -> list[list[str]]:

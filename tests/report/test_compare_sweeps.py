@@ -53,6 +53,17 @@ def test_a_picked_pair_is_corrected_for_all_pairs_that_could_have_been_picked(ma
     assert Pairing.of(side(manifest, ranks), side(manifest, other_sweep(), id="b"), by_arm=True).choices == 1
 
 
+@pytest.mark.parametrize("ends", [[0.51, 0.53, 0.50], [0.51]])
+def test_a_picked_pair_without_a_test_has_the_same_columns(manifest, trials, ends):
+    trials.arms({4: [0.50, 0.52, 0.49], 8: ends, 16: [0.6, 0.6, 0.6]})
+    found = Pairing.of(*(side(manifest, trials, {"lora.rank": rank}) for rank in (4, 8)), by_arm=False)
+    assert [one.p for one in found.comparisons] == [None]
+    assert "Bonferroni p" in found.section().head
+    assert "Holm p" not in found.section().head
+    assert {"p_bonferroni", "p_exact_bonferroni"} < {*found.csv().splitlines()[0].split(",")}
+    assert "multiplied" not in " ".join(found.findings()), "there is no p-value to multiply"
+
+
 def test_two_sweeps_are_compared_over_their_common_arms(manifest, ranks):
     found = Pairing.of(side(manifest, ranks), side(manifest, other_sweep(), id="b"), by_arm=True)
     assert [row[0] for row in found.section().rows] == ["lora.rank=4", "lora.rank=8"]

@@ -9,7 +9,7 @@ from statsmodels.stats.anova import AnovaRM
 
 from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.effects import Effects, Factorial, decompose
-from tests.report.helpers import tabulate
+from tests.report.helpers import accepts_columns, tabulate
 
 NAMES = ("lora.rank", "optimizer.lr")
 RANKS, RATES = (4, 8, 16), (0.01, 0.1)
@@ -108,6 +108,14 @@ def test_marginal_means_equal_a_calculation_by_hand(manifest, trials):
         ]  # fmt: skip
         assert level.difference == (None if rank == 8 else pytest.approx(np.mean(apart)))
         assert (level.difference_interval is None) == (rank == 8)
+
+
+def test_the_column_names_of_effects_are_accepted_as_columns(manifest, trials):
+    fill(trials, noisy())
+    table = tabulate(manifest(varied=NAMES, baseline=BASELINE), trials)
+    seen = {name for section in table.effects.sections for name in section.head}
+    assert {"effect", "F", "degrees of freedom", "level", "95% of difference"} <= seen
+    accepts_columns(table.manifest, trials.records, seen)
 
 
 def test_only_seeds_that_all_cells_finished_count(manifest, trials):

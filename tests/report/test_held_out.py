@@ -16,9 +16,8 @@ from fedsweep.report.formats.latex import latex
 from fedsweep.report.holm_corrected_tests import holm
 from fedsweep.report.units_and_labels import shown_p, title
 from fedsweep.results.arms import Reference
-from fedsweep.results.table_columns import check_columns
 from fedsweep.training.evaluation import metric_names
-from tests.report.helpers import by_domain, printed, rows_of, tabulate
+from tests.report.helpers import accepts_columns, by_domain, printed, rows_of, tabulate
 
 MEANS = [MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN]
 HELD_OUT = "data.held_out_domains"
@@ -99,6 +98,37 @@ def test_one_table_shows_all_domains_if_arms_hold_out_different_ones(swept, tria
     assert filled == [[False, True, True, False], [True, False, False, True]]
 
 
+def test_the_column_of_a_domain_marks_the_arms_that_hold_it_out(swept, trials):
+    table = tabulate(swept(columns=("photo", "worst_domain")), hold_out(trials, ["photo"], ["sketch"]))
+    assert [row["photo"] for row in table.cells()] == ["60.17*", "65.33"]
+    marked = "Values marked * in the column photo are out of domain: no client of that arm has images of the domain."
+    assert marked in table.caption()
+    assert "| 60.17* |" in table.markdown()
+    assert marked in " ".join(printed(table, 120).split())
+    assert all(text in latex(table) for text in ("60.17{*}", marked.replace("*", "{*}")))
+    (first, second) = csv.DictReader(io.StringIO(data_frame.csv(table)))
+    assert "photo" not in first, "the table has a column of its own for accuracies in and out of domain"
+    assert first["accuracy/out_of_domain/photo"]
+    assert second["accuracy/domain/photo"]
+
+
+def test_the_column_of_a_domain_that_no_arm_holds_out_has_no_mark(swept, trials):
+    table = tabulate(swept(columns=("photo",), baseline=None), hold_out(trials, ["sketch"], []))
+    assert not any("*" in row["photo"] for row in table.cells())
+    assert "Values marked" not in " ".join(table.caption())
+
+
+def test_the_column_of_a_domain_that_only_some_arms_have_is_not_empty(manifest, trials):
+    for domains in (["photo"], ["photo", "clay"]):
+        for seed in range(3):
+            trials.add({"data.domains": domains}, seed, [0.2, 0.5 + 0.01 * seed])
+            if "clay" in domains:
+                trials.records[-1].history[-1].metrics["accuracy/domain/clay"] = 0.3
+    for known in (("photo", "sketch"), ("photo", "sketch", "clay")):
+        sweep = manifest(varied=("data.domains",), baseline=None, columns=("clay",), domains=known)
+        assert sorted(row["clay"] for row in tabulate(sweep, trials).cells()) == ["-", "30.00"]
+
+
 @pytest.mark.parametrize(
     ("arms", "differ"), [([["photo"], ["sketch"]], True), ([["sketch"], []], True), ([["sketch"]], False)]
 )
@@ -144,9 +174,7 @@ def test_each_printed_name_of_a_column_is_accepted(manifest, trials, objective):
     seen = {*data_frame.data_frame(table), *table.cells()[0]}.union(*(one.head for one in table.sections))
     prefix = OBJECTIVES[objective].replace(" ", "_")
     assert {f"{prefix}_p", "photo", "pairs", "95% t", "mean out of domain", "rounds_to=0.5_seeds"} <= seen
-    metrics = [*table.arms[0].arm.trials[0].history[0].metrics]
-    for name in seen:
-        check_columns([name], metrics, objective, "`--columns`", table.manifest.varied)
+    accepts_columns(table.manifest, trials.records, seen)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

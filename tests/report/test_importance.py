@@ -11,7 +11,7 @@ from fedsweep.report import importance
 from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.effects import Effects
 from fedsweep.report.importance import LEAST, importances
-from tests.report.helpers import tabulate
+from tests.report.helpers import accepts_columns, tabulate
 
 NAMES = ("optimizer.lr", "lora.rank", "method")
 
@@ -102,3 +102,5 @@ def test_the_report_shows_importances_in_a_sentence_and_a_table(sampled, trials)
     sentence = r"Importance of each hyperparameter for accuracy/mean \(fANOVA\): \d+% for lora\.rank; "
     assert re.match(sentence, effects.findings[0])
     assert [one.name for one in effects.shares] == [row[0] for row in section.rows]
+    assert [*section.head] == ["hyperparameter", "share", "forests"]
+    accepts_columns(sampled, trials.records, section.head)

@@ -13,6 +13,7 @@ from fedsweep.report import write_report
 from fedsweep.report.figures import population as figure
 from fedsweep.report.population_schedule import Lineage, best, played, schedule_sentences, schedules
 from fedsweep.results import Start, TrialRecord
+from tests.report.helpers import accepts_columns
 
 POPULATION: dict[str, Any] = {
     "scheduler": "pbt", "search": "random", "varied": ("optimizer.lr",), "baseline": None, "seeds": (0,), "rounds": 6,
@@ -54,6 +55,7 @@ def test_population_csv_contains_every_round_of_every_member(
     made = write_report(manifest(**POPULATION), population, tmp_path)
     rows = list(csv.DictReader(io.StringIO((tmp_path / "population.csv").read_text())))
     assert [row["round"] for row in rows] == [str(round) for round in range(1, 7)] * 3
+    accepts_columns(manifest(**POPULATION), population, rows[0])
     ours = [row for row in rows if row["member"] == "4"]
     assert [row["trial"] for row in ours] == ["0", "0", "3", "3", "4", "4"]
     assert [float(row["optimizer.lr"]) for row in ours] == [0.1, 0.1, 0.08, 0.08, 0.064, 0.064]

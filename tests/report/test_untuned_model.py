@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedsweep.report.untuned_model import Ends, above_chance, better_than_untuned
+from fedsweep.report.untuned_model import Ends, FinishedArm, above_chance, better_than_untuned
 from tests.report.helpers import printed, tabulate
 
 NOTHING_LEARNED = "No arm is significantly better than the untuned model of round 0 in accuracy/mean"
@@ -25,8 +25,9 @@ def planned(trials, **fields):
     return trials
 
 
-def ends(gains, first=0.1):
-    return [[Ends(first, first + gain) for gain in arm] for arm in gains]
+def finished(gains, images=0, first=0.1):
+    """Return one arm per list of gains, which is measured on `images` test images with a chance of 10%."""
+    return [FinishedArm([Ends(first, first + gain) for gain in arm], 0.1, images) for arm in gains]
 
 
 def test_a_sweep_that_learned_nothing_is_the_first_finding(manifest, trials):
@@ -86,27 +87,49 @@ def test_sweeps_without_a_finished_trial_have_no_such_finding(manifest, trials):
 
 
 def test_small_gains_count_if_the_seeds_agree():
-    assert better_than_untuned(ends([[0.011, 0.012, 0.010, 0.011]]), images=0)
-    assert not better_than_untuned(ends([[0.03, -0.02, 0.01, -0.015]]), images=0)
+    assert better_than_untuned(finished([[0.011, 0.012, 0.010, 0.011]]))
+    assert not better_than_untuned(finished([[0.03, -0.02, 0.01, -0.015]]))
 
 
 def test_a_gain_on_too_few_images_does_not_count():
     # One arm needs 1.645 squared = 2.7 images, and two arms need 1.96 squared = 3.8.
-    assert not better_than_untuned(ends([[0.02]]), images=100)
-    assert better_than_untuned(ends([[0.03]]), images=100)
-    assert not better_than_untuned(ends([[0.03], [0.03]]), images=100)
+    assert not better_than_untuned(finished([[0.02]], images=100))
+    assert better_than_untuned(finished([[0.03]], images=100))
+    assert not better_than_untuned(finished([[0.03], [0.03]], images=100))
 
 
 def test_more_test_images_make_a_small_distance_to_chance_clear():
-    near = [[Ends(0.1, 0.12)] * 3]
-    assert not above_chance(near, 0.1, images=300)
-    assert above_chance(near, 0.1, images=3000)
+    near = [[0.02] * 3]
+    assert not above_chance(finished(near, images=300))
+    assert above_chance(finished(near, images=3000))
+
+
+@pytest.mark.parametrize(("images", "at_chance"), [({"in_domain_test": 300}, True), ({}, False)])
+def test_images_of_held_out_domains_do_not_count(manifest, trials, images, at_chance):
+    for seed in range(3):
+        trials.add(8, seed, [0.05, 0.12])
+    planned(trials, images={"train": 900, "test": 3000, **images}, chance=0.1)
+    assert (AT_CHANCE in " ".join(tabulate(manifest(), trials).findings())) is at_chance
+
+
+def test_each_arm_is_compared_with_chance_on_its_own_test_images(manifest, trials):
+    trials.arms({4: [0.1] * 3, 8: [0.2] * 3})
+    chances = {4: 0.1, 8: 0.2}
+    changed = [{"images": {"test": 200}, "chance": chances[one.plan.arm["lora.rank"]]} for one in trials.records]
+    trials.records = [
+        replace(one, plan=one.plan.model_copy(update=fields))
+        for one, fields in zip(trials.records, changed, strict=True)
+    ]
+    assert (
+        "predicting the same class for all test images reaches 10.00% to 20.00%."
+        in (tabulate(manifest(), trials).findings()[0])
+    )
 
 
 def test_an_arm_that_varies_much_hides_no_other_arm_and_does_not_count_itself():
     steady, wild = [0.06, 0.07, 0.065], [-0.5, 0.1, -0.3]
-    assert better_than_untuned(ends([steady, wild]), images=0)
-    assert not better_than_untuned(ends([[0.0, 0.001, -0.001], [0.1, -0.02, 0.05]]), images=0)
+    assert better_than_untuned(finished([steady, wild]))
+    assert not better_than_untuned(finished([[0.0, 0.001, -0.001], [0.1, -0.02, 0.05]]))
 
 
 @pytest.mark.parametrize("metric", ["accuracy/domain_spread", "accuracy/clients/mean"])
@@ -122,10 +145,10 @@ def test_chance_is_known_only_for_the_mean_accuracy(manifest, trials, metric):
 def test_random_gains_seldom_count(deviation, arms):
     rng = np.random.default_rng(0)
     drawn = rng.normal(0, deviation, (400, arms, 3)).tolist()
-    assert 0.01 < np.mean([better_than_untuned(ends(gains), images=0) for gains in drawn]) < 0.08
+    assert 0.01 < np.mean([better_than_untuned(finished(gains)) for gains in drawn]) < 0.08
 
 
 def test_random_predictions_are_seldom_above_chance():
     accuracies = np.random.default_rng(0).binomial(200, 0.1, (400, 5, 1)) / 200
-    found = [above_chance([[Ends(0.1, last) for last in arm] for arm in one], 0.1, 200) for one in accuracies.tolist()]
+    found = [above_chance(finished(one, images=200, first=0)) for one in accuracies.tolist()]
     assert 0.01 < np.mean(found) < 0.1

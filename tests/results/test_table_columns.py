@@ -5,9 +5,12 @@ import math
 import pytest
 
 from fedsweep.common.errors import UserError
+from fedsweep.federation.rounds import ROUND_METRICS
 from fedsweep.results import Attempt, Outcome, TrialPlan, TrialRecord
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.table_columns import COLUMNS, check_columns, column, requested
+from fedsweep.training.costs import COST_METRICS
+from fedsweep.training.evaluation import client_metric_names, metric_names
 
 ROUNDS = [
     RoundRecord(0, {"accuracy/mean": 0.2, "loss/test": 2.0}, 1.0, memory=500_000_000),
@@ -75,12 +78,22 @@ def test_a_domain_is_a_column_with_its_accuracy_in_or_out_of_domain():
     check_columns(["sketch"], ["accuracy/out_of_domain/sketch"], "accuracy/mean", "`columns`")
     rounds = [RoundRecord(1, {"accuracy/domain/photo": 0.5, "accuracy/out_of_domain/sketch": 0.25}, 1.0)]
     plan = TrialPlan(key="k", number=0, arm={}, seed=0, config={})
-    found = [column(name, "accuracy/mean", "max", ["photo", "sketch"]) for name in ("photo", "sketch")]
+    found = [column(name, "accuracy/mean", "max") for name in ("photo", "sketch")]
     assert [one.of(TrialRecord(plan, None, rounds)) for one in found] == [0.5, 0.25]
+    metrics = metric_names(["photo"], ["sketch"]) + client_metric_names(["photo/0"]) + ROUND_METRICS + COST_METRICS
+    assert len(metrics) == 20
+    assert all("/" in name and not column(name, "accuracy/mean", "max").of_domain for name in metrics)
 
 
 def test_a_count_of_seeds_stands_for_its_target():
-    assert requested(["rounds_to=0.7", "rounds_to=0.7_seeds", "lora.rank"], ["lora.rank"]) == ["rounds_to=0.7"]
+    names = ["rounds_to=0.7", "rounds_to=0.7_seeds", "lora.rank"]
+    for given in (names, names[::-1]):
+        check_columns(given, [], "accuracy/mean", "`columns`", ["lora.rank"])
+        assert requested(given, ["lora.rank"]) == ["rounds_to=0.7"]
+
+
+def test_a_short_name_of_a_hyperparameter_does_not_hide_a_column():
+    assert requested(["seconds", "rank"], ["local.seconds", "lora.rank"]) == ["seconds"]
 
 
 @pytest.mark.parametrize(
@@ -98,6 +111,7 @@ def test_a_count_of_seeds_stands_for_its_target():
             "needs a share from 0 to 1 after `rounds_to=`, because the objective is accuracy/mean, but it contains",
         ),
         (["rounds_to=0.5", "rounds_to=0.50"], "lists `rounds_to=0.50` twice."),
+        (["rounds_to=0.5_seeds", "rounds_to=0.50_seeds"], "lists `rounds_to=0.50_seeds` twice."),
     ],
 )
 def test_invalid_columns_are_rejected(names, words):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsweep.common.errors import UserError
-from fedsweep.training.optimizers import SGD, Adam, AdamConfig, SGDConfig, clipped
+from fedsweep.training.optimizers import SGD, Adam, AdamConfig, SGDConfig, clipped, plain_adam
 from tests.compare import identical
 from tests.references import adam as adam_reference
 from tests.references import sgd as sgd_reference
@@ -76,6 +76,18 @@ def test_adam_is_bit_identical_to_torchs(betas, eps, weight_decay, decoupled, cl
     shared = {"lr": 0.03, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     theirs = (torch.optim.AdamW if decoupled else torch.optim.Adam)(parameters, **shared)
     assert_equal_steps(AdamConfig(**shared, decoupled=decoupled, clip_norm=clip_norm), theirs, parameters, 10)
+
+
+def test_plain_adam_is_bit_identical_to_torchs_adam_with_its_defaults():
+    parameters, values = ([torch.nn.Parameter(one) for one in drawn(0)] for _ in range(2))
+    ours, theirs = plain_adam(0.03, values), torch.optim.Adam(parameters, lr=0.03)
+    for step in range(6):
+        gradients = drawn(100 + step, scale=10.0 ** (step % 3))  # norms from about 7 to about 700
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        ours.step(gradients)
+        theirs.step()
+        assert identical([one.data for one in values], [one.data for one in parameters])
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.7, 100.0])

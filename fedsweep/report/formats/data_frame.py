@@ -24,7 +24,7 @@ PREFIXES = dict(zip((IN_DOMAIN, OUT_OF_DOMAIN), BY_MEAN, strict=True))
 TESTED = ("effect", "detectable", "seeds_needed")
 """The fields of `Comparison` that are columns with the same name."""
 DROPPED = ("mean_over_domains", "worst_domain", "out_of_domain", "worst_client", "megabytes")
-"""Columns that are left out, because the data frame always contains them under a longer name."""
+"""Columns that are left out, like those of domains, because the data frame contains them under a longer name."""
 
 
 def data_frame(table: AblationTable) -> pd.DataFrame:
@@ -108,7 +108,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         "megabytes_sent": one.columns["megabytes"],
         **dict.fromkeys(table.second_column, one.second),
         **({"efficient": one.key in table.efficient} if table.manifest.against else {}),
-        **{name: value for name, value in one.columns.items() if name not in DROPPED},
+        **{name: value for name, value in one.columns.items() if name not in (*DROPPED, *table.manifest.domains)},
         **{f"{target.name}{SEEDS}": table.reached(one, target) for target in targets},
         **{how: counts[how] for how in ("finished", "pruned", "diverged", "failed", "unfinished")},
         "last_round": furthest if furthest >= 0 else None,

@@ -21,6 +21,7 @@ from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.capabilities import OwnWeights
 from fedsweep.results import Start, TrialPlan
 from fedsweep.results.arms import Arm, Reference, identity
+from fedsweep.results.records import IN_DOMAIN_TEST
 from fedsweep.results.unnamed_changes import ResolvedArm, unnamed_changes
 from fedsweep.sweep.plan.checks import OF_DOMAINS, check
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace
@@ -121,15 +122,17 @@ class Plan(ResolvedSpace):
     def images_and_chance(self, config: RunConfig) -> tuple[dict[str, int], float]:
         """Return the numbers of images of a run's data set, and the accuracy of chance.
 
-        The numbers of images are keyed by `train` and `test`. Training images are the images that are divided among the
-        clients and the server. Test images include those of held-out domains. The accuracy of chance is the largest
-        accuracy of a constant prediction, averaged over the domains of the clients.
+        The numbers of images are keyed by `train`, `test` and `in_domain_test`. Training images are the images that are
+        divided among the clients and the server. Test images include those of held-out domains, except for
+        `in_domain_test`. The accuracy of chance is the largest accuracy of a constant prediction, averaged over the
+        domains of the clients.
         """
         if (content := config.data.model_dump_json()) not in self._tested:
             data = load(config.data)
             counts = {
                 "train": sum(len(one.train) for one in data.domains),
                 "test": sum(len(one.test) for one in (*data.domains, *data.held_out)),
+                IN_DOMAIN_TEST: sum(len(one.test) for one in data.domains),
             }
             classes = len(data.class_names)
             tests = [one.test for one in data.domains if len(one.test)]

@@ -9,7 +9,11 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 LOW_ON_MEMORY = "due to the node running low on memory"
 """Part of Ray's message if it has killed a worker to keep its machine from running out of memory."""
-ADVICE = "; free some memory or run fewer trials in parallel (`--at-once`), then run the same command with `--resume`"
+ADVICE = "; free some memory or run fewer trials in parallel (`--at-once`)"
+RETRIED = ", then run the same command with `--resume`"
+NOT_RETRIED = (
+    " in the next search; `--resume` does not run this trial again, because later samples depend on its failure"
+)
 
 
 @contextlib.contextmanager
@@ -42,12 +46,14 @@ def cause_of(error: str) -> str:
     return " because the machine ran out of memory" if LOW_ON_MEMORY in error else ""
 
 
-def reason_of(times: int, error: str) -> str:
+def reason_of(times: int, error: str, retried: bool) -> str:
     """Return the reason why a trial has failed that has lost its worker several times.
 
     Args:
         times: The number of lost workers.
         error: The text of Ray's last error.
+        retried: Whether `--resume` runs failed trials of the sweep again.
     """
     cause = cause_of(error)
-    return f"its worker was lost {times} times" + (f", the last time{cause}{ADVICE}" if cause else "")
+    advice = f"{ADVICE}{RETRIED if retried else NOT_RETRIED}"
+    return f"its worker was lost {times} times" + (f", the last time{cause}{advice}" if cause else "")

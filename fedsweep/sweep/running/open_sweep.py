@@ -94,6 +94,7 @@ def resumed_sweep(plan: Plan, store: Store, sweep: SweepStore) -> SweepStore:
 
 def _manifest(plan: Plan, fresh: bool) -> SweepManifest:
     now, space, base = datetime.datetime.now(datetime.UTC), plan.space, plan.base
+    configs = [config for _, config in plan.configs]  # arms may use other domains than the experiment
     return SweepManifest(
         id=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
         name=plan.name,
@@ -110,7 +111,7 @@ def _manifest(plan: Plan, fresh: bool) -> SweepManifest:
         trials=None if space.scheduler.name == "pbt" else plan.num_trials,
         scheduler=space.scheduler.name,
         search=space.search.name,
-        domains=base.data.domains,
+        domains=tuple(dict.fromkeys(name for one in (base, *configs) for name in one.data.domains)),
         columns=space.columns,
         logarithmic=tuple(key for key, axis in space.space.items() if axis.loguniform or axis.loginteger),
         overrides=dict(plan.request.overrides),

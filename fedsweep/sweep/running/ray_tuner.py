@@ -63,7 +63,8 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
     plan, rounds, scheduler = ready.plan, ready.plan.base.federation.rounds, ready.plan.space.scheduler
     if known := warm_start.read(sweep):
         console.print(known.note(rounds))
-    clear_leftovers(sweep, rounds, retry=plan.sampled is None, together=scheduler.name == "arms")
+    retried = plan.sampled is None  # later samples of a search depend on the failures of earlier ones
+    clear_leftovers(sweep, rounds, retry=retried, together=scheduler.name == "arms")
     sweep.show(plan.space.columns, asked="columns" in plan.request.options)
     recorder, writes = Recorder(ready.store, plan.name, ready.destination), WriteGuard()
     with waiting(console, "Recording the sweep in MLflow, and looking for earlier trials"):
@@ -94,7 +95,7 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
         state = Generations(plan, sweep)
     elif scheduler.name == "arms":
         state = ArmState(plan, scheduler, sweep, planned or ())
-    recording = Recording(sweep, recorder, display, rounds, reuse, writes, packing, state)
+    recording = Recording(sweep, recorder, display, rounds, reuse, writes, packing, state, retried)
     with display.live:
         lost = _run_trials(ready, recording, planned, trials)
     trials = [recording.shown(trial.plan.key) for trial in sweep.trials()]

@@ -67,6 +67,8 @@ class Recording(Callback, Stopper):
     packing: Packing
     state: ArmState | Generations | None = None
     """The arms that are halved together, or the population; None for independent trials."""
+    retried: bool = True
+    """True if a later session runs failed trials again."""
     stop: Stop = field(default_factory=Stop)
     _shown: dict[str, int] = field(default_factory=dict, init=False)
     _lost: Counter[str] = field(default_factory=Counter, init=False)
@@ -141,7 +143,7 @@ class Recording(Callback, Stopper):
         if last >= self.rounds:  # the worker was lost after the last round
             self.end(key, Outcome(outcome="finished", round=last))
         elif self._lost[key] > LOST_WORKERS:
-            reason = reason_of(self._lost[key], error)
+            reason = reason_of(self._lost[key], error, self.retried)
             self._failed(key, Outcome(outcome="failed", round=last, reason=reason, error=error))
         else:
             label = self.sweep.trial(key).read().plan.label

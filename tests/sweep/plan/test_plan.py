@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
@@ -21,6 +22,8 @@ from fedsweep.sweep.plan.plan import Plan, engine_digest
 from fedsweep.sweep.running.open_sweep import new_sweep
 from fedsweep.tracking.sweep_description import git_commit
 from tests.sweep.helpers import GRID, SAMPLED, write_space
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -185,6 +188,18 @@ def test_a_domain_may_be_held_out_in_some_arms_only(read: Any, tmp_path: Path) -
     assert manifest.reference == plan.space.reference
 
 
+def test_the_manifest_contains_the_domains_of_all_arms(read: Any, tmp_path: Path) -> None:
+    domains = {"data.domains": {"grid": [["plain", "noisy"], ["plain", "thick"]]}}
+    content = yaml.safe_load((ROOT / "experiments" / "fedra_digits.yaml").read_text())
+    content["data"]["domains"], content["federation"]["depths"] = ["plain", "rotated"], [12]
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "two.yaml").write_text(yaml.safe_dump(content))
+    space = {**GRID, "experiment": "two", "fixed": {"local.steps": 1}, "space": domains, "baseline": None}
+    plan = read(space)
+    manifest = new_sweep(plan, Store(tmp_path / "mlruns")).manifest()
+    assert manifest.domains == ("plain", "rotated", "noisy", "thick")
+
+
 def test_a_reference_value_needs_a_metric_that_its_arm_reports(read: Any) -> None:
     space = leave_out({"accuracy/out_of_domain/plain": 60}, {"accuracy/out_of_domain/plain": 50})
     which = r"is not reported by the arm data.held_out_domains=\[noisy\]"
@@ -228,8 +243,10 @@ def test_the_manifest_and_the_plans_contain_the_code_and_the_numbers_of_images(r
     assert (manifest.version, manifest.commit) == (metadata.version("fedsweep"), git_commit())
     trials = [trial for trial in plan.grid() if trial.seed == 0]
     both, plain = (trial.images for trial in trials)
-    assert sum(both.values()) == 2 * 1797, "the scans of load_digits, in two styles"
-    assert plain == {"train": both["train"] // 2, "test": both["test"]}, "a held-out domain is only tested"
+    assert both["train"] + both["test"] == 2 * 1797, "the scans of load_digits, in two styles"
+    assert both["in_domain_test"] == both["test"]
+    expected = {"train": both["train"] // 2, "test": both["test"], "in_domain_test": both["test"] // 2}
+    assert plain == expected, "a held-out domain is only tested, and does not count toward accuracy/mean"
     labels = [Counter(domain.test.labels.tolist()) for domain in load(plan.base.data).domains]
     constant = [np.mean([found[digit] / found.total() for found in labels]) for digit in range(10)]
     assert [trial.chance for trial in trials] == [pytest.approx(max(constant))] * 2

@@ -41,9 +41,21 @@ def test_a_trial_that_loses_its_worker_too_often_has_failed(recording: Recording
     assert (failed.outcome, failed.reason) == ("failed", "its worker was lost 4 times")
 
 
+@pytest.mark.parametrize(
+    ("retried", "then"),
+    [
+        (True, ", then run the same command with `--resume`"),
+        (
+            False,
+            " in the next search; `--resume` does not run this trial again, because later samples depend on "
+            "its failure",
+        ),
+    ],
+)
 def test_a_worker_that_ray_kills_for_memory_is_replaced_and_then_the_reason_says_what_to_do(
-    recording: Recording, tmp_path: Path
+    recording: Recording, tmp_path: Path, retried: bool, then: str
 ) -> None:
+    recording.retried = retried
     error = tmp_path / "error.txt"
     error.write_text(
         "Failure # 1\n1 worker(s) were killed due to the node running low on memory. Memory on the node ..."
@@ -56,7 +68,7 @@ def test_a_worker_that_ray_kills_for_memory_is_replaced_and_then_the_reason_says
     }
     assert lose(recording, error).reason == (
         "its worker was lost 4 times, the last time because the machine ran out of memory; free some memory or run "
-        "fewer trials in parallel (`--at-once`), then run the same command with `--resume`"
+        f"fewer trials in parallel (`--at-once`){then}"
     )
 
 
