@@ -64,19 +64,20 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         0.01,
         ge=0,
         description="stage I: weight of the squared distance between the client's and the server's LoRA adapters "
-        "(Eq. 21); on digits, 0.01 makes this term 0.04 % of the loss",
+        "(Eq. 21); on digits, 0.01 makes this term 0.04 % of the loss (seed 0, first two rounds)",
     )
     lambda_theta: float = Field(
         0.005,
         ge=0,
         description="stage I: weight of the squared distance between the client's and the server's BRICKs of missing "
-        "blocks (Eq. 21); on digits, 0.005 makes this term 0.16 % of the loss",
+        "blocks (Eq. 21); on digits, 0.005 makes this term 0.16 % of the loss (seed 0, first two rounds)",
     )
     lambda_d: float = Field(
         0.01,
         ge=0,
         description="stage II: weight of the squared difference between the outputs of BRICKs and blocks (Eq. 24); "
-        "on digits, 0.01 makes this term 0.016 % of the loss with `distillation_norm` `mean`, and 15 % with `sum`",
+        "on digits, 0.01 makes this term 0.016 % of the loss with `distillation_norm` `mean`, and 15 % with `sum` "
+        "(seed 0, first two rounds)",
     )
     distillation_norm: Norm = Field(
         "mean",

@@ -33,6 +33,14 @@ def plant(root: Path, domains: list[str], folder: str, lists: str) -> None:
     grow(root, named, texts)
 
 
+def test_the_search_over_fedbricks_weights_contains_the_weight_of_the_printed_norm():
+    plan = Plan.read("ablations/brick_lambda", {}, {})
+    assert (plan.base.method.name, plan.base.method.distillation_norm) == ("fedbrick", "mean")
+    low, high = plan.space.space["method.lambda_d"].loguniform
+    tokens, features = 17, 64  # of digits_vit: the sum of Eq. 24 has this many times the size of the mean
+    assert low <= plan.base.method.lambda_d < plan.base.method.lambda_d * tokens * features <= high / 2
+
+
 def test_the_search_space_of_table_1_finds_the_mixer_and_its_data(tmp_path, monkeypatch):
     plant(tmp_path / "raw", NICO, "NICO_DG/", "NICO_DG_official")
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
