@@ -1,0 +1,113 @@
+"""Sweeps whose trials share a GPU: trials per hour, memory and results with several shares of the GPU."""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedsweep.federation.build_and_run import Device
+from fedsweep.results import Store, TrialRecord
+
+SHARES = ("auto", "1", "0.5", "0.25", "0.125")
+QUERY = ["nvidia-smi", "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader,nounits", "-lms", "500"]
+
+
+@contextmanager
+def watched(device: Device) -> Iterator[list[tuple[float, float]]]:
+    """Collect the GPU's used memory (MiB) and utilization (%) twice a second until the `with` statement ends."""
+    samples: list[tuple[float, float]] = []
+    if device == "cpu":
+        yield samples
+        return
+    watch = subprocess.Popen(QUERY, stdout=subprocess.PIPE, text=True)
+
+    def read() -> None:
+        for line in watch.stdout or ():
+            memory, busy = map(float, line.split(",")[:2])
+            samples.append((memory, busy))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        watch.terminate()
+        watch.wait()
+        thread.join()
+
+
+def sweep(share: str, store: Path, device: Device, quick: bool) -> dict[str, Any]:
+    """Run `ablations/lora_rank` with this share of the GPU for each trial, and return what was measured."""
+    rounds, seeds = (1, "0") if quick else (4, "0,1,2,3")
+    command = [sys.executable, "-m", "fedsweep.cli", "tune", "ablations/lora_rank", f"federation.rounds={rounds}"]
+    command += ["--seeds", seeds, "--gpus-per-trial", share, "--store", str(store)]
+    logical = {} if device == "cuda" else {"FEDSWEEP_LOGICAL_GPUS": "1", "FEDSWEEP_LOGICAL_GPU_GB": "16"}
+    begun = time.perf_counter()
+    with watched(device) as samples:
+        done = subprocess.run(command, env={**os.environ, **logical}, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - begun
+    trials = Store.at(store).sweeps()[0].trials() if done.returncode == 0 else []
+    if not trials:
+        print(done.stdout[-4000:], done.stderr[-4000:], sep="\n")
+        return {"share": share, "exit_code": done.returncode}
+    return {
+        "share": share,
+        "exit_code": done.returncode,
+        "seconds": round(seconds, 1),
+        **measured(trials, seconds),
+        "gpu_memory_mib": max((memory for memory, _ in samples), default=None),
+        "gpu_busy": round(statistics.fmean(busy for _, busy in samples) / 100, 3) if samples else None,
+        "said": [line for line in (done.stdout + done.stderr).splitlines() if "GPU" in line][:8],
+    }
+
+
+def measured(trials: Sequence[TrialRecord], seconds: float) -> dict[str, Any]:
+    """Return numbers of trials and their speed and memory, given the sweep's trials and its duration in seconds.
+
+    `trials_per_hour` counts the whole command, with the start of Ray and of the workers. `trials_per_hour_steady`
+    is computed from the median duration of a round and from the share of the GPU.
+    """
+    last = [trial.attempts[-1] for trial in trials if trial.attempts]
+    round_seconds = statistics.median(record.seconds for trial in trials for record in trial.history[1:])
+    at_once = round(1 / max(min(one.gpus for one in last), 1e-4))
+    trial_seconds = statistics.median(sum(record.seconds for record in trial.history) for trial in trials)
+    return {
+        "trials": len(trials),
+        "finished": sum(trial.outcome is not None and trial.outcome.outcome == "finished" for trial in trials),
+        "shares": sorted({one.gpus for trial in trials for one in trial.attempts}),
+        "out_of_memory": sum(one.out_of_memory for trial in trials for one in trial.attempts),
+        "peak_mb": max((one.peak or 0) for trial in trials for one in trial.attempts) / 1e6,
+        "beside_mb": max(one.beside for trial in trials for one in trial.attempts) / 1e6,
+        "seconds_per_round": round(round_seconds, 3),
+        "seconds_per_trial": round(trial_seconds, 2),
+        "trials_per_hour": round(3600 * len(trials) / seconds),
+        "trials_per_hour_steady": round(3600 * at_once / trial_seconds),
+        "histories": {trial.plan.key: [dict(record.metrics) for record in trial.history] for trial in trials},
+    }
+
+
+def measure(device: Device, quick: bool) -> tuple[list[dict[str, Any]], bool]:
+    """Run the sweeps; return a row for each share, and whether all trials finished with the same results."""
+    rows, kept = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for share in SHARES[:3] if quick else SHARES:
+            rows.append(sweep(share, Path(folder) / share, device, quick))
+            kept.append(rows[-1].pop("histories", {}))
+            rows[-1]["equal_bits"] = kept[-1] == kept[0] and bool(kept[0])
+    table = Table("share", "s", "finished", "trials/h", "steady", "s per round", "MB", "GPU MiB", "busy", "same")
+    names = ("share", "seconds", "finished", "trials_per_hour", "trials_per_hour_steady", "seconds_per_round")
+    for row in rows:
+        values = [row.get(name) for name in (*names, "peak_mb", "gpu_memory_mib", "gpu_busy", "equal_bits")]
+        table.add_row(*map(str, values))
+    Console(width=120).print(table)
+    return rows, all(row["equal_bits"] and row["finished"] == row["trials"] for row in rows)
