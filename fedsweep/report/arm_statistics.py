@@ -77,6 +77,8 @@ class ArmStatistics:
     """Mean over seeds of the objective's mean over the last four rounds."""
     worst_domain_name: str | None
     """The domain with the lowest accuracy on average over seeds."""
+    domains: tuple[str, ...]
+    """Domains on which this arm is tested, whether or not they are held out."""
     held_out: tuple[str, ...]
     """Domains that are held out of all clients of this arm."""
     accuracies: Mapping[str, float | None]
@@ -177,6 +179,7 @@ def _describe(arm: ArmTrials, manifest: SweepManifest) -> ArmStatistics:
     recorded_names = {name for trial in arm.trials for record in trial.history[:1] for name in record.metrics}
     held_out = tuple(name for name in manifest.domains if domain_metric(name, held_out=True) in recorded_names)
     on_domain = {name: domain_metric(name, name in held_out) for name in manifest.domains}
+    domains = tuple(name for name, metric in on_domain.items() if metric in recorded_names)
     means = [MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN] if held_out else [MEAN_ACCURACY]
     accuracies = {metric: mean(final(trial, metric) for trial in trials) for metric in [*on_domain.values(), *means]}
     inside = {name: accuracies[metric] for name, metric in on_domain.items() if name not in held_out}
@@ -191,6 +194,7 @@ def _describe(arm: ArmTrials, manifest: SweepManifest) -> ArmStatistics:
         interval=t_interval(list(values.values())),
         mean_of_last=mean(smoothed) if all(map(math.isfinite, smoothed)) else None,
         worst_domain_name=min(known, key=lambda name: known[name]) if known else None,
+        domains=domains,
         held_out=held_out,
         accuracies=accuracies,
         second=None if second is None else mean(over_the_run(history, second) for history in histories),
@@ -214,7 +218,7 @@ def same_images(metric: str, arms: Iterable[ArmStatistics]) -> bool:
     without a recorded round are ignored.
     """
     one_domain = metric.startswith(("accuracy/domain/", "accuracy/out_of_domain/"))
-    return one_domain or len({one.held_out for one in arms if one.arm.reached(metric)[0] >= 0}) < 2
+    return one_domain or len({(one.domains, one.held_out) for one in arms if one.arm.reached(metric)[0] >= 0}) < 2
 
 
 def printed(manifest: SweepManifest, one: ArmStatistics, metric: str) -> float | None:

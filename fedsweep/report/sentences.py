@@ -96,6 +96,7 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
         shown=shown,
         held_out=any(one.held_out for one in arms),
         same_images=same_images(MEAN_ACCURACY, arms),
+        hold_out=_have_or_hold_out(arms),
         population=schedule_sentences(manifest, trials),
         new_seeds=NEW_SEEDS,
         counts=Counter(map(ended, trials)),
@@ -134,6 +135,11 @@ def _unnamed(arms: Sequence[ArmStatistics]) -> list[str]:
     return unnamed_changes([ResolvedArm(plan.arm, plan.config, plan.derived) for plan in plans])
 
 
+def _have_or_hold_out(arms: Sequence[ArmStatistics]) -> str:
+    """Return how the arms use different domains: they `hold out` different domains, or `have` different domains."""
+    return "hold out" if len({one.held_out for one in arms}) > 1 else "have"
+
+
 def _about_best(
     manifest: SweepManifest, arms: Sequence[ArmStatistics], dotted: Sequence[str], units: Units
 ) -> list[str]:
@@ -141,7 +147,7 @@ def _about_best(
         return []
     if not same_images(manifest.metric, finished):
         return [
-            "No arm is the best: the arms hold out different domains, so "
+            f"No arm is the best: the arms {_have_or_hold_out(finished)} different domains, so "
             f"{manifest.metric} is computed on different images."
         ]
     if manifest.against is not None:

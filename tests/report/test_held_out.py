@@ -118,6 +118,23 @@ def test_the_column_of_a_domain_that_no_arm_holds_out_has_no_mark(swept, trials)
     assert "Values marked" not in " ".join(table.caption())
 
 
+@pytest.mark.parametrize("metric", ["accuracy/mean", "accuracy/domain/photo"])
+def test_arms_with_different_domains_are_tested_on_different_images(manifest, trials, metric):
+    for domains in (["photo", "sketch"], ["photo"]):
+        for seed in range(3):
+            trials.add({"data.domains": domains}, seed, [0.2, 0.5 + 0.01 * seed * len(domains)], metric=metric)
+            for record in trials.records[-1].history:
+                if "sketch" not in domains:
+                    del record.metrics["accuracy/domain/sketch"]
+    varied = {"varied": ("data.domains",), "metric": metric}
+    (finding, *_) = tabulate(manifest(baseline={"data.domains": ["photo"]}, **varied), trials).findings()
+    assert ("on different images: " in finding) == (metric == "accuracy/mean")
+    table = tabulate(manifest(baseline=None, **varied), trials)
+    sentence = "the arms have different domains, so accuracy/mean is computed on different images."
+    assert (f"No arm is the best: {sentence}" in table.findings()) == (metric == "accuracy/mean")
+    assert "The arms have different domains, so their means are computed on different images." in table.caption()
+
+
 def test_the_column_of_a_domain_that_only_some_arms_have_is_not_empty(manifest, trials):
     for domains in (["photo"], ["photo", "clay"]):
         for seed in range(3):
