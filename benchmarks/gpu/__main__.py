@@ -5,28 +5,30 @@
 
 - `agreement` runs several methods on digits for three rounds with the same seed, once on the CPU and three times on the
   GPU. The table shows the largest differences of metrics over all rounds. Two of the runs on the GPU do without the
-  activation cache and must be bit-identical; the third run fills the cache.
+  activation cache and must be bit-identical; the third run fills the cache. Several runs are executed at once.
 - `throughput` compares local training and evaluation with a plain PyTorch loop that does the same work.
 - `sharing` runs a sweep repeatedly, with several shares of the GPU for each trial.
 
-The three parts add their results to the same JSON file. The exit code is 1 if a run on the GPU differs from a run on
-the CPU by more than the tolerance, if two runs on the GPU differ, or if a trial fails.
+The three parts add each result to the same JSON file as soon as it is known. The exit code is 1 if a run on the GPU
+differs from a run on the CPU by more than the tolerance, if two runs on the GPU differ, or if a trial fails.
 """
 
 import argparse
 import json
 import os
 import sys
+import time
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from . import agreement, sharing, throughput
 
-PARTS = {"agreement": agreement.measure, "throughput": throughput.measure, "sharing": sharing.measure}
+PARTS = {"agreement": agreement, "throughput": throughput, "sharing": sharing}
 
 
 def main() -> int:
@@ -37,12 +39,16 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="measure less: fewer rounds, images and trials")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    good = True
+    good, console = True, Console(width=120)
     for part in given.parts:
-        rows, passed = PARTS[part](given.device, given.quick)
-        good &= passed
-        if given.out:
-            add(given.out, part, rows, given.device)
+        rows, begun = [], time.perf_counter()
+        for row in PARTS[part].measure(given.device, given.quick):
+            rows.append(row)
+            print(f"{part}, after {time.perf_counter() - begun:.0f} s: {[*row.values()][:2]}", flush=True)
+            if given.out:
+                add(given.out, part, rows, given.device)
+        console.print(PARTS[part].table(rows))
+        good &= all(map(PARTS[part].accepted, rows))
     return 0 if good else 1
 
 

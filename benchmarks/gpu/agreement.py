@@ -4,15 +4,12 @@ import math
 import multiprocessing
 import os
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
@@ -43,31 +40,28 @@ and one round of its second stage."""
 
 @dataclass(frozen=True)
 class Played:
-    """The metrics of all rounds of a run, its final adapter on the CPU, and the seconds of its last round."""
+    """The metrics of all rounds of a run, and its final adapter on the CPU."""
 
     metrics: list[dict[str, float]]
     adapter: dict[str, Tensor]
-    seconds: float
 
 
-def play(name: str, device: Device, rounds: int) -> Played:
-    """Execute the run `name` on a device, with one CPU thread."""
+def play(name: str, device: Device, rounds: int, cache: float = 0.0) -> Played:
+    """Execute the run `name` on a device, with one CPU thread and a new activation cache of `cache` GB."""
     torch.set_num_threads(1)
     experiment, changes = RUNS[name]
     config = RunConfig.of(read_yaml(find("experiments", experiment)), experiment)
     metrics = []
-    for result in run(config.override({**changes, "federation.rounds": rounds}, "benchmark"), device):
-        metrics.append(dict(result.metrics))
-    adapter = {key: tensor.detach().cpu() for key, tensor in result.state.adapter.items()}
-    return Played(metrics, adapter, result.seconds)
-
-
-@contextmanager
-def caching(gigabytes: float) -> Iterator[None]:
-    """Use a new activation cache of this size until the `with` statement ends."""
     with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {"FEDSWEEP_CACHE": folder, "FEDSWEEP_CACHE_GB": f"{gigabytes:g}"}
-        yield
+        os.environ |= {"FEDSWEEP_CACHE": folder, "FEDSWEEP_CACHE_GB": f"{cache:g}"}
+        for result in run(config.override({**changes, "federation.rounds": rounds}, "benchmark"), device):
+            metrics.append(dict(result.metrics))
+    return Played(metrics, {key: tensor.detach().cpu() for key, tensor in result.state.adapter.items()})
+
+
+def play_three_times(name: str, device: Device, rounds: int) -> tuple[Played, Played, Played]:
+    """Execute the run `name` twice without an activation cache and once with it."""
+    return play(name, device, rounds), play(name, device, rounds), play(name, device, rounds, cache=10)
 
 
 def differences(one: Played, other: Played) -> dict[str, float]:
@@ -97,33 +91,27 @@ def equal(one: Played, other: Played) -> bool:
     return same and one.metrics == other.metrics
 
 
-def measure(device: Device, quick: bool) -> tuple[list[dict[str, Any]], bool]:
-    """Compare all runs; return a row for each run, and whether the runs agree within the tolerance."""
-    rounds, names, rows = 1 if quick else ROUNDS, list(RUNS), []
-    workers = max(min((os.cpu_count() or 1) - 1, len(names)), 1)
-    with caching(0), ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        on_cpu = {name: pool.submit(play, name, "cpu", rounds) for name in names}
-        for name in names:
-            begun = time.perf_counter()
-            first, second = (play(name, device, rounds) for _ in range(2))
-            with caching(10):
-                cached = play(name, device, rounds)
-            os.environ["FEDSWEEP_CACHE_GB"] = "0"
-            rows.append(
-                {
-                    "run": name,
-                    "difference": differences(first, on_cpu[name].result()),
-                    "same_names": names_of(first) == names_of(on_cpu[name].result()),
-                    "equal_bits_again": equal(first, second),
-                    "difference_cached": differences(cached, first),
-                    "accuracy": first.metrics[-1]["accuracy/mean"],
-                    "accuracy_cpu": on_cpu[name].result().metrics[-1]["accuracy/mean"],
-                    "seconds_per_round": round(second.seconds, 3),
-                    "seconds": round(time.perf_counter() - begun, 1),
-                }
-            )
-    show(rows)
-    return rows, all(accepted(row) for row in rows)
+def measure(device: Device, quick: bool) -> Iterator[dict[str, Any]]:
+    """Yield the differences of each run. Two thirds of the cores execute runs on the CPU, and one third on the GPU."""
+    rounds, cores = 1 if quick else ROUNDS, os.cpu_count() or 1
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        ProcessPoolExecutor(max(cores // 3, 1), spawn) as near,
+        ProcessPoolExecutor(max(cores * 2 // 3, 1), spawn) as far,
+    ):
+        on_cpu = {name: far.submit(play, name, "cpu", rounds) for name in RUNS}
+        on_device = {name: near.submit(play_three_times, name, device, rounds) for name in RUNS}
+        for name in RUNS:
+            reference, (first, second, cached) = on_cpu[name].result(), on_device[name].result()
+            yield {
+                "run": name,
+                "difference": differences(first, reference),
+                "same_names": names_of(first) == names_of(reference),
+                "equal_bits_again": equal(first, second),
+                "difference_cached": differences(cached, first),
+                "accuracy": first.metrics[-1]["accuracy/mean"],
+                "accuracy_cpu": reference.metrics[-1]["accuracy/mean"],
+            }
 
 
 def accepted(row: dict[str, Any]) -> bool:
@@ -132,21 +120,16 @@ def accepted(row: dict[str, Any]) -> bool:
     return bool(close and row["same_names"] and row["equal_bits_again"])
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """Print a table of all runs."""
-    table = Table(
-        "run", "accuracy", "Δ accuracy", "Δ loss", "Δ adapter", "repeated", "Δ adapter, cached", "s per round"
-    )
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return a table of all runs."""
+    found = Table("run", "accuracy", "Δ accuracy", "Δ loss", "Δ adapter", "repeated", "Δ adapter, cached")
     for row in rows:
         gaps = row["difference"]
-        table.add_row(
+        found.add_row(
             row["run"],
             f"{row['accuracy']:.4f}",
-            f"{gaps['accuracy']:.1e}",
-            f"{gaps['loss']:.1e}",
-            f"{gaps['adapter']:.1e}",
+            *(f"{gaps[name]:.1e}" for name in ("accuracy", "loss", "adapter")),
             "bit-identical" if row["equal_bits_again"] else "differs",
             f"{row['difference_cached']['adapter']:.1e}",
-            f"{row['seconds_per_round']:.2f}",
         )
-    Console(width=120).print(table)
+    return found

@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from fedsweep.federation.build_and_run import Device
 from fedsweep.results import Store, TrialRecord
 
-SHARES = ("auto", "1", "0.5", "0.25", "0.125")
+SHARES = ("1", "auto", "0.25", "0.125")
 QUERY = ["nvidia-smi", "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader,nounits", "-lms", "500"]
 
 
@@ -48,7 +47,7 @@ def watched(device: Device) -> Iterator[list[tuple[float, float]]]:
 
 def sweep(share: str, store: Path, device: Device, quick: bool) -> dict[str, Any]:
     """Run `ablations/lora_rank` with this share of the GPU for each trial, and return what was measured."""
-    rounds, seeds = (1, "0") if quick else (4, "0,1,2,3")
+    rounds, seeds = (1, "0") if quick else (3, "0,1")
     command = [sys.executable, "-m", "fedsweep.cli", "tune", "ablations/lora_rank", f"federation.rounds={rounds}"]
     command += ["--seeds", seeds, "--gpus-per-trial", share, "--store", str(store)]
     logical = {} if device == "cuda" else {"FEDSWEEP_LOGICAL_GPUS": "1", "FEDSWEEP_LOGICAL_GPU_GB": "16"}
@@ -86,8 +85,8 @@ def measured(trials: Sequence[TrialRecord], seconds: float) -> dict[str, Any]:
         "finished": sum(trial.outcome is not None and trial.outcome.outcome == "finished" for trial in trials),
         "shares": sorted({one.gpus for trial in trials for one in trial.attempts}),
         "out_of_memory": sum(one.out_of_memory for trial in trials for one in trial.attempts),
-        "peak_mb": max((one.peak or 0) for trial in trials for one in trial.attempts) / 1e6,
-        "beside_mb": max(one.beside for trial in trials for one in trial.attempts) / 1e6,
+        "peak_mb": round(max((one.peak or 0) for trial in trials for one in trial.attempts) / 1e6, 1),
+        "beside_mb": round(max(one.beside for trial in trials for one in trial.attempts) / 1e6, 1),
         "seconds_per_round": round(round_seconds, 3),
         "seconds_per_trial": round(trial_seconds, 2),
         "trials_per_hour": round(3600 * len(trials) / seconds),
@@ -96,18 +95,27 @@ def measured(trials: Sequence[TrialRecord], seconds: float) -> dict[str, Any]:
     }
 
 
-def measure(device: Device, quick: bool) -> tuple[list[dict[str, Any]], bool]:
-    """Run the sweeps; return a row for each share, and whether all trials finished with the same results."""
-    rows, kept = [], []
+def measure(device: Device, quick: bool) -> Iterator[dict[str, Any]]:
+    """Run a sweep with each share of the GPU, and yield what was measured."""
+    first: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for share in SHARES[:3] if quick else SHARES:
-            rows.append(sweep(share, Path(folder) / share, device, quick))
-            kept.append(rows[-1].pop("histories", {}))
-            rows[-1]["equal_bits"] = kept[-1] == kept[0] and bool(kept[0])
-    table = Table("share", "s", "finished", "trials/h", "steady", "s per round", "MB", "GPU MiB", "busy", "same")
+            row = sweep(share, Path(folder) / share, device, quick)
+            histories = row.pop("histories", {})
+            first = first or histories
+            yield {**row, "equal_bits": bool(histories) and histories == first}
+
+
+def accepted(row: dict[str, Any]) -> bool:
+    """Return whether all trials finished, with the metrics that they have in the first sweep."""
+    return bool(row["equal_bits"] and row["finished"] == row["trials"])
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return a table of all sweeps."""
+    found = Table("share", "s", "finished", "trials/h", "steady", "s per round", "MB", "GPU MiB", "busy", "same")
     names = ("share", "seconds", "finished", "trials_per_hour", "trials_per_hour_steady", "seconds_per_round")
     for row in rows:
         values = [row.get(name) for name in (*names, "peak_mb", "gpu_memory_mib", "gpu_busy", "equal_bits")]
-        table.add_row(*map(str, values))
-    Console(width=120).print(table)
-    return rows, all(row["equal_bits"] and row["finished"] == row["trials"] for row in rows)
+        found.add_row(*map(str, values))
+    return found
