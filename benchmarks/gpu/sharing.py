@@ -73,12 +73,9 @@ def sweep(share: str, store: Path, device: Device, quick: bool) -> dict[str, Any
 def measured(trials: Sequence[TrialRecord], seconds: float) -> dict[str, Any]:
     """Return numbers of trials and their speed and memory, given the sweep's trials and its duration in seconds.
 
-    `trials_per_hour` counts the whole command, with the start of Ray and of the workers. `trials_per_hour_steady`
-    is computed from the median duration of a round and from the share of the GPU.
+    `trials_per_hour` counts the whole command, with the start of Ray and of the workers.
     """
-    last = [trial.attempts[-1] for trial in trials if trial.attempts]
     round_seconds = statistics.median(record.seconds for trial in trials for record in trial.history[1:])
-    at_once = round(1 / max(min(one.gpus for one in last), 1e-4))
     trial_seconds = statistics.median(sum(record.seconds for record in trial.history) for trial in trials)
     return {
         "trials": len(trials),
@@ -90,7 +87,6 @@ def measured(trials: Sequence[TrialRecord], seconds: float) -> dict[str, Any]:
         "seconds_per_round": round(round_seconds, 3),
         "seconds_per_trial": round(trial_seconds, 2),
         "trials_per_hour": round(3600 * len(trials) / seconds),
-        "trials_per_hour_steady": round(3600 * at_once / trial_seconds),
         "histories": {trial.plan.key: [dict(record.metrics) for record in trial.history] for trial in trials},
     }
 
@@ -113,8 +109,8 @@ def accepted(row: dict[str, Any]) -> bool:
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return a table of all sweeps."""
-    found = Table("share", "s", "finished", "trials/h", "steady", "s per round", "MB", "GPU MiB", "busy", "same")
-    names = ("share", "seconds", "finished", "trials_per_hour", "trials_per_hour_steady", "seconds_per_round")
+    found = Table("share", "s", "finished", "trials/h", "s per round", "MB", "GPU MiB", "busy", "same")
+    names = ("share", "seconds", "finished", "trials_per_hour", "seconds_per_round")
     for row in rows:
         values = [row.get(name) for name in (*names, "peak_mb", "gpu_memory_mib", "gpu_busy", "equal_bits")]
         found.add_row(*map(str, values))
