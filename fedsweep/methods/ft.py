@@ -59,7 +59,7 @@ class FT(FederatedMethod):
             return state
         images = pool(list(server.synthetic.values()))
         steps = self.synthetic_epochs * math.ceil(len(images) / trainer.local.batch_size)
-        alone = replace(trainer, local=trainer.local.model_copy(update={"steps": steps}), base=FedAvg(), memory={})
+        alone = replace(trainer, local=trainer.local.model_copy(update={"steps": steps}), base=FedAvg())
         owner = Client("server", POOL, images, len(state.layers))
         (update,) = alone.fit([LocalTask(owner, state.adapter, LayerAllocation.of(state.layers), cross_entropy)])
         return replace(state, adapter=state.adapter | update.adapter)

@@ -226,7 +226,7 @@ class _Rows:
     so that this process can still use it after another process has removed it.
     """
 
-    used = 0  # the last round in which a row was read or written
+    used: int  # the last round in which a row was read or written
 
     def __init__(self, path: Path, count: int) -> None:
         _, dtype, sizes, _ = path.name.split(".")

@@ -108,8 +108,8 @@ class Gate(nn.Module):
 def _normed(norm: nn.BatchNorm1d, x: Tensor) -> Tensor:
     """Apply batch norm. A batch of one image has no variance, so it is normalised by the running statistics."""
     own = norm.training and len(x) > 1
-    mean, var, momentum = norm.running_mean, norm.running_var, norm.momentum
-    return F.batch_norm(x, mean, var, norm.weight, norm.bias, own, momentum or 0.0, norm.eps)
+    mean, var, momentum = norm.running_mean, norm.running_var, cast(float, norm.momentum)
+    return F.batch_norm(x, mean, var, norm.weight, norm.bias, own, momentum, norm.eps)
 
 
 def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, outlined: bool = False) -> Gate:
