@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -14,6 +15,18 @@ import psutil
 from fedsweep.common.signals import ending_signals_interrupt, one_interrupt
 
 PATIENCE = 10.0  # seconds after SIGTERM, after which the processes are killed
+GUARD = """
+import os, signal, subprocess, sys, threading
+
+def kill_group_at_end_of_input():
+    sys.stdin.buffer.read()
+    os.killpg(0, signal.SIGKILL)
+
+threading.Thread(target=kill_group_at_end_of_input, daemon=True).start()
+sys.exit(subprocess.call(sys.argv[1:], stdin=subprocess.DEVNULL))
+"""
+"""The program that starts the server. Its input is a pipe from this process, which ends even if this process is killed.
+"""
 
 
 @contextlib.contextmanager
@@ -22,12 +35,14 @@ def serving(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[
 
     The server has its own session, so Ctrl-C in a terminal reaches only this process. During the context, Ctrl-C raises
     KeyboardInterrupt, and SIGTERM and SIGHUP raise SignalInterrupt. Further signals are ignored until the server has
-    ended.
+    ended. If this process is killed with SIGKILL, the server and its child processes are killed, too.
     """
     with ending_signals_interrupt(), one_interrupt():
         server = None
         try:
-            server = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
+            guarded = [sys.executable, "-c", GUARD, *command]
+            variables = {**os.environ, **environment}
+            server = subprocess.Popen(guarded, env=variables, stdin=subprocess.PIPE, start_new_session=True)
             yield server
         finally:
             if server is not None:
