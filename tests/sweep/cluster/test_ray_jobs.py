@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
+from ray._private.utils import write_ray_address
 from ray.cluster_utils import Cluster
 from ray.job_submission import JobStatus, JobSubmissionClient
 
@@ -78,8 +80,10 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
     """
     monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     ports = {"dashboard_port": free_port(), "dashboard_agent_listen_port": free_port()}  # Ray's defaults are fixed
-    with authenticated("token", tmp_path):
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": True, **ports})
+    with authenticated("token", tmp_path), tempfile.TemporaryDirectory() as own:  # short, for the names of sockets
+        head = {"num_cpus": 2, "include_dashboard": True, "temp_dir": own, **ports}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        write_ray_address(cluster.address, own)  # as `ray start` does; jobs would join any Ray of this machine
         try:
             yield Jobs(f"http://{cluster.head_node.webui_url}", tmp_path / "mlruns")
         finally:
