@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsweep.cli.options import DEFAULT_STORE
-from fedsweep.common.errors import disk_is_full, one_line, without_query
+from fedsweep.common.errors import disk_is_full, one_line, short, without_query
 from fedsweep.common.progress import duration, loading, waiting
 from fedsweep.results.arms import Arm, agrees, arm_label
 from fedsweep.results.records import stand_in, warning
@@ -202,8 +202,8 @@ def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
 
 def _cause(reason: str) -> str:
     """Return the message of the last error of a traceback, without the SQL of a database; empty without an error."""
-    found = re.findall(r"(?m)^[\w.]*(?:Error|Exception): (.+)$", reason)
-    return without_query(found[-1]).strip().rstrip(".") if found else ""
+    *before, last = re.split(r"(?m)^[\w.]*(?:Error|Exception): ", reason)
+    return short(without_query(last)) if before else ""
 
 
 def _incomplete(runs: Sized) -> str:

@@ -100,6 +100,21 @@ class DivergenceError(RuntimeError):
     """The error raised if training diverges, that is, if a loss or a trained tensor becomes NaN or infinite."""
 
 
+def short(message: str) -> str:
+    """Return the first 160 characters of a message, without a final period.
+
+    >>> short("no."), len(short("long " * 100))
+    ('no', 165)
+    """
+    message = message.strip().rstrip(".")
+    return message if len(message) <= 160 else f"{message[:160].rstrip()} [...]"
+
+
 def without_query(message: str) -> str:
-    """Return the error message of a local database without the name of its driver and without the SQL query."""
-    return re.sub(r"\(sqlite3\.\w+\) |\[SQL: .*", "", message)
+    """Return the error message of a local database on one line, without the SQL query and SQLAlchemy's additions.
+
+    >>> without_query("(raised as a result of autoflush)\\n(sqlite3.OperationalError) disk I/O error\\n[SQL: SELECT 1]")
+    'disk I/O error'
+    """
+    whole = " ".join(message.split())
+    return re.sub(r"\(raised as a result of [^)]*\) ?|\(sqlite3\.\w+\) |\[SQL: .*", "", whole).strip()

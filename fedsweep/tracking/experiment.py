@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from fedsweep.common.errors import UserError, one_line, without_query
+from fedsweep.common.errors import UserError, one_line, short, without_query
 from fedsweep.common.paths import inside
 from fedsweep.tracking.destination import Destination
 
@@ -158,12 +158,12 @@ def error_sentence(destination: Destination, error: Exception) -> str:
     """Return an error message that states why a server or a local database cannot be used."""
     whole = one_line(error)
     if not destination.server:
-        cause = _short(without_query(whole))
+        cause = short(without_query(whole))
         return f"MLflow's database {destination.uri.removeprefix('sqlite:///')} cannot be used: {cause}."
     status = getattr(error, "get_http_status_code", lambda: None)()
     if status in (401, 403):
         answer = re.search(r"Response body: '(.*)'", whole)
-        detail = f": {_short(answer[1])}" if answer and "<" not in answer[1] and answer[1].strip() else ""
+        detail = f": {short(answer[1])}" if answer and "<" not in answer[1] and answer[1].strip() else ""
         return (
             f"the MLflow server {destination.uri} denies access (HTTP {status}{detail}); set MLFLOW_TRACKING_USERNAME "
             "and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN."
@@ -178,12 +178,7 @@ def _reason(whole: str) -> str:
         return "it did not respond in time"
     if status := re.search(r"(?:failed with error code|too many) (\d+)", whole):
         return f"it returned HTTP {status[1]}, so it has failed or is not an MLflow server"
-    return "its response is not that of an MLflow server" if "not in a valid JSON format" in whole else _short(whole)
-
-
-def _short(text: str) -> str:
-    text = text.strip().rstrip(".")
-    return text if len(text) <= 160 else f"{text[:160].rstrip()} [...]"
+    return "its response is not that of an MLflow server" if "not in a valid JSON format" in whole else short(whole)
 
 
 class Registration:

@@ -59,7 +59,8 @@ def test_the_reason_of_a_rejection_is_the_last_error_without_its_query() -> None
     console = Console(file=io.StringIO(), width=200)
     trace = (
         "Traceback (most recent call last):\nsqlite3.OperationalError: attempt to write a readonly database\n"
-        "mlflow.exceptions.MlflowException: (sqlite3.OperationalError) attempt to write a readonly database\n"
+        "mlflow.exceptions.MlflowException: (raised as a result of Query-invoked autoflush; consider another block)\n"
+        "(sqlite3.OperationalError) attempt to write a readonly database\n"
         "[SQL: INSERT INTO tags]\n(Background on this error at: a page)\n"
     )
     recorder = SimpleNamespace(unsynced={"a": "not written yet", "b": trace}, outage=None)
