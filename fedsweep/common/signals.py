@@ -91,13 +91,14 @@ def one_interrupt() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kept_handlers() -> Iterator[None]:
+def kept_handlers(announce: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Keep the handlers of SIGTERM and SIGHUP during the call of a library that sets its own, such as `ray.init`.
 
     Within the block, `signal.signal` ignores new handlers of the two signals. A signal that arrives within the block is
-    only recorded, whichever thread receives it, and is handled at the end of the block. Child processes that start
-    within the block block SIGHUP, so that a closing terminal does not end them before this process has closed its
-    records. Outside of the main thread, the block changes nothing.
+    only recorded, whichever thread receives it, and is handled at the end of the block. At the first signal, `announce`
+    is called in a thread of its own. Child processes that start within the block block SIGHUP, so that a closing
+    terminal does not end them before this process has closed its records. Outside of the main thread, the block changes
+    nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -109,8 +110,14 @@ def kept_handlers() -> Iterator[None]:
 
     before = {one: handler for one in ENDING if (handler := signal.getsignal(one)) not in (signal.SIG_IGN, None)}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # child processes inherit it
+
+    def keep(number: int, frame: FrameType | None) -> None:
+        if not arrived:
+            threading.Thread(target=announce).start()
+        arrived.append(number)
+
     for one in before:
-        set_handler(one, lambda number, frame: arrived.append(number))
+        set_handler(one, keep)
     vars(signal)["signal"] = set_other
     try:
         yield

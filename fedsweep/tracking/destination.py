@@ -127,10 +127,22 @@ class Destination:
             logging.getLogger(noisy).setLevel(logging.WARNING)
         # It logs a traceback of every error of a database, and raises the error, which fedsweep reports in a sentence.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+        self.relocate()
         with self.lock():
-            if self.artifacts is not None:
-                relocate(self.artifacts.parent)
             return MlflowClient(tracking_uri=self.uri)
+
+    def relocate(self) -> None:
+        """Correct the addresses in a local database if the results folder was copied or moved.
+
+        A sweep calls this method before it takes its own lock, because the addresses stay as they are while a sweep is
+        running in the folder.
+
+        Raises:
+            UserError: The database is damaged, or another process has locked it.
+        """
+        if self.artifacts is not None and self.artifacts.parent.exists():
+            with self.lock():
+                relocate(self.artifacts.parent)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

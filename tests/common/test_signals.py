@@ -49,18 +49,24 @@ def test_an_ignored_signal_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_signal_during_a_library_call_is_handled_after_it() -> None:
-    steps = []
+def test_a_signal_during_a_library_call_is_announced_at_once_and_handled_after_the_call() -> None:
+    steps, announced = [], threading.Event()
+
+    def announce() -> None:
+        steps.append("announced")
+        announced.set()
 
     def library_call() -> None:
-        with kept_handlers():
+        with kept_handlers(announce):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+            assert announced.wait(10)
             steps.append("after the signal")
 
     with ending_signals_interrupt(), pytest.raises(SignalInterrupt):
         library_call()
-    assert steps == ["after the signal"]
+    assert steps == ["announced", "after the signal"]
 
 
 @pytest.mark.parametrize("number", ENDING)

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.process_usage import logical_gpus
+from fedsweep.common.progress import announced_stop
 from fedsweep.common.signals import kept_handlers
 from fedsweep.sweep.cluster.cluster import HERE, LOCAL, Cluster, Node, available_cpus, ray_is_running
 from fedsweep.sweep.cluster.temporary_folders import ray_folder
@@ -224,6 +225,9 @@ def _start(console: Console, folder: Path) -> None:
     """
     import ray
 
+    def announce() -> None:
+        console.print("Stopping as soon as Ray's start has ended; this command has recorded nothing so far.")
+
     cpus, gpus = available_cpus(), logical.count if (logical := logical_gpus()) else None
     with console.status("Starting Ray ...") as status:
         if not console.is_terminal:
@@ -232,7 +236,7 @@ def _start(console: Console, folder: Path) -> None:
             try:
                 own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": str(folder)}
                 # A signal ends the attempts after the one in which it arrives.
-                with kept_handlers(), _own_process_groups():
+                with announced_stop(announce), kept_handlers(announce), _own_process_groups():
                     ray.init(address=LOCAL, num_cpus=cpus, num_gpus=gpus, **own, **QUIET)
                 return
             except KeyboardInterrupt:

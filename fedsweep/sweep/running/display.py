@@ -13,7 +13,7 @@ from fedsweep.common.progress import LeftColumn, TimeLeft
 from fedsweep.results import TrialRecord, count_outcomes
 
 ROWS = 24
-STOPPING = "Stopping ... all recorded rounds are kept. Press Ctrl-C again to stop without waiting for trials."
+STOPPING = "Stopping ... all recorded rounds are kept. Another Ctrl-C stops without waiting for trials."
 
 
 class LiveTable:

@@ -141,9 +141,11 @@ def tune(
                 if trials_to_run:
                     ray.enter_context(ray_session(ready.cluster, console))
                 sweep = new_sweep(ready.plan, ready.store, options.fresh)
+                ready.destination.relocate()  # before the sweep is locked
                 held.enter_context(exclusively(sweep))
             else:
                 sweep = resumed_sweep(ready.plan, ready.store, options.resumed)
+                ready.destination.relocate()  # before the sweep is locked
                 held.enter_context(exclusively(sweep))
                 if any_left(sweep):
                     ray.enter_context(ray_session(ready.cluster, console))

@@ -67,5 +67,5 @@ def test_a_pipe_gets_one_line_for_ctrl_c():
     shown.stop()
     shown.stop()
     assert text.getvalue().splitlines() == [
-        "Stopping ... all recorded rounds are kept. Press Ctrl-C again to stop without waiting for trials.",
+        "Stopping ... all recorded rounds are kept. Another Ctrl-C stops without waiting for trials.",
     ]

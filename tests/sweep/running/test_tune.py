@@ -3,6 +3,8 @@
 import contextlib
 import io
 import json
+import shutil
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -141,3 +143,29 @@ def test_options_that_contradict_each_other_are_rejected() -> None:
         TuneOptions("tiny", id_file="none/id")
     with pytest.raises(UserError, match="only counts parameters; use `fedsweep show`"):
         tune(TuneOptions("papers/fedbrick/table3"))
+
+
+@pytest.mark.parametrize("again", [{"resume": True}, {"fresh": True}])
+def test_a_sweep_in_a_copy_of_the_results_changes_nothing_in_the_original(
+    in_process: list[str],
+    tmp_path: Path,
+    again: dict[str, bool],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    original, copy = tmp_path / "mlruns", tmp_path / "copy"
+    tune(TuneOptions("tiny", {"federation.rounds": 1}, {"seeds": [0]}))
+    shutil.copytree(original, copy)
+    before = content(original)
+    # Within one process, MLflow remembers the artifact folder of each run.
+    monkeypatch.setattr("mlflow.tracking._tracking_service.utils._artifact_repos_cache", OrderedDict())
+    done = tune(TuneOptions("tiny", {"federation.rounds": 1}, {"seeds": [0]}, store=str(copy), **again))
+    assert (done.status, len(in_process)) == (0, 2 if "resume" in again else 3)
+    assert content(original) == before
+    assert list((copy / "artifacts/tiny").rglob("table.csv"))
+    assert "copied" not in capsys.readouterr().err
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    """Return the bytes of all files below a folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
