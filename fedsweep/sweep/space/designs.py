@@ -3,9 +3,10 @@
 This module imports neither ray nor torch.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import prod
 from typing import Literal
 
 from fedsweep.common.yaml_values import Json
@@ -13,6 +14,8 @@ from fedsweep.results.arms import ABLATED, IN_WORDS, NAMED, Arm, agrees, arm_lab
 
 Design = Literal["full", "one_factor"]
 Subsets = Literal["one", "all"]
+MOST_ARMS = 10_000
+"""Largest number of arms of a grid, whose arms are all listed and validated before the first trial."""
 SWITCH = {"on": True, "off": False}
 """Words that stand for true and false. YAML 1.1 reads them as booleans; YAML 1.2 and fedsweep read them as text."""
 Picked = dict[str, int]
@@ -139,6 +142,21 @@ def ablation_arms(components: Sequence[str], subsets: Subsets) -> list[Arm]:
     """
     sizes = range(len(components) + 1 if subsets == "all" else 2)
     return [{ABLATED: list(chosen)} for size in sizes for chosen in combinations(components, size)]
+
+
+def too_many_arms(levels: Iterable[int], components: int, subsets: Subsets) -> Iterator[str]:
+    """Yield an error message if the full factorial design is too large to be listed.
+
+    Args:
+        levels: The number of levels of each factor.
+        components: The number of components that arms can leave out.
+        subsets: Which sets of components arms leave out, as for `ablation_arms`.
+    """
+    if (count := prod(levels) * (2**components if subsets == "all" else components + 1)) > MOST_ARMS:
+        yield (
+            f"a grid can have at most {MOST_ARMS:,} arms, but this one has {count:,}; give fewer values, or sample arms "
+            "with `search: {name: random, samples: 100}` and a `choice` for each axis"
+        )
 
 
 def left_out_values(ablate: Mapping[str, Json], known: Mapping[str, Json]) -> dict[str, Json]:

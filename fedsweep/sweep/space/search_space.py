@@ -15,7 +15,7 @@ from fedsweep.common.process_usage import logical_gpus
 from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
 from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, check_axes, concerns, names_of
-from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_arms
+from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_arms, too_many_arms
 from fedsweep.sweep.space.settings import (
     GridSearch,
     NoScheduler,
@@ -154,6 +154,9 @@ class SearchSpace(Config):
                 hint = "; to sample from ranges, write `search: {name: tpe, samples: 24}`" * (search.name == "grid")
                 yield f"`search` {search.name} needs {kind} for each axis, but `space.{name}` has `{axis.kind}`{hint}"
         yield from self._wrong_names()
+        if search.name == "grid" and (self.design == "full" or self.reference is not None):
+            levels = [*(len(axis.grid or [0]) for axis in self.space.values()), len(self.named or [0])]
+            yield from too_many_arms(levels, len(self.ablate or ()), self.subsets)
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             yield f"`seeds` must be distinct and not negative, but they are {list(self.seeds)}"
         if search.name != "grid":

@@ -232,3 +232,24 @@ def test_the_error_about_a_wrong_type_names_the_arm(read, ablate, sentence):
 def test_a_component_cannot_be_overridden(read):
     with pytest.raises(UserError, match=r"`method.anneal` is varied by search space mine and cannot be overridden"):
         read({"method.anneal": False})
+
+
+@pytest.mark.parametrize(
+    ("entries", "count"),
+    [
+        ({"space": {f"axis{number}": {"grid": [*range(12)]} for number in range(8)}}, "429,981,696"),
+        ({"ablate": {f"method.part{number}": False for number in range(14)}, "subsets": "all"}, "16,384"),
+        ({"named": {str(number): {"lora.rank": 1} for number in range(10_001)}}, "10,001"),
+    ],
+)
+def test_a_grid_that_is_too_large_to_be_listed_is_rejected(entries: dict[str, Any], count: str) -> None:
+    said = rf"^here: a grid can have at most 10,000 arms, but this one has {count}; give fewer values, or sample arms"
+    with pytest.raises(UserError, match=said):
+        SearchSpace.of({"experiment": "fedra_digits", **entries}, "here")
+
+
+def test_a_design_that_changes_one_factor_at_a_time_may_have_many_factors() -> None:
+    axes = {f"axis{number}": {"grid": [*range(12)]} for number in range(8)}
+    given = {"space": axes, "design": "one_factor", "baseline": dict.fromkeys(axes, 0)}
+    space = SearchSpace.of({"experiment": "fedra_digits", **given}, "here")
+    assert len(space.arms(dict)) == 1 + 8 * 11
