@@ -94,7 +94,8 @@ def _similar_classes(names: Sequence[str]) -> Iterator[str]:
 
 def _empty_folders(folders: Sequence[str]) -> Iterator[str]:
     if folders:
-        yield f"{_count(len(folders), 'class folder is', 'class folders are')} empty: {summarise_list(folders, SHOWN)}"
+        counted = _count(len(folders), "class folder is", "class folders are")
+        yield f"{counted} empty: {summarise_list(folders, SHOWN)}; a class without any image is left out"
 
 
 def _left_out(paths: Sequence[str]) -> Iterator[str]:

@@ -55,7 +55,7 @@ CASES = {
     "values are divided by 256, so images that use fewer bits must be rescaled first",
     other_case: "`Cat` and `cat` are different classes, although their names are alike",
     single: "1 class has no test image: `owl` of `sketch` (1 in training)",
-    empty: "1 class folder is empty: `photo/cat`",
+    empty: "1 class folder is empty: `photo/cat`; a class without any image is left out",
     other_format: "1 file is left out, because the format cannot be read: `photo/cat/a.heic`",
 }
 

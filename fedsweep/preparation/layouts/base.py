@@ -141,7 +141,7 @@ class Layout(ABC):
 def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: tuple[str, ...] = ()) -> Listing:
     """Return a listing of the images that are stored as `<folder>/<class>/<image>`.
 
-    Classes are labelled in the alphabetical order of all class folders, including empty ones.
+    Classes are labelled in alphabetical order. Classes whose folders contain no image are left out.
 
     Args:
         root: The folder of the data set.
@@ -165,7 +165,8 @@ def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: t
                     f"{inner.path}: images must be directly in the class folder, "
                     f"but it contains the folders {summarise_list(inner.folders)}."
                 )
-            names.add(name := inner.path.name)
+            name = inner.path.name
+            names |= {name} if inner.images else set()
             images += [(join(folder, name, image), name, domain, split) for image in inner.images]
             empty += [] if inner.images else [join(folder, name)]
             unread += [join(folder, name, one) for one in inner.files if has_unread_format(one)]
