@@ -130,8 +130,9 @@ def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None)
     packed = plan.space.resources.gpus == "auto"
     side = f"as many trials in parallel as fit, at most {most}" if packed else f"{most} in parallel"
     console.print(
-        f"{plan.num_trials} trials of {plan.space.experiment} with {rounds} rounds each "
-        f"({plan.num_trials * rounds} rounds in all), {side}.\nSeeds: {', '.join(map(str, plan.space.seeds))}; "
+        f"{plan.num_trials} trial{'s' * (plan.num_trials > 1)} of {plan.space.experiment} with {rounds} "
+        f"round{'s' * (rounds > 1)} each ({plan.num_trials * rounds} rounds in all), {side}.\n"
+        f"Seeds: {', '.join(map(str, plan.space.seeds))}; "
         f"search: {plan.space.search.name}; scheduler: {plan.space.scheduler.name}."
     )
     for change in plan.unnamed_changes():
@@ -166,12 +167,13 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
     if session.lost and not session.interrupted:
         console.print(f"After the last trial had ended, {session.lost} was killed or has crashed; nothing was lost.")
     if session.interrupted:
-        cause = f"Stopped because {session.lost} was killed or has crashed," if session.lost else "Stopped"
-        kept = ", and all recorded rounds are kept" if session.lost else ""
-        console.print(
-            f"{cause} with {tally['finished']} of {session.plan.num_trials} trials finished{kept}. "
-            "To continue, run the same command with --resume."
+        finished = f"{tally['finished']} of {session.plan.num_trials} trials finished"
+        cause = (
+            f"Stopped because {session.lost} was killed or has crashed. All recorded rounds are kept, with {finished}."
+            if session.lost
+            else f"Stopped with {finished}."
         )
+        console.print(f"{cause} To continue, run the same command with --resume.")
     elif tally["failed"]:
         failed = "1 trial" if tally["failed"] == 1 else f"{tally['failed']} trials"
         console.print(f"{failed} failed; see the tracebacks in MLflow and in {folder}.")

@@ -157,7 +157,7 @@ def _check_size(path: Path, declared: int, times: int) -> None:
     size = path.stat().st_size
     if declared > times * size:
         raise UserError(
-            f"{path} cannot be read as weights: its tensors must take at most {times} times the size of the "
+            f"{path} cannot be read as weights: its tensors must take at most {'twice ' * (times > 1)}the size of the "
             f"file, {size:,} bytes, but they would take {declared:,} bytes."
         )
 

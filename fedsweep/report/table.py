@@ -136,8 +136,7 @@ class AblationTable:
         if self.manifest.metric.startswith("accuracy/client"):  # a metric of the clients' own models
             row["worst client"] = self._cell(one, COLUMNS["worst_client"])
         else:
-            worst = self._cell(one, COLUMNS["worst_domain"])
-            row["worst domain"] = f"{worst} {one.worst_domain_name}" if one.worst_domain_name else worst
+            row["worst domain"] = self._cell(one, COLUMNS["worst_domain"])
         return row | {"MB sent": self._cell(one, COLUMNS["megabytes"])}
 
     def _cell(self, one: ArmStatistics, column: Column) -> str:
@@ -148,6 +147,8 @@ class AblationTable:
         reached the target.
         """
         value = one.columns[column.name]
+        if column.name == "worst_domain" and one.worst_domain_name:
+            return f"{PERCENT.value(value)} {one.worst_domain_name}"
         if value is None and column.name.startswith(TARGET) and one.n:
             return f"by {self.reached(one, column)} of {one.n}"
         fit = Units.fit(column.percent, (other.columns[column.name] for other in self.arms))

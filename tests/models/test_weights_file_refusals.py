@@ -250,8 +250,8 @@ def refused_as_too_large(path: Path, declared: int, times: int) -> None:
     with pytest.raises(UserError) as refusal:
         read(path)
     assert str(refusal.value) == (
-        f"{path} cannot be read as weights: its tensors must take at most {times} times the size of the file, "
-        f"{path.stat().st_size:,} bytes, but they would take {declared:,} bytes."
+        f"{path} cannot be read as weights: its tensors must take at most {'twice ' if times == 2 else ''}the size of "
+        f"the file, {path.stat().st_size:,} bytes, but they would take {declared:,} bytes."
     )
 
 

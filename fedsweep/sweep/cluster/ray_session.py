@@ -247,9 +247,9 @@ def _start(console: Console, folder: Path) -> None:
                 told, late = one_line(error).split(". ")[0], "timed out" in str(error)
                 if not late or attempt == STARTS:
                     tries = f" after {attempt} attempts of 30 seconds" if late else ""
+                    remedy = ", so run the same command again, when the machine is less busy" if late else ""
                     raise UserError(
-                        f"Ray did not start on this machine{tries} ({told}); nothing was recorded, so run the same "
-                        "command again, when the machine is less busy."
+                        f"Ray did not start on this machine{tries} ({told}); nothing was recorded{remedy}."
                     ) from None
             waiting = f"This machine is busy: Ray has not started yet (attempt {attempt + 1} of {STARTS}) ..."
             status.update(waiting)

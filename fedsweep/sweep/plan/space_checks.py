@@ -256,7 +256,8 @@ def _arms_to_write(entry: str, arms: Sequence[Arm]) -> str:
     """Return the end of an error message, which shows how the first arms are written as the value of an entry."""
     lines = [f"`{entry}{shown_mapping(arm)}`" for arm in arms[:SHOWN_ARMS]]
     more = len(arms) - len(lines)
-    return f"; write {' or '.join(lines)}{f' or one of {more} other arms' if more else ''}."
+    rest = "another arm" if more == 1 else f"one of {more} other arms"
+    return f"; write {' or '.join(lines)}{f' or {rest}' if more else ''}."
 
 
 def _wrong_conditions(resolved: ResolvedSpace) -> dict[str, list[str]]:

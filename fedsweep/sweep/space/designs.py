@@ -154,8 +154,8 @@ def too_many_arms(levels: Iterable[int], components: int, subsets: Subsets) -> I
     """
     if (count := prod(levels) * (2**components if subsets == "all" else components + 1)) > MOST_ARMS:
         yield (
-            f"a grid can have at most {MOST_ARMS:,} arms, but this one has {count:,}; give fewer values, or sample arms "
-            "with `search: {name: random, samples: 100}` and a `choice` for each axis"
+            f"a grid can have at most {MOST_ARMS:,} arms, but this one has {count:,}; give fewer values, or sample "
+            "arms with `search: {name: random, samples: 100}` and a `choice` for each axis"
         )
 
 

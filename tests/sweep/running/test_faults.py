@@ -127,9 +127,7 @@ def test_a_lost_ray_and_sigterm_to_all_processes_end_the_session_with_a_table(
     undisturbed: Path, tmp_path: Path, rays_parent: Path
 ) -> None:
     write_space(tmp_path, "arms", ARMS)
-    lost = (
-        r"was killed or has crashed, with \d of 6 trials finished, and all recorded rounds are kept. To continue, run"
-    )
+    lost = r"was killed or has crashed\. All recorded rounds are kept, with \d of 6 trials finished\. To continue, run"
     cases = (
         (signal.SIGKILL, "raylet", 1, rf"Stopped because the raylet on this machine {lost}"),
         (signal.SIGKILL, "gcs_server", 1, rf"Stopped because the GCS on this machine {lost}"),
