@@ -15,6 +15,10 @@ from fedsweep.results.history import RoundRecord
 from fedsweep.types import RoundListener
 
 
+OF_DOMAINS = "accuracy/domain/", "accuracy/out_of_domain/"
+"""The beginnings of the metrics of single domains."""
+
+
 class RoundTable:
     """A table of a run's rounds on stdout, with a progress bar and a time estimate on stderr."""
 
@@ -32,8 +36,8 @@ class RoundTable:
         held_out = config.data.held_out_domains
         self.shown |= {"out: mean": "accuracy/out_of_domain_mean"} if len(held_out) > 1 else {}
         self.shown |= {f"out: {one}": f"accuracy/out_of_domain/{one}" for one in held_out}
-        self.headings = ["round", *self.shown, "train loss"]
         self.console = output.progress_console()
+        self.left_out = self._fit(output.result_console().width) if sys.stdout.isatty() and not as_json else 0
         self.rounds, self.last, self.time = config.federation.rounds, -1, TimeLeft()
         columns = (
             TextColumn("{task.description}", table_column=Column(min_width=STEP_WIDTH, no_wrap=True)),
@@ -47,6 +51,9 @@ class RoundTable:
         self.task = self.progress.add_task("rounds", total=self.rounds)
 
     def __enter__(self) -> Self:
+        if self.left_out:
+            domains = "1 domain is" if self.left_out == 1 else f"{self.left_out} domains are"
+            self.console.print(f"{domains} left out of the table, because the terminal is too narrow.")
         if not self.as_json:
             self._print(self.headings)
         if self.console.is_terminal:
@@ -81,9 +88,25 @@ class RoundTable:
             f"Stopping ... {kept if self.last >= 0 else 'no round has been recorded yet'}.", soft_wrap=True
         )
 
+    @property
+    def headings(self) -> list[str]:
+        """The headings of the columns."""
+        return ["round", *self.shown, "train loss"]
+
+    def _fit(self, width: int) -> int:
+        """Leave out the last domains whose columns do not fit into a terminal of `width` columns, and count them."""
+        domains = [one for one, metric in self.shown.items() if metric.startswith(OF_DOMAINS)]
+        left_out = 0
+        while domains and len(self._row(self.headings)) > width:
+            del self.shown[domains.pop()]
+            left_out += 1
+        return left_out
+
+    def _row(self, cells: Sequence[str]) -> str:
+        return "  ".join(cell.rjust(max(9, len(head))) for cell, head in zip(cells, self.headings, strict=True))
+
     def _print(self, cells: Sequence[str]) -> None:
-        columns = zip(cells, self.headings, strict=True)
-        print("  ".join(cell.rjust(max(9, len(head))) for cell, head in columns), flush=True)
+        print(self._row(cells), flush=True)
 
 
 STEP_WIDTH = len("training clients")

@@ -34,6 +34,26 @@ def test_columns_are_aligned_with_complete_headings(tiny, capsys):
     assert first.split() == ["1", *["100.00%"] * 4, "0.2500"]
 
 
+@pytest.mark.parametrize(
+    ("width", "shown", "note"),
+    [
+        (80, ["round", "mean", "worst", "sketch", "art_painting", "train", "loss"], ""),
+        (64, ["round", "mean", "worst", "sketch", "train", "loss"], "1 domain is left out of the table, "),
+        (40, ["round", "mean", "worst", "train", "loss"], "2 domains are left out of the table, "),
+    ],
+)
+def test_rows_are_not_wider_than_the_terminal(tiny, capsys, monkeypatch, width, shown, note):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    data = tiny.data.model_copy(update={"domains": ("sketch", "art_painting")})
+    with RoundTable(tiny.model_copy(update={"data": data}), as_json=False):
+        pass
+    printed = capsys.readouterr()
+    assert printed.out.split() == shown
+    assert printed.err.startswith(note)
+    assert bool(printed.err) == bool(note)
+
+
 def test_the_time_left_counts_neither_the_start_nor_round_0(tiny):
     table, clock = RoundTable(tiny.override({"federation.rounds": 12}, "test"), as_json=True), Clock()
     table.time = TimeLeft(clock)
