@@ -91,7 +91,9 @@ def plan_table(name: str, axes: Mapping[str, Axis], arms: Sequence[Arm] | None, 
     conditions = [f"{key} only if {axis.shown_conditions()}" for key, axis in axes.items() if axis.when]
     caption = Text("\n".join(conditions), style="none") if conditions else None
     columns = ("#", "arm") if arms is not None else ("hyperparameter", "sampled from")
-    table = Table(*columns, title=name, title_justify="left", caption=caption, caption_justify="left")
+    table = Table(
+        *columns, title=name, min_width=len(name), title_justify="left", caption=caption, caption_justify="left"
+    )
     if arms is None:
         for dotted, axis in axes.items():
             table.add_row(dotted, axis.shown())

@@ -14,7 +14,6 @@ from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.history import RoundRecord
 from fedsweep.types import RoundListener
 
-
 OF_DOMAINS = "accuracy/domain/", "accuracy/out_of_domain/"
 """The beginnings of the metrics of single domains."""
 

@@ -126,3 +126,8 @@ def test_lists_of_words_are_not_rendered_as_styles(capsys):
     result_console().print(plan_table("mine", {}, [{"data.held_out_domains": ["plain"]}]))
     result_console().print(label)
     assert capsys.readouterr().out.count(label) == 2
+
+
+def test_the_title_of_a_narrow_plan_is_on_one_line(capsys):
+    result_console().print(plan_table("a/search/space/with/a/long/name", {}, [{"lora.rank": 1}]))
+    assert capsys.readouterr().out.splitlines()[0].strip() == "a/search/space/with/a/long/name"
