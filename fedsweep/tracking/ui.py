@@ -216,18 +216,19 @@ def check_free(host: str, port: int) -> bool:
 def server_command(root: Path, port: int, host: str = LOOPBACK) -> tuple[list[str], dict[str, str]]:
     """Return the command that starts MLflow's server for a results folder, and the server's environment variables.
 
-    The environment variables switch off job execution and telemetry. MLflow rejects requests from the pages of other
-    sites, and requests to host names that are not allowed. By default, only loopback names are allowed. If `host` is
-    not a loopback name, the command therefore allows all names of this machine.
+    The environment variables switch off job execution, telemetry, and messages below warnings. MLflow rejects requests
+    from the pages of other sites, and requests to host names that are not allowed. By default, only loopback names are
+    allowed. If `host` is not a loopback name, the command therefore allows all names of this machine.
     """
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking_uri(root)]
     command += ["--default-artifact-root", (root / "artifacts").as_uri(), "--host", host, "--port", str(port)]
-    command += ["--workers", "1"]
+    command += ["--workers", "1", "--uvicorn-opts", "--log-level warning"]
     if host not in (LOOPBACK, "localhost", "::1"):
         names = _names(host)
         command += ["--allowed-hosts", ",".join(one for name in names for one in (f"{name}:{port}", name))]
         command += ["--cors-allowed-origins", ",".join(f"http://{name}:{port}" for name in names)]
-    return command, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    quiet = {"MLFLOW_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore"}
+    return command, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true", **quiet}
 
 
 def answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
