@@ -10,6 +10,7 @@ from fedsweep.report.figures.canvas import COLOURS, Drawing
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.units_and_labels import Units, shown_p
 from fedsweep.results import SweepManifest
+from fedsweep.results.arm_names import BASELINE
 from fedsweep.results.arms import is_accuracy
 from fedsweep.results.tsne_files import INK
 
@@ -126,7 +127,7 @@ def _write_numbers(
 def _title(manifest: SweepManifest, arms: Sequence[ArmStatistics], labels: Sequence[str]) -> str:
     """Return the title of the axis, which names the baseline if there is only one."""
     baselines = [
-        label.replace("\n", " ").removesuffix(canvas.BASELINE)
+        label.replace("\n", " ").removesuffix(BASELINE)
         for one, label in zip(arms, labels, strict=True)
         if one.is_baseline
     ]
