@@ -55,7 +55,7 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | No
         _draw_row(axes, row, place, manifest, arms, reach)
     _write_numbers(axes, shown, places, manifest, arms)
     axes.set_yticks(places, [label for _, label, _ in shown], fontsize=9)
-    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="y", length=0, pad=10)  # the arrow of a row that is cut off reaches 3 points to the left
     axes.set(xlim=(-reach, reach), ylim=(sum(heights), 0), xlabel=_title(manifest, arms, labels))
     reading = READING
     if clipped:
