@@ -111,7 +111,7 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], arm: str | None, unf
     manifest = sweep.manifest()
     where = f"{manifest.name}@{manifest.id}"
     named = [{**one.plan.arm, SEED: one.plan.seed} for one in trials]
-    meant = list(trials) if arm is None else [trials[place] for place in select(arm, named)]
+    meant = list(trials) if arm is None else [trials[place] for place in select(arm, named, manifest.varied)]
     if not meant:
         planned = {identity(one.plan.arm): one.plan.arm for one in trials}
         labels = distinct_labels(planned.values())

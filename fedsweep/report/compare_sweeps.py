@@ -51,7 +51,7 @@ class Side:
         arms = summarise(manifest, trials)
         if arm is None:
             return cls(name, manifest, tuple(arms), len(arms))
-        found = [arms[place] for place in select(arm, [one.arm.values for one in arms])]
+        found = [arms[place] for place in select(arm, [one.arm.values for one in arms], manifest.varied)]
         if len(found) != 1:
             shown = [one.arm.values for one in (found or arms)[:SHOWN]]
             labels = "; ".join(distinct_labels(shown))

@@ -7,28 +7,80 @@ from functools import lru_cache
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json, parse_yaml
-from fedsweep.results.arms import ABLATED, IN_WORDS, Arm, at_commas, identity, parse_arm, same, setting, shown_setting
+from fedsweep.results.arms import (
+    ABLATED,
+    IN_WORDS,
+    Arm,
+    at_commas,
+    identity,
+    parse_arm,
+    same,
+    setting,
+    short_names,
+    shown_setting,
+)
 
 SEED = "seed"
 """An entry that names one trial of an arm. An arm is named completely without it."""
+BASELINE = " (baseline)"
+"""The end of a baseline's label in a figure."""
+ELLIPSIS = "…"
+"""The sign for the words that a figure leaves out of a long label."""
 _BETWEEN = re.compile(r"\s*(?:[,·]\s*|$)")
 """The text between two entries of an arm. Labels have commas, and the names of MLflow runs have dots."""
 _WITHOUT_ENTRIES = re.compile(r"^as is\s*(?:[,·]\s*|$)")
 """The label of an arm without entries, at the beginning of a name."""
 
 
-def select(text: str, arms: Sequence[Mapping[str, Json]]) -> list[int]:
+def select(text: str, arms: Sequence[Mapping[str, Json]], order: Sequence[str] = ()) -> list[int]:
     """Return the positions of the arms that `text` names; none if it names no arm.
 
     A name can contain all entries of an arm or only some of them. The entries can be written as in YAML or as in any
     output, e.g. `partition.alpha=1` or `alpha 1` for a `partition.alpha` of 1.0. Arms that are named completely are
-    preferred to arms that have further entries, and exact values are preferred to rounded ones.
+    preferred to arms that have further entries, and exact values are preferred to rounded ones. In the label of a
+    figure, a final `(baseline)` is ignored, and `…` stands for any text.
+
+    Args:
+        text: The name.
+        arms: The arms. An entry `seed` is optional in a name.
+        order: The order in which figures show the entries, from the manifest. By default, it is the order in the arms.
 
     >>> arms = [{"lora.rank": 4, "partition.alpha": 1.0}, {"lora.rank": 8, "partition.alpha": 1.0}]
     >>> select("lora.rank=8, partition.alpha=1", arms), select("alpha 1 · rank 4", arms), select("rank 5", arms)
     ([1], [0], [])
+    >>> select("rank 8, alpha 1 (baseline)", arms), select("rank 8, …", arms)
+    ([1], [1])
     """
     text = text.strip()
+    label = " ".join(text.split()).removesuffix(BASELINE)
+    present = dict.fromkeys(name for arm in arms for name in arm if name != SEED)
+    names = [*(name for name in order if name in present), *(name for name in present if name not in order)]
+    return (
+        _with_entries(text, arms)
+        or _with_entries(label, arms)
+        or [place for place, arm in enumerate(arms) if any(abbreviates(label, one) for one in _in_figures(arm, names))]
+    )
+
+
+def abbreviates(label: str, words: str) -> bool:
+    """Return whether `label` is equal to `words`, apart from white space, if each `…` stands for any text.
+
+    >>> abbreviates("partition skew (…,\\n alpha 1)", "partition skew (clients 4, alpha 1)")
+    True
+    """
+    pieces = "".join(label.split()).split(ELLIPSIS)
+    return bool(re.fullmatch(".*".join(map(re.escape, pieces)), "".join(words.split())))
+
+
+def _in_figures(arm: Mapping[str, Json], names: Sequence[str]) -> Iterator[str]:
+    """Yield the label of an arm in a figure, with short names that are unique among `names` or in this arm."""
+    entries = {name: arm[name] for name in names if name in arm}
+    for short in (short_names(names), short_names(entries)):
+        yield ", ".join(setting(short[name], value) for name, value in entries.items()) or "as is"
+
+
+def _with_entries(text: str, arms: Sequence[Mapping[str, Json]]) -> list[int]:
+    """Return the positions of the arms that best fit `text`, which consists of entries."""
     exact = _exact(text)
     ranks = [_rank(text, exact, arm) for arm in arms]
     best = min((rank for rank in ranks if rank is not None), default=None)

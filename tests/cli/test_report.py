@@ -193,7 +193,7 @@ def test_two_sweeps_are_compared_by_the_arms_that_both_have(call: Call):
     assert found["verdict"].tolist() == ["no detectable difference"] * 2
 
 
-@pytest.mark.parametrize("name", ["lora.rank=8", "lora.rank=8.0", "lora.rank 8", "rank 8", "rank=8"])
+@pytest.mark.parametrize("name", ["lora.rank=8", "lora.rank=8.0", "lora.rank 8", "rank 8", "rank 8 (baseline)"])
 def test_an_arm_is_compared_by_each_of_its_printed_names(call: Call, name):
     usual = call("compare", f"{SPACE}@s2:lora.rank=8", f"{SPACE}@s2:lora.rank=16").out
     assert call("compare", f"s2:{name}", f"{SPACE}@s2:rank 16").out == usual

@@ -62,6 +62,16 @@ def test_a_row_beyond_one_end_of_the_axis_has_an_arrow_at_this_end_only(axes_of,
     assert [line.get_marker() for line in axes.lines if line.get_marker() in ("<", ">")] == ["<"]
 
 
+def test_an_arrow_at_the_left_end_touches_no_label(axes_of, manifest, trials):
+    trials.arms({rank: [0.6 + rank / 1e4, 0.601, 0.602] for rank in (1, 2, 3, 4, 8)})
+    trials.arms({16: [0.1, 0.101, 0.1]})
+    axes, _ = axes_of(manifest(), trials)
+    axes.figure.canvas.draw()
+    (arrow,) = (line for line in axes.lines if line.get_marker() == "<")
+    left = axes.transData.transform(arrow.get_xydata())[0][0] - arrow.get_markersize() * axes.figure.dpi / 144
+    assert max(label.get_window_extent().x1 for label in axes.get_yticklabels()) < left - 3 * axes.figure.dpi / 72
+
+
 def test_a_row_without_an_interval_beyond_the_axis_has_an_arrow(axes_of, manifest, trials):
     trials.arms({rank: [0.6 + rank / 1e4] for rank in (1, 2, 3, 4, 8)})
     trials.arms({16: [0.9]})

@@ -30,6 +30,12 @@ frame.onload = () => {
   const cues = boxes.map((box) => !box.previousElementSibling.hidden);
   const hidden = boxes.map((box) => box.scrollWidth > box.clientWidth + 1);
   lines.push("hidden columns: " + hidden.filter(Boolean).length + ", with a cue: " + (String(cues) === String(hidden)));
+  const shownCues = [...inner.querySelectorAll(".cue")].filter((cue) => cue.clientHeight);
+  const overlaps = shownCues.some((cue) =>
+    cue.getBoundingClientRect().bottom > cue.nextElementSibling.getBoundingClientRect().top);
+  const height = (cue) => cue.clientHeight / parseFloat(frame.contentWindow.getComputedStyle(cue).lineHeight);
+  lines.push("cues overlap: " + overlaps + ", lines: " + Math.max(...shownCues.map(height)).toFixed(1));
+  lines.push([...new Set(shownCues.map((cue) => cue.textContent))].join(" | "));
   lines.push("drawn: " + [...inner.querySelectorAll("figure svg")].filter((one) => one.getBBox().width > 100).length);
   document.getElementById("seen").textContent = lines.join("\\n");
 };
@@ -66,6 +72,8 @@ def test_the_page_sorts_and_requests_nothing(manifest, trials, tmp_path, scheme)
         "requests: 0",
         "wide: false",
         "hidden columns: 8, with a cue: true",
+        "cues overlap: false, lines: 1.0",
+        "Scroll sideways to see more columns → | Scroll sideways to see the rest of this figure →",
         "drawn: 4",
     ]
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []

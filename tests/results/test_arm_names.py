@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsweep.report.figures.canvas import distinct
 from fedsweep.report.units_and_labels import arm_words
 from fedsweep.results import TrialPlan
-from fedsweep.results.arm_names import select
+from fedsweep.results.arm_names import BASELINE, select
 from fedsweep.results.arms import arm_argument, arm_label, distinct_labels, equality, setting, shown_setting
 from fedsweep.tracking.trial_description import run_name
 
@@ -42,6 +43,7 @@ def printed(arm: dict) -> set[str]:
     by_column = ", ".join(f"{name}={shown_setting(value)}" for name, value in arm.items())
     in_csv = ",".join(f"{name}={json.dumps(value)}" for name, value in arm.items())
     names = {arm_label(arm), arm_words(arm, list(arm)), in_csv, run_name(plan).removesuffix(" · seed 3")}
+    names |= {arm_words(arm, list(arm)) + BASELINE}
     return names | ({by_column} if not {"arm", "without"} & {*arm} else set())
 
 
@@ -60,6 +62,19 @@ def test_each_printed_name_of_an_arm_selects_this_arm(arms):
             assert found == [*places], f"{name!r} must select one arm"
     for place, name in enumerate(distinct_labels(arms)):
         assert select(name, arms) == [place], f"{name!r} must select one arm"
+
+
+@given(ARMS, st.integers(20, 40))
+@settings(max_examples=150, deadline=None)
+def test_each_label_of_a_figure_selects_its_arm(arms, letters):
+    dotted = list(dict.fromkeys(name for arm in arms for name in arm))
+    words = [arm_words(arm, dotted) for arm in arms]
+    bare = ["".join(text.split()) for text in words]
+    for place, label in enumerate(distinct(words, [BASELINE, *[""] * (len(arms) - 1)], 2, letters)):
+        found = select(label, arms, dotted)
+        assert place in found, f"{label!r} does not select the arm that prints it"
+        if bare.count(bare[place]) == 1:
+            assert found == [place], f"{label!r} must select one arm"
 
 
 @given(ARMS, st.integers(0, 3))

@@ -25,8 +25,8 @@ WORSE, SAME, BETTER = "#D55E00", "#F7F7F7", "#0072B2"
 LOW, HIGH = "#F7F7F7", "#005B8F"
 RULE = "#E6E6E6"  # colour of the lines between domains
 LEAST = 1.0  # the full colour stands for at least this many percentage points, so small differences stay pale
-WIDTH, HEIGHT, TALL = 0.74, 0.29, 0.36
-"""Size of a cell in inches; `TALL` is the height if an arm's label takes two lines."""
+WIDTH, HEIGHT, TALL, LINE = 0.74, 0.29, 0.36, 0.14
+"""Size of a cell in inches; `TALL` is the height if an arm's label has two lines, plus `LINE` per further line."""
 ROOM = 1.0  # inches right of the cells, for the colour bar
 BAR = 0.12, 1.3, 2.0  # the colour bar in inches: width, least height, greatest height
 
@@ -109,7 +109,8 @@ def draw_grid(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing
     domains, words = manifest.domains, [labels[one.key] for one in shown]
     gains = [_gains(one, by_key.get(one.counterpart or ""), manifest) for one in shown]
     compared = any(found for one, found in zip(shown, gains, strict=True) if not one.is_baseline)
-    wide, high = len(domains) * WIDTH, len(shown) * (TALL if any("\n" in label for label in words) else HEIGHT)
+    breaks = max(label.count("\n") for label in words)
+    wide, high = len(domains) * WIDTH, len(shown) * (TALL + LINE * (breaks - 1) if breaks else HEIGHT)
     figure = blank(wide + ROOM, high)
     axes = figure.add_axes((0, 0, wide / (wide + ROOM), 1))
     mesh = _draw_cells(axes, shown, manifest, gains if compared else None)

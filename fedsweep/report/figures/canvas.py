@@ -1,7 +1,7 @@
 """Colours, labels, axes and file output for all figures. The Matplotlib style is in `look.mplstyle`."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedsweep.report.arm_statistics import ArmStatistics, ArmTrials, recorded
 from fedsweep.report.units_and_labels import arm_words, names, title
 from fedsweep.results import SweepManifest
+from fedsweep.results.arm_names import BASELINE, ELLIPSIS, abbreviates
 from fedsweep.results.arms import is_accuracy
 from fedsweep.results.tsne_files import blank
 
@@ -25,7 +26,6 @@ GREY = "#C4C4C4"
 HIGHLIGHTED = 5  # number of coloured arms if there are more arms than colours; the other arms are grey
 BAND = 0.16  # opacity of the band that shows the range of the seeds
 LETTERS = 36  # characters per line in the label of an arm
-BASELINE = " (baseline)"
 Spread = tuple[float, float, float]
 """Lowest, mean and highest value over the finished seeds."""
 
@@ -133,9 +133,29 @@ def colours(arms: Sequence[ArmStatistics], mode: str) -> list[str]:
 
 
 def labels(manifest: SweepManifest, arms: Sequence[ArmStatistics], lines: int = 2, letters: int = LETTERS) -> list[str]:
-    """Return each arm's label, such as `rank 4, lr 0.1`, wrapped to at most `lines` lines of `letters` characters."""
+    """Return each arm's label, such as `rank 4, lr 0.1`, wrapped and shortened as by `distinct`."""
     dotted = names(manifest, arms)
-    return [folded(arm_words(one.arm.values, dotted), lines, letters, BASELINE * one.is_baseline) for one in arms]
+    words = [arm_words(one.arm.values, dotted) for one in arms]
+    return distinct(words, [BASELINE * one.is_baseline for one in arms], lines, letters)
+
+
+def distinct(words: Sequence[str], after: Sequence[str], lines: int, letters: int) -> list[str]:
+    """Return `words` with the suffixes `after`, each wrapped to at most `lines` lines of `letters` characters.
+
+    A label is shortened if necessary. If a shortened label fits several of the `words`, it has more lines.
+
+    >>> distinct(["abcd efgh ijkl", "abcd mnop ijkl"], ["", ""], 1, 12)
+    ['abcd efgh\\nijkl', 'abcd mnop\\nijkl']
+    """
+    found = []
+    for own, end in zip(words, after, strict=True):
+        for most in range(lines, lines + len(own) + 1):
+            label = folded(own, most, letters, end)
+            short = label.replace("\n", " ").removesuffix(end)
+            if ELLIPSIS not in label or sum(abbreviates(short, other) for other in words) == 1:
+                break
+        found.append(label)
+    return found
 
 
 def dressed(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[tuple[ArmStatistics, str, str]]:
@@ -146,19 +166,30 @@ def dressed(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[tupl
 def folded(words: str, lines: int, letters: int, after: str = "") -> str:
     """Wrap `words`, followed by the suffix `after`, to at most `lines` lines of `letters` characters.
 
-    If the text is too long, an ellipsis replaces the middle of `words`. The beginning and the end remain readable.
+    If the text is too long, an ellipsis replaces the middle of `words`. The beginning and the end remain readable:
+    entries between commas and words are left out as a whole, and only a single long word is cut.
 
     >>> folded("one  two three", 2, 8)
     'one two\\nthree'
     >>> folded("abcdefghijkl", 1, 8), folded("rank 8", 1, 20, " (baseline)")
     ('abcd…jkl', 'rank 8 (baseline)')
+    >>> folded("skew (clients 4, heads 2, alpha 1), lr 1", 1, 32)
+    'skew (clients 4, …, lr 1'
     """
-    plain = " ".join(words.split())
-    for keep in range(len(plain) - 1, 0, -1):
-        if len(found := wrap(plain + after, letters)) <= lines:
+    for shorter in _ever_shorter(" ".join(words.split())):
+        if len(found := wrap(shorter + after, letters, break_on_hyphens=False)) <= lines:
             break
-        plain = f"{plain[: keep - keep // 2]}…{plain[len(plain) - keep // 2 :]}"
     return "\n".join(found)
+
+
+def _ever_shorter(text: str) -> Iterator[str]:
+    """Yield `text`, and then with ever fewer entries, words and characters around an ellipsis."""
+    yield text
+    for between, least in ((", ", 2), (" ", 2), ("", 1)):
+        parts = text.split(between) if between else [*text]
+        for keep in range(len(parts) - 1, least - 1, -1):
+            last = keep // 2
+            yield between.join([*parts[: keep - last], ELLIPSIS, *parts[len(parts) - last :]])
 
 
 def scale_of(metric: str) -> int:

@@ -10,6 +10,7 @@ from fedsweep.report.figures.canvas import COLOURS, Drawing
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.units_and_labels import Units, shown_p
 from fedsweep.results import SweepManifest
+from fedsweep.results.arm_names import BASELINE
 from fedsweep.results.arms import is_accuracy
 from fedsweep.results.tsne_files import INK
 
@@ -54,7 +55,7 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | No
         _draw_row(axes, row, place, manifest, arms, reach)
     _write_numbers(axes, shown, places, manifest, arms)
     axes.set_yticks(places, [label for _, label, _ in shown], fontsize=9)
-    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="y", length=0, pad=10)  # the arrow of a row that is cut off reaches 3 points to the left
     axes.set(xlim=(-reach, reach), ylim=(sum(heights), 0), xlabel=_title(manifest, arms, labels))
     reading = READING
     if clipped:
@@ -126,7 +127,7 @@ def _write_numbers(
 def _title(manifest: SweepManifest, arms: Sequence[ArmStatistics], labels: Sequence[str]) -> str:
     """Return the title of the axis, which names the baseline if there is only one."""
     baselines = [
-        label.replace("\n", " ").removesuffix(canvas.BASELINE)
+        label.replace("\n", " ").removesuffix(BASELINE)
         for one, label in zip(arms, labels, strict=True)
         if one.is_baseline
     ]

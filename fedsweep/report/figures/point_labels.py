@@ -1,14 +1,17 @@
-"""Places labels next to the points of a figure, so that no label covers a point or another label."""
+"""Places labels next to the points of a figure, so that no label covers a point, another label or certain lines."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import cos, hypot, pi, sin
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from fedsweep.results.tsne_files import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
 
 SIZE = 8.5  # font size
 DOT = 5.0  # half the width of the square around a point that no label may cover, in points
@@ -18,6 +21,8 @@ DISTANCES = (7, 12, 18, 26, 36, 48, 62, 78, 96, 120, 150, 190, 240, 300, 380, 48
 ANGLES = 16  # number of directions
 TOUCHING = 12  # a label at a larger distance is joined to its point by a line
 CROSSED = 15.0  # covering a line is as bad as this much distance, in points
+Segment = tuple[tuple[float, float], tuple[float, float]]
+"""The start and the end of a straight line."""
 
 
 class Box(NamedTuple):
@@ -50,29 +55,35 @@ class Box(NamedTuple):
 
 
 def label_points(
-    axes: "Axes", named: Sequence[tuple[float, float, str]], others: Sequence[tuple[float, float]] = ()
+    axes: "Axes",
+    named: Sequence[tuple[float, float, str]],
+    others: Sequence[tuple[float, float]] = (),
+    uncovered: Sequence["Line2D"] = (),
 ) -> None:
-    """Write a label next to each of the points `named`, where it covers no point and no other label.
+    """Write a label next to each of the points `named`, where it covers no point, no other label and no given line.
 
     A label may leave the axes at the top and on the right. If a label is not directly next to its point, a thin line
-    joins the two. Lines that are already drawn are covered only if all places without lines are much farther away.
+    joins the two. Other lines that are already drawn are covered only if all places without lines are much farther
+    away.
 
     Args:
         axes: The axes, whose limits must not change afterwards.
         named: The x and y of each point, and its label.
         others: The x and y of the points without a label.
+        uncovered: Lines of the axes that no label may cover.
     """
     scale = 72 / axes.figure.dpi  # from pixels to points
     spots = [_spot(axes, x, y, scale) for x, y in [*((x, y) for x, y, _ in named), *others]]
     blocked = [Box(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in spots]
     lines = [pair for line in axes.lines for pair in _segments(line, scale)]
+    barriers = [pair for line in uncovered for pair in _segments(line, scale)]
     corner = axes.get_window_extent()
     floor = Box(corner.x0 * scale, corner.y0 * scale, float("inf"), float("inf"))
     for spot, (x, y, words) in zip(spots, named, strict=False):
         text = axes.annotate(words, (x, y), fontsize=SIZE, color=INK, annotation_clip=False, linespacing=1.1)
         shape = text.get_window_extent()
         size = shape.width * scale + 2 * GAP, shape.height * scale + 2 * GAP
-        distance, box = _best(spot, size, floor, blocked, lines)
+        distance, box = _best(spot, size, floor, blocked, lines, barriers)
         blocked.append(box)
         text.remove()
         look: dict[str, Any] = {}
@@ -97,11 +108,14 @@ def _spot(axes: "Axes", x: float, y: float, scale: float) -> tuple[float, float]
     return float(across) * scale, float(up) * scale
 
 
-def _segments(line: Any, scale: float) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
+def _segments(line: "Line2D", scale: float) -> Iterator[Segment]:
     """Yield the straight pieces of a drawn line, in points; nothing for lines that consist of markers only."""
+    from matplotlib.cbook import STEP_LOOKUP_MAP
+
     if line.get_linestyle() != "None":
-        path = line.get_transform().transform_path(line.get_path())
-        yield from pairwise([(float(x) * scale, float(y) * scale) for x, y in path.vertices])
+        corners = STEP_LOOKUP_MAP[line.get_drawstyle()](*line.get_data(orig=False))
+        pixels = line.get_transform().transform(np.column_stack([*corners]))
+        yield from pairwise([(float(x) * scale, float(y) * scale) for x, y in pixels])
 
 
 def _best(
@@ -109,7 +123,8 @@ def _best(
     size: tuple[float, float],
     floor: Box,
     blocked: Sequence[Box],
-    lines: Sequence[tuple[tuple[float, float], tuple[float, float]]],
+    lines: Sequence[Segment],
+    barriers: Sequence[Segment],
 ) -> tuple[float, Box]:
     """Return the best free rectangle for a label of a given size, and its distance from the point `spot`."""
     best: tuple[float, float, Box] | None = None
@@ -119,6 +134,8 @@ def _best(
         for turn in range(ANGLES):
             box = _at(spot, size, distance, 2 * pi * (turn + 1) / ANGLES)
             if box.left < floor.left or box.bottom < floor.bottom or any(map(box.meets, blocked)):
+                continue
+            if any(box.crossed_by(*barrier) for barrier in barriers):
                 continue
             cost = distance + CROSSED * sum(box.crossed_by(*line) for line in lines)
             if best is None or cost < best[0]:

@@ -7,8 +7,8 @@ for (const box of document.querySelectorAll(".scroll, .card")) {
   const look = () => {
     const left = box.scrollLeft > 1;
     const right = box.scrollWidth - box.clientWidth - box.scrollLeft > 1;
-    const kind = box.classList.contains("card") ? "part of this figure" : "columns";
-    cue.textContent = right ? `Scroll sideways: more ${kind} to the right \u2192` : "\u2190 Scroll back to the left";
+    const kind = box.classList.contains("card") ? "the rest of this figure" : "more columns";
+    cue.textContent = right ? `Scroll sideways to see ${kind} \u2192` : "\u2190 Scroll back to the left";
     cue.hidden = !(left || right);
     box.classList.toggle("fades-left", left);
     box.classList.toggle("fades-right", right);
