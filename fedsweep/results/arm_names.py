@@ -68,8 +68,15 @@ def abbreviates(label: str, words: str) -> bool:
     >>> abbreviates("partition skew (…,\\n alpha 1)", "partition skew (clients 4, alpha 1)")
     True
     """
-    pieces = "".join(label.split()).split(ELLIPSIS)
-    return bool(re.fullmatch(".*".join(map(re.escape, pieces)), "".join(words.split())))
+    pieces, bare = _without_spaces(label).split(ELLIPSIS), _without_spaces(words)
+    if not (bare.startswith(pieces[0]) and bare.endswith(pieces[-1])):  # most labels differ here, which is fast
+        return False
+    return bool(re.fullmatch(".*".join(map(re.escape, pieces)), bare))
+
+
+@lru_cache(maxsize=4096)
+def _without_spaces(text: str) -> str:
+    return "".join(text.split())
 
 
 def _in_figures(arm: Mapping[str, Json], names: Sequence[str]) -> Iterator[str]:

@@ -176,9 +176,13 @@ def folded(words: str, lines: int, letters: int, after: str = "") -> str:
     >>> folded("skew (clients 4, heads 2, alpha 1), lr 1", 1, 32)
     'skew (clients 4, …, lr 1'
     """
+    room = lines * (letters + 1)  # with the spaces at which lines end
+    found: list[str] = []
     for shorter in _ever_shorter(" ".join(words.split())):
-        if len(found := wrap(shorter + after, letters, break_on_hyphens=False)) <= lines:
-            break
+        if len(shorter + after) <= room:
+            found = wrap(shorter + after, letters, break_on_hyphens=False)
+            if len(found) <= lines:
+                break
     return "\n".join(found)
 
 
