@@ -46,8 +46,6 @@ class Config(BaseModel):
 
     what_a_name_is: ClassVar[str] = "a hyperparameter of this run"
     """The end of the sentence "`NAME` is not ...", the error message about an unknown name."""
-    all_mistakes: ClassVar[bool] = False
-    """True if an error message lists all invalid values instead of only the first one."""
 
     @classmethod
     def of(cls, data: Mapping[str, Json], where: str) -> Self:
@@ -71,7 +69,7 @@ class Config(BaseModel):
             _check_printable(data, where)
             return cls.model_validate_json(as_json)
         except ValidationError as error:
-            raise _invalid(_mistakes(error, data, cls), cls, where) from None
+            raise _invalid(_mistakes(error, data, cls), where) from None
         except (TypeError, ValueError) as error:
             raise UserError(f"{where} contains a value that no hyperparameter can have: {error}.") from None
 
@@ -99,9 +97,9 @@ class Config(BaseModel):
         try:
             changed = type(self).of(data, where)
         except InvalidValuesError as error:
-            raise _invalid({**unknown, **error.mistakes}, type(self), where) from None
+            raise _invalid({**unknown, **error.mistakes}, where) from None
         if unknown:
-            raise _invalid(unknown, type(self), where)
+            raise _invalid(unknown, where)
         return changed
 
     def tentative(self, changes: Mapping[str, Json]) -> dict[str, Json]:
@@ -221,26 +219,34 @@ def _unknown(name: str, known: Iterable[str], root: type[Config]) -> str:
     return f"`{name}` is not {root.what_a_name_is}{near(name, known) or '.'}"
 
 
-def _invalid(mistakes: Mapping[str, str], root: type[Config], where: str) -> InvalidValuesError:
-    """Return the error about some mistakes. The message lists all of them only if `root` lists all mistakes."""
+def _invalid(mistakes: Mapping[str, str], where: str) -> InvalidValuesError:
+    """Return the error about some mistakes. The message lists all of them."""
     messages = [f"{where}: {sentence}" for sentence in mistakes.values()]
-    return InvalidValuesError(with_all_mistakes(where, messages if root.all_mistakes else messages[:1]), mistakes)
+    return InvalidValuesError(with_all_mistakes(where, messages), mistakes)
 
 
 def _mistakes(error: ValidationError, data: Mapping[str, Json], root: type[Config]) -> dict[str, str]:
     """Return one sentence for each of pydantic's errors, keyed by the dotted name of the value, in pydantic's order.
 
-    An unknown name is listed before a missing name, because a misspelt name causes both errors.
+    A missing name is left out if a similar name is unknown, because a misspelt name causes both errors.
     """
     by_name: dict[str, list[ErrorDetails]] = {}
     for one in error.errors(include_url=False):
         if one["type"] != "default_factory_not_called":
             by_name.setdefault(_dotted(one["loc"], data), []).append(one)
-    if any(one["type"] == "extra_forbidden" for several in by_name.values() for one in several):
-        by_name = {name: one for name, one in by_name.items() if one[0]["type"] != "missing"}
+    unknown = [name for name, one in by_name.items() if one[0]["type"] == "extra_forbidden"]
+    by_name = {
+        name: one for name, one in by_name.items() if one[0]["type"] != "missing" or not _misspelt(name, unknown)
+    }
     # A list whose only item is invalid is also reported as too short.
     by_name = {name: one for name, one in by_name.items() if not any(other.startswith(f"{name}.") for other in by_name)}
     return {name: _sentence(name, several, data, root) for name, several in by_name.items()}
+
+
+def _misspelt(missing: str, unknown: Iterable[str]) -> bool:
+    """Return whether one of the unknown names is similar to the missing name and belongs to the same configuration."""
+    home, _, leaf = missing.rpartition(".")
+    return bool(near(leaf, [one.rpartition(".")[2] for one in unknown if one.rpartition(".")[0] == home]))
 
 
 def _sentence(name: str, found: list[ErrorDetails], data: Mapping[str, Json], root: type[Config]) -> str:

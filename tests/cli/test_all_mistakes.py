@@ -1,5 +1,6 @@
-"""All mistakes of a search space are reported at once, without the mistakes that only follow from another one."""
+"""All mistakes of a search space or an experiment are reported at once, without mistakes that follow from others."""
 
+import json
 from itertools import combinations
 from typing import Any
 
@@ -14,7 +15,7 @@ from fedsweep.common.yaml_values import read_yaml
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.space.search_space import read
-from tests.cli.conftest import Call, write
+from tests.cli.conftest import EXPERIMENT, Call, write
 
 SOUND: dict[str, Any] = {
     "experiment": "fedra_digits",
@@ -72,6 +73,20 @@ FOLLOWING: list[tuple[dict[str, Any], str]] = [
 ]
 """Changes to `SOUND` with one mistake from which other error messages would follow, and a part of the only message."""
 
+EXPERIMENT_MISTAKES: dict[str, tuple[str, Any]] = {
+    "`lora.rank` must be greater than 0, but it is 0.": ("lora.rank", 0),
+    '`federation.rounds` must be an integer, but it is "two".': ("federation.rounds", "two"),
+    "`optimizer.lr` must be greater than 0, but it is -1.": ("optimizer.lr", -1),
+    "`local.batch_size` must be greater than 0, but it is 0.": ("local.batch_size", 0),
+    "`federation.roundz` is not a hyperparameter of this run; did you mean `federation.rounds` or ": (
+        "federation.roundz",
+        3,
+    ),
+    "`method.name` must be one of ": ("method", "fedr"),
+    "`data` must be a mapping of names to values, but it is null.": ("data", None),
+}
+"""Changes of an experiment, each with one mistake, keyed by the beginning of the error message about it."""
+
 
 def changed(*changes: dict[str, Any]) -> dict[str, Any]:
     """Return `SOUND` with some changes; `space` and `fixed` are extended, and other entries are replaced."""
@@ -127,6 +142,26 @@ def test_the_command_lists_all_mistakes(call: Call):
     first, *others = answer.err.splitlines()
     assert first == "fedsweep: search space mine has 10 mistakes:"
     assert len(others) == 10
+
+
+@pytest.mark.parametrize("as_file", [True, False], ids=["file", "overrides"])
+def test_the_command_lists_all_mistakes_of_an_experiment(call: Call, as_file):
+    def lines(*changes: tuple[str, Any]) -> list[str]:
+        content, words, name = yaml.safe_load(EXPERIMENT), [f"{key}={json.dumps(one)}" for key, one in changes], "mine"
+        for dotted, value in changes if as_file else ():
+            home, _, leaf = dotted.rpartition(".")
+            (content[home] if home else content)[leaf] = value
+        write("experiments", name, yaml.safe_dump(content, sort_keys=False))
+        answer = call("run", name, *([] if as_file else words))
+        assert (answer.code, answer.out) == (2, "")
+        return answer.err.splitlines()
+
+    for start, change in EXPERIMENT_MISTAKES.items():
+        (line,) = lines(change)
+        assert line.startswith(f"fedsweep: experiment mine: {start}")
+    first, *others = lines(*EXPERIMENT_MISTAKES.values())
+    assert first == f"fedsweep: experiment mine has {len(EXPERIMENT_MISTAKES)} mistakes:"
+    assert [sum(line.startswith(f"- {start}") for line in others) for start in EXPERIMENT_MISTAKES] == [1] * len(others)
 
 
 def test_every_run_reports_the_metrics_that_need_no_check():

@@ -93,7 +93,6 @@ class SearchSpace(Config):
     """A set of runs that vary hyperparameters of one experiment."""
 
     what_a_name_is: ClassVar[str] = "an entry of a search space"
-    all_mistakes: ClassVar[bool] = True
 
     experiment: str = Field(description="name of the experiment that the search space varies")
     fixed: dict[str, Json] = Field(default_factory=dict, description="changes to the experiment that apply to all arms")
