@@ -29,7 +29,7 @@ from fedsweep.results.table_columns import wrong_columns
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
     from fedsweep.sweep.plan.space_checks import Findings
-    from fedsweep.sweep.space.search_space import RequestedSpace
+    from fedsweep.sweep.space.requested_space import RequestedSpace
 
 PACKAGE = Path(__file__).parents[1]
 SCHEMAS = Path(__file__).with_name("configurations.json")
@@ -86,6 +86,8 @@ def check_space(request: RequestedSpace) -> None:
         if found.messages:
             more = () if found.wrong and found.wrong <= {*request.overrides} else _wrong_metrics(request, found)
             raise UserError(with_all_mistakes(request.where, [*found.messages, *more]))
+    if request.mistakes:
+        raise UserError(with_all_mistakes(request.where, request.mistakes))
 
 
 def _wrong_metrics(request: RequestedSpace, found: Findings) -> list[str]:

@@ -10,7 +10,7 @@ from copy import deepcopy
 from functools import cache
 from typing import Any, ClassVar, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -48,7 +48,7 @@ class Config(BaseModel):
     """The end of the sentence "`NAME` is not ...", the error message about an unknown name."""
 
     @classmethod
-    def of(cls, data: Mapping[str, Json], where: str) -> Self:
+    def of(cls, data: Mapping[str, Json], where: str, violations: list[str] | None = None) -> Self:
         """Validate values from a YAML file or the command line, and return the configuration.
 
         A nested configuration can be given by its `name` alone: ``{"method": "all_small"}`` selects the method
@@ -57,6 +57,8 @@ class Config(BaseModel):
         Args:
             data: Values by name, nested as in a YAML file.
             where: Origin of the values, such as a file. Error messages begin with it.
+            violations: If given, the sentences about violated rules that involve several fields of this class are added
+                to this list, and they raise no error.
 
         Raises:
             UserError: A name is unknown, or a value is missing or invalid. The message states the name and the rule.
@@ -67,13 +69,13 @@ class Config(BaseModel):
             # As JSON, so that a YAML list can fill a tuple, while strict types still reject "8" for 8 and true for 1.
             as_json = json.dumps(data)
             _check_printable(data, where)
-            return cls.model_validate_json(as_json)
+            return cls.model_validate_json(as_json, context=None if violations is None else {cls: violations})
         except ValidationError as error:
             raise _invalid(_mistakes(error, data, cls), where) from None
         except (TypeError, ValueError) as error:
             raise UserError(f"{where} contains a value that no hyperparameter can have: {error}.") from None
 
-    def override(self, changes: Mapping[str, Json], where: str) -> Self:
+    def override(self, changes: Mapping[str, Json], where: str, violations: list[str] | None = None) -> Self:
         """Return a validated copy with some values changed.
 
         Outer names are changed before inner ones: ``{"method": "depthfl", "method.heads": [4]}`` selects DepthFL and
@@ -82,6 +84,7 @@ class Config(BaseModel):
         Args:
             changes: New values, keyed by dotted name.
             where: Origin of the changes, such as a file. Error messages begin with it.
+            violations: As for `of`.
 
         Raises:
             UserError: A name is unknown, or a value is invalid.
@@ -95,7 +98,7 @@ class Config(BaseModel):
             if not any(one == name or one.startswith(f"{name}.") for one in known)
         }
         try:
-            changed = type(self).of(data, where)
+            changed = type(self).of(data, where, violations)
         except InvalidValuesError as error:
             raise _invalid({**unknown, **error.mistakes}, where) from None
         if unknown:
@@ -111,16 +114,19 @@ class Config(BaseModel):
         return flat(_spelt_out(type(self), self._changed(changes)[0], defaults=True))
 
     @model_validator(mode="after")
-    def _valid(self) -> Self:
+    def _valid(self, info: ValidationInfo) -> Self:
+        collected = (info.context or {}).get(type(self))
         for violation in self._violations():
-            raise ValueError(violation)
+            if collected is None:
+                raise ValueError(violation)
+            collected.append(violation)
         return self
 
     def _violations(self) -> Iterable[str]:
         """Yield an error message for each violated rule that involves several fields.
 
-        Only the first message is shown, and the generator is not resumed after it. Later code in the generator may
-        therefore assume that all earlier rules hold.
+        Unless the messages are collected (see `of`), only the first message is shown, and the generator is not resumed
+        after it. Later code in the generator may then assume that all earlier rules hold.
         """
         return ()
 

@@ -14,7 +14,7 @@ from fedsweep.common.paths import available
 from fedsweep.common.yaml_values import read_yaml
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.space.search_space import read
+from fedsweep.sweep.space.requested_space import read
 from tests.cli.conftest import EXPERIMENT, Call, write
 
 SOUND: dict[str, Any] = {
@@ -42,6 +42,19 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "`columns` lists `worst_domian`, which is not a column": {"columns": ["worst_domian"]},
 }
 """Changes to `SOUND`, each with one mistake, keyed by a part of the error message about it."""
+OF_FORM: dict[str, dict[str, Any]] = {
+    "each axis of `space` must name its kind; write `lora.rank: {grid: [2, 8]}` instead of `lora.rank: [2, 8]`.": {
+        "space": {"lora.rank": [2, 8]}
+    },
+    "`space.local.epochs.grd` is not an entry of a search space": {"space": {"local.epochs": {"grd": [1, 2]}}},
+    "`seeds` must be a list, but it is 3.": {"seeds": 3},
+    "`baselin` is not an entry of a search space; did you mean `baseline`": {"baselin": {"optimizer.momentum": 0.9}},
+    "`objective.mode` must be 'max' or 'min', but it is \"maximal\".": {"objective": {"mode": "maximal"}},
+    "`resources` must be a mapping of names to values, but it is 1.": {"resources": 1},
+    "`scheduler.name` must be one of none, asha, median, arms, pbt, but it is `hyperband`.": {"scheduler": "hyperband"},
+    "`subsets` all needs components in `ablate`, but there are none.": {"subsets": "all"},
+}
+"""Changes to `SOUND`, each with one mistake in the form of the file, keyed by the error message about it."""
 FOLLOWING: list[tuple[dict[str, Any], str]] = [
     (
         {
@@ -71,6 +84,24 @@ FOLLOWING: list[tuple[dict[str, Any], str]] = [
         "`lora.rnak` is not a hyperparameter of this run",
     ),
 ]
+FOLLOWING += [
+    (
+        {"space": None, "columns": ["optimizer.momentum"]},
+        "`space` must be a mapping of names to values, but it is null.",
+    ),
+    (
+        {"space": {"optimizer.momentum": {"grd": [0.0, 0.9]}}, "columns": ["optimizer.momentum"]},
+        "`space.optimizer.momentum.grd` is not an entry",
+    ),
+    ({"space": {"optimizer.lr": {"uniform": [0.1, 0.2]}}, "search": "gird"}, "`search.name` must be one of grid,"),
+    ({"space": {"local.epochs": {"uniform": [1, 2]}}}, "`search` grid needs `grid` values for each axis, but "),
+    ({"ablate": 3, "subsets": "all"}, "`ablate` must be a mapping of names to values, but it is 3."),
+    ({"seeds": [0, 0]}, "`seeds` must be distinct and not negative, but they are [0, 0]."),
+    (
+        {"experiment": None, "space": {"lora.rnak": {"grid": [2, 8]}}},
+        "`experiment` must be a valid string, but it is null.",
+    ),
+]
 """Changes to `SOUND` with one mistake from which other error messages would follow, and a part of the only message."""
 
 EXPERIMENT_MISTAKES: dict[str, tuple[str, Any]] = {
@@ -89,19 +120,20 @@ EXPERIMENT_MISTAKES: dict[str, tuple[str, Any]] = {
 
 
 def changed(*changes: dict[str, Any]) -> dict[str, Any]:
-    """Return `SOUND` with some changes; `space` and `fixed` are extended, and other entries are replaced."""
+    """Return `SOUND` with some changes, which extend `space`, `fixed` and `objective` and replace other entries."""
     file = {**SOUND, "fixed": {**SOUND["fixed"]}, "space": {**SOUND["space"]}}
     for change in changes:
         for entry, value in change.items():
-            file[entry] = {**file[entry], **value} if entry in ("space", "fixed") and value else value
+            extended = entry in ("space", "fixed", "objective") and value
+            file[entry] = {**file.get(entry, {}), **value} if extended else value
     return file
 
 
 def messages(file: dict[str, Any]) -> list[str]:
     """Return the error messages about a search space, or an empty list if it has no mistake."""
     write("search_spaces", "mine", yaml.safe_dump(file, sort_keys=False))
-    request = read("mine", {}, {})
     try:
+        request = read("mine", {}, {})
         check_space(request)
         Plan.of(request)
     except UserError as error:
@@ -129,6 +161,18 @@ def test_each_of_several_independent_mistakes_is_named_once():
         assert len(found) == len(parts), found
 
 
+def test_a_mistake_of_form_hides_no_other_mistake():
+    for part, change in OF_FORM.items():
+        (found,) = messages(changed(change))
+        assert part in found
+    mistakes = {**OF_FORM, **MISTAKES}
+    chosen = [*([one, other] for one, other in zip(OF_FORM, MISTAKES, strict=False)), [*OF_FORM], [*mistakes]]
+    for parts in chosen:
+        found = messages(changed(*(mistakes[part] for part in parts)))
+        assert [sum(part in one for one in found) for part in parts] == [1] * len(parts), (parts, found)
+        assert len(found) == len(parts), found
+
+
 @pytest.mark.parametrize(("change", "part"), FOLLOWING)
 def test_a_mistake_that_follows_from_another_is_not_listed(change, part):
     (found,) = messages(changed(change))
@@ -136,12 +180,26 @@ def test_a_mistake_that_follows_from_another_is_not_listed(change, part):
 
 
 def test_the_command_lists_all_mistakes(call: Call):
-    write("search_spaces", "mine", yaml.safe_dump(changed(*MISTAKES.values()), sort_keys=False))
+    wrong = changed(*MISTAKES.values(), *OF_FORM.values())
+    write("search_spaces", "mine", yaml.safe_dump(wrong, sort_keys=False))
     answer = call("tune", "mine")
     assert (answer.code, answer.out) == (2, "")
     first, *others = answer.err.splitlines()
-    assert first == "fedsweep: search space mine has 10 mistakes:"
-    assert len(others) == 10
+    assert first == "fedsweep: search space mine has 18 mistakes:"
+    assert len(others) == 18
+
+
+def test_the_command_lists_all_mistakes_of_its_overrides_and_options(call: Call):
+    answer = call("tune", "ablations/lora_rank", "lora.rank=4", "seed=1", "lora.dropout=7", "lr=1", "--samples", "3")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.splitlines() == [
+        "fedsweep: search space ablations/lora_rank has 5 mistakes:",
+        "- `lora.rank` is varied by search space ablations/lora_rank and cannot be overridden.",
+        "- `seed` cannot be overridden in search space ablations/lora_rank; use --seeds instead.",
+        "- --samples needs `search` tpe or random, but search space ablations/lora_rank has `search` grid.",
+        "- `lora.dropout` must be less than 1, but it is 7.",
+        "- `lr` is not a hyperparameter of this run; did you mean `lora`?",
+    ]
 
 
 @pytest.mark.parametrize("as_file", [True, False], ids=["file", "overrides"])

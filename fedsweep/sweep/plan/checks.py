@@ -3,7 +3,7 @@
 This module does not import ray.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError, near, with_all_mistakes
@@ -22,9 +22,14 @@ Asked = tuple[str, str, Sequence[str]]
 Configs = Sequence[tuple[Arm, RunConfig]]
 
 
-def check(resolved: ResolvedSpace) -> None:
-    """Raise UserError with all mistakes in a search space and its arms, except those that may follow from others."""
-    found = find_mistakes(resolved)
+def check(resolved: ResolvedSpace, rejected: Mapping[str, Sequence[str]] | None = None) -> None:
+    """Raise UserError with all mistakes in a search space and its arms, except those that may follow from others.
+
+    Args:
+        resolved: The search space.
+        rejected: The error messages about `fixed` values that `resolved` does not contain, by dotted name.
+    """
+    found = find_mistakes(resolved, rejected)
     where = resolved.request.where
     messages = [*found.messages, *_wrong_runs(resolved, found.configs), *wrong_metrics(resolved, found)]
     if messages:
