@@ -2,7 +2,7 @@
 
 The file `configurations.json` contains a JSON schema of every configuration that the command line reads. The script
 `scripts/write_reference.py` writes the file. This module builds classes from the schemas. The classes have the fields
-of the configurations, but not the rules that involve several fields or a model. Those rules are checked later.
+of the configurations, but not the rules that involve a model. Those rules are checked later.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, reduce
@@ -22,6 +22,7 @@ from pydantic import Field, TypeAdapter, create_model
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, with_all_mistakes
+from fedsweep.common.rules import domains_fit, known_domains_fit, one_scale
 from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.results.history import ACCUMULATED
 from fedsweep.results.table_columns import wrong_columns
@@ -51,6 +52,12 @@ RULES = {
     "pattern": "pattern",
 }
 """Map the keywords of JSON schemas to pydantic's arguments."""
+OF_SEVERAL_FIELDS: dict[str, Callable[[Any], Iterator[str]]] = {
+    "DigitsData": known_domains_fit,
+    "LoraConfig": one_scale,
+    "PreparedData": domains_fit,
+}
+"""The rules of classes that involve several fields but no model."""
 
 
 def check(root: str, content: Mapping[str, Json], where: str, changes: Mapping[str, Json], changed: str = "") -> None:
@@ -66,7 +73,7 @@ def check(root: str, content: Mapping[str, Json], where: str, changes: Mapping[s
         changed: The beginning of error messages about `changes`; `where` by default.
     """
     with _unless_outdated():
-        _outline(root).of(content, where).override(changes, changed or where)
+        _outline(root, ruled=True).of(content, where).override(changes, changed or where)
 
 
 def check_space(request: RequestedSpace) -> None:
@@ -80,8 +87,9 @@ def check_space(request: RequestedSpace) -> None:
 
     content, where = read_yaml(request.files["experiment.yaml"]), f"experiment {request.space.experiment}"
     with _unless_outdated():
-        outline = _outline("RunConfig").of(content, where)
-        base, rejected = valid_changes(cast("RunConfig", outline), request.space.fixed, request.where)
+        ruled, outline = (cast("RunConfig", _outline("RunConfig", rules).of(content, where)) for rules in (True, False))
+        base, rejected = valid_changes(outline, request.space.fixed, request.where)
+        rejected = rejected or valid_changes(ruled, request.space.fixed, request.where)[1]
         found = find_mistakes(ResolvedSpace(request, base), rejected, one_by_one=True)
         if found.messages:
             more = () if found.wrong and found.wrong <= {*request.overrides} else _wrong_metrics(request, found)
@@ -151,25 +159,39 @@ def _stored() -> dict[str, Any]:
 
 
 @cache
-def _outline(root: str) -> type[Config]:
-    """Return a class with the fields of the configuration `root`."""
+def _outline(root: str, ruled: bool) -> type[Config]:
+    """Return a class with the fields of the configuration `root`.
+
+    Args:
+        root: The name of the configuration's class.
+        ruled: Whether the class also has the rules in `OF_SEVERAL_FIELDS`.
+    """
     stored = _stored()[root]
     classes: dict[str, type[Config]] = {}
     base = type(root, (Config,), {"what_a_name_is": stored["what_a_name_is"], "__module__": __name__})
-    return _class(root, stored["schema"], stored["schema"].get("$defs", {}), classes, base)
+    rules = OF_SEVERAL_FIELDS if ruled else {}
+    bases = {
+        name: type(name, (Config,), {"_violations": lambda self, rule=rule: rule(self), "__module__": __name__})
+        for name, rule in rules.items()
+    }
+    return _class(root, stored["schema"], stored["schema"].get("$defs", {}), classes, {root: base, **bases})
 
 
 def _class(
-    name: str, schema: dict[str, Any], schemas: dict[str, Any], classes: dict[str, type[Config]], base: type[Config]
+    name: str,
+    schema: dict[str, Any],
+    schemas: dict[str, Any],
+    classes: dict[str, type[Config]],
+    bases: Mapping[str, type[Config]],
 ) -> type[Config]:
-    """Return a subclass of `base` with the properties of a schema, and add the classes of its properties to `classes`.
+    """Return a class with the properties of a schema, and add the classes of its properties to `classes`.
 
     Args:
         name: The name of the new class.
         schema: The schema of the class.
         schemas: The schemas of all nested configurations, keyed by class name.
         classes: The classes of nested configurations that exist already.
-        base: The base class.
+        bases: The base classes, keyed by the name of the new class; `Config` for other classes.
     """
 
     def kind(schema: dict[str, Any]) -> Any:
@@ -180,7 +202,7 @@ def _class(
         if reference := schema.get("$ref"):
             nested = reference.rsplit("/", 1)[-1]
             if nested not in classes:
-                classes[nested] = _class(nested, schemas[nested], schemas, classes, Config)
+                classes[nested] = _class(nested, schemas[nested], schemas, classes, bases)
             return classes[nested]
         if "const" in schema or "enum" in schema:
             return Literal[tuple(schema.get("enum", [schema.get("const")]))]
@@ -205,4 +227,4 @@ def _class(
     fields: dict[str, Any] = {
         field: (annotation, default(schema["properties"][field], annotation)) for field, annotation in kinds.items()
     }
-    return create_model(name, __base__=base, **fields)
+    return create_model(name, __base__=bases.get(name, Config), **fields)

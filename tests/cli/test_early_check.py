@@ -25,6 +25,22 @@ def test_every_error_message_equals_that_of_the_full_check(experiment):
     assert [pair for pair in early if pair[0] != pair[1]] == []
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "data.domains=[plain, sketchy]",
+        "data.domains=[plain, plain]",
+        "data.held_out_domains=[foo]",
+        "data.held_out_domains=[plain, rotated, inverted, noisy, thick, textured]",
+        "lora.alpha=8",
+    ],
+)
+def test_a_rule_of_several_fields_is_checked_without_torch(experiment, override):
+    with pytest.raises(UserError) as refusal:
+        experiment.override(parse_overrides([override]), "here")
+    assert found([override], experiment) == str(refusal.value).removeprefix("here: ")
+
+
 @pytest.mark.parametrize(("kind", "root"), [("experiments", "RunConfig"), ("pretrain", "PretrainConfig")])
 def test_every_shipped_file_is_accepted(kind, root):
     files = available(kind)
@@ -36,7 +52,7 @@ def test_every_shipped_file_is_accepted(kind, root):
 def test_values_and_default_values_equal_those_of_the_full_configuration():
     files = [path for name, path in available("experiments").items() if name.endswith("_digits")]
     assert len(files) == 4
-    outline = early_check._outline("RunConfig")
+    outline = early_check._outline("RunConfig", ruled=True)
     for path in files:
         full = RunConfig.of(read_yaml(path), "here").model_dump(mode="json")
         assert outline.of(read_yaml(path), "here").model_dump(mode="json") == full

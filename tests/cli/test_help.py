@@ -51,6 +51,10 @@ LIGHT = [
     (["tune", "named_name"], ["named_name, arm few: `lora.rnak` is not a hyper"], {"numpy"}),
     (["tune", "several"], ["has 2 mistakes", "`lora.rnak` is not a hyper", "arm lora.rank=0: `lora.rank`"], {"numpy"}),
     (["tune", "no_arm"], ["`baseline` must be one of the arms, but {'lora.rank': 4} is not"], {"numpy"}),
+    (["run", "fedra_digits", "data.domains=[plain,sketchy]"], ["but one is `sketchy`."], {"numpy"}),
+    (["run", "fedra_digits", "data.held_out_domains=[foo]"], ["but one is `foo`."], {"numpy"}),
+    (["run", "fedra_digits", "lora.alpha=8"], ["exactly one of `lora.alpha` and `lora.scaling`"], {"numpy"}),
+    (["tune", "ablations/lora_rank", "lora.alpha=8"], ["exactly one of `lora.alpha` and `lora.sc"], {"numpy"}),
     (["data", "partition", "fedra_digits", "seeed=1"], ["`seeed` is not a hyper", "mean `seed`"], {"numpy"}),
 ]
 """Each command, parts of its output, and the heavy packages that this or an earlier command may load."""
