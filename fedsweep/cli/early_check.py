@@ -12,7 +12,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache, reduce
 from operator import or_
 from pathlib import Path
@@ -24,11 +23,10 @@ from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, with_all_mistakes
 from fedsweep.common.rules import domains_fit, known_domains_fit, one_scale
 from fedsweep.common.yaml_values import Json, read_yaml
-from fedsweep.results.history import ACCUMULATED
-from fedsweep.results.table_columns import wrong_columns
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
+    from fedsweep.sweep.plan.resolved_space import ResolvedSpace
     from fedsweep.sweep.plan.space_checks import Findings
     from fedsweep.sweep.space.requested_space import RequestedSpace
 
@@ -36,8 +34,6 @@ PACKAGE = Path(__file__).parents[1]
 SCHEMAS = Path(__file__).with_name("configurations.json")
 DECLARING = ("data", "federation", "methods", "models", "pretraining", "training")
 """The packages that declare fields of the configurations."""
-REPORTED_BY_ALL = ("accuracy/mean", "accuracy/worst_domain", "accuracy/domain_spread", "loss/test", "loss/train")
-"""Metrics that every run reports."""
 PLAIN = {"integer": int, "number": float, "string": str, "boolean": bool, "null": None, "object": dict[str, Any]}
 RULES = {
     "exclusiveMinimum": "gt",
@@ -77,11 +73,7 @@ def check(root: str, content: Mapping[str, Json], where: str, changes: Mapping[s
 
 
 def check_space(request: RequestedSpace) -> None:
-    """Raise UserError with all mistakes in a search space that can be found without torch.
-
-    If the file of the search space has such a mistake, torch is still imported if its metrics and columns cannot be
-    checked without torch, so that the same error also lists the mistakes in them.
-    """
+    """Raise UserError with all mistakes in a search space that can be found without torch."""
     from fedsweep.sweep.plan.resolved_space import ResolvedSpace
     from fedsweep.sweep.plan.space_checks import find_mistakes, valid_changes
 
@@ -90,37 +82,34 @@ def check_space(request: RequestedSpace) -> None:
         ruled, outline = (cast("RunConfig", _outline("RunConfig", rules).of(content, where)) for rules in (True, False))
         base, rejected = valid_changes(outline, request.space.fixed, request.where)
         rejected = rejected or valid_changes(ruled, request.space.fixed, request.where)[1]
-        found = find_mistakes(ResolvedSpace(request, base), rejected, one_by_one=True)
-        if found.messages:
-            more = () if found.wrong and found.wrong <= {*request.overrides} else _wrong_metrics(request, found)
-            raise UserError(with_all_mistakes(request.where, [*found.messages, *more]))
+        resolved = ResolvedSpace(request, base)
+        found = find_mistakes(resolved, rejected, one_by_one=True)
+        if messages := [*found.messages, *_wrong_metrics(resolved, found)]:
+            raise UserError(with_all_mistakes(request.where, messages))
     if request.mistakes:
         raise UserError(with_all_mistakes(request.where, request.mistakes))
 
 
-def _wrong_metrics(request: RequestedSpace, found: Findings) -> list[str]:
-    """Return error messages about the metrics and columns of a search space that has other mistakes."""
-    space = request.space
-    metrics = [space.objective.metric, *([space.objective.against.metric] if space.objective.against else [])]
-    columns = wrong_columns(space.columns, REPORTED_BY_ALL, space.objective.metric, "`columns`", space.names)
-    if {*metrics} <= {*REPORTED_BY_ALL, *ACCUMULATED} and not any(columns):
-        return []
-    from fedsweep.cli.output import loading_torch
+def _wrong_metrics(resolved: ResolvedSpace, found: Findings) -> list[str]:
+    """Return error messages about metrics and columns; an empty list if not all metrics are known without torch."""
+    from fedsweep.sweep.plan.metric_checks import wrong_metrics
 
-    with loading_torch("fedsweep.sweep.plan.checks"):
-        from fedsweep.federation.run_config import RunConfig
-        from fedsweep.sweep.plan.checks import wrong_metrics
-        from fedsweep.sweep.plan.resolved_space import ResolvedSpace
-        from fedsweep.sweep.plan.space_checks import below
-
-    kept = {name: value for name, value in space.fixed.items() if not below(name, found.wrong)}
-    try:
-        base = RunConfig.of(read_yaml(request.files["experiment.yaml"]), "").override(kept, "")
-    except UserError:
+    configs = [config for _, config in found.configs] or [resolved.base]
+    if resolved.request.counted or any(metrics(config) is None for config in configs):
         return []
-    sound = ResolvedSpace(found.sound.request, base)
-    configs, _ = sound.resolve_valid(sound.probes)
-    return list(wrong_metrics(ResolvedSpace(request, base), replace(found, configs=configs)))
+    return list(wrong_metrics(resolved, found, lambda config: metrics(config) or ()))
+
+
+def metrics(config: RunConfig) -> list[str] | None:
+    """Return the names of the metrics that a run reports, or None if they are not known without torch."""
+    stored, data, asked = _stored(), config.data, config.evaluation.metrics
+    if asked or config.partition.test_share or config.method.name in stored["methods_with_own_metrics"]:
+        return None
+    trained = [f"accuracy/domain/{name}" for name in data.domains if name not in data.held_out_domains]
+    others = [f"accuracy/out_of_domain/{name}" for name in data.held_out_domains]
+    held_out = ["accuracy/out_of_domain_mean", *others] if others else []
+    means = ("accuracy/mean", "accuracy/worst_domain", "accuracy/domain_spread")
+    return [*means, *trained, *held_out, "loss/test", "loss/train", *stored["metrics"]]
 
 
 @contextmanager

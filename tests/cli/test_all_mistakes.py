@@ -8,11 +8,8 @@ import pytest
 import yaml
 
 from fedsweep.cli import early_check
-from fedsweep.cli.early_check import REPORTED_BY_ALL, check_space
+from fedsweep.cli.early_check import check_space
 from fedsweep.common.errors import UserError
-from fedsweep.common.paths import available
-from fedsweep.common.yaml_values import read_yaml
-from fedsweep.federation.run_config import RunConfig
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.space.requested_space import read
 from tests.cli.conftest import EXPERIMENT, Call, write
@@ -220,10 +217,3 @@ def test_the_command_lists_all_mistakes_of_an_experiment(call: Call, as_file):
     first, *others = lines(*EXPERIMENT_MISTAKES.values())
     assert first == f"fedsweep: experiment mine has {len(EXPERIMENT_MISTAKES)} mistakes:"
     assert [sum(line.startswith(f"- {start}") for line in others) for start in EXPERIMENT_MISTAKES] == [1] * len(others)
-
-
-def test_every_run_reports_the_metrics_that_need_no_check():
-    files = available("experiments").items()
-    configs = [RunConfig.of(read_yaml(path), name) for name, path in files if name.endswith("_digits")]
-    assert len(configs) == 4
-    assert [{*REPORTED_BY_ALL} - {*config.metrics()} for config in configs] == [set()] * 4

@@ -23,7 +23,8 @@ from fedsweep.results import Start, TrialPlan
 from fedsweep.results.arms import Arm, Reference, identity
 from fedsweep.results.records import IN_DOMAIN_TEST
 from fedsweep.results.unnamed_changes import ResolvedArm, unnamed_changes
-from fedsweep.sweep.plan.checks import OF_DOMAINS, check
+from fedsweep.sweep.plan.checks import check
+from fedsweep.sweep.plan.metric_checks import OF_DOMAINS
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace
 from fedsweep.sweep.plan.space_checks import valid_changes
 from fedsweep.sweep.space.requested_space import RequestedSpace, read
