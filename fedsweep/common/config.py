@@ -46,6 +46,8 @@ class Config(BaseModel):
 
     what_a_name_is: ClassVar[str] = "a hyperparameter of this run"
     """The end of the sentence "`NAME` is not ...", the error message about an unknown name."""
+    written_by_hand: ClassVar[bool] = True
+    """False for files that fedsweep writes. The error message about a damaged file names only the first mistake."""
 
     @classmethod
     def of(cls, data: Mapping[str, Json], where: str, violations: list[str] | None = None) -> Self:
@@ -71,7 +73,7 @@ class Config(BaseModel):
             _check_printable(data, where)
             return cls.model_validate_json(as_json, context=None if violations is None else {cls: violations})
         except ValidationError as error:
-            raise _invalid(_mistakes(error, data, cls), where) from None
+            raise _invalid(_mistakes(error, data, cls), cls, where) from None
         except (TypeError, ValueError) as error:
             raise UserError(f"{where} contains a value that no hyperparameter can have: {error}.") from None
 
@@ -100,9 +102,9 @@ class Config(BaseModel):
         try:
             changed = type(self).of(data, where, violations)
         except InvalidValuesError as error:
-            raise _invalid({**unknown, **error.mistakes}, where) from None
+            raise _invalid({**unknown, **error.mistakes}, type(self), where) from None
         if unknown:
-            raise _invalid(unknown, where)
+            raise _invalid(unknown, type(self), where)
         return changed
 
     def tentative(self, changes: Mapping[str, Json]) -> dict[str, Json]:
@@ -225,10 +227,10 @@ def _unknown(name: str, known: Iterable[str], root: type[Config]) -> str:
     return f"`{name}` is not {root.what_a_name_is}{near(name, known) or '.'}"
 
 
-def _invalid(mistakes: Mapping[str, str], where: str) -> InvalidValuesError:
-    """Return the error about some mistakes. The message lists all of them."""
+def _invalid(mistakes: Mapping[str, str], root: type[Config], where: str) -> InvalidValuesError:
+    """Return the error about some mistakes. The message lists all of them if `root` is written by hand."""
     messages = [f"{where}: {sentence}" for sentence in mistakes.values()]
-    return InvalidValuesError(with_all_mistakes(where, messages), mistakes)
+    return InvalidValuesError(with_all_mistakes(where, messages if root.written_by_hand else messages[:1]), mistakes)
 
 
 def _mistakes(error: ValidationError, data: Mapping[str, Json], root: type[Config]) -> dict[str, str]:

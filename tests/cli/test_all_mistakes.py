@@ -12,7 +12,7 @@ from fedsweep.cli.early_check import check_space
 from fedsweep.common.errors import UserError
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.space.requested_space import read
-from tests.cli.conftest import EXPERIMENT, Call, write
+from tests.cli.conftest import EXPERIMENT, Call, Refused, write
 
 SOUND: dict[str, Any] = {
     "experiment": "fedra_digits",
@@ -197,6 +197,13 @@ def test_the_command_lists_all_mistakes_of_its_overrides_and_options(call: Call)
         "- `lora.dropout` must be less than 1, but it is 7.",
         "- `lr` is not a hyperparameter of this run; did you mean `lora`?",
     ]
+
+
+def test_an_option_for_a_wrong_search_is_no_further_mistake(refused: Refused):
+    write("search_spaces", "mine", yaml.safe_dump(changed({"search": "gird"}), sort_keys=False))
+    assert refused("tune", "mine", "--samples", "3") == (
+        "search space mine: `search.name` must be one of grid, tpe, random, but it is `gird`; did you mean `grid`?"
+    )
 
 
 @pytest.mark.parametrize("as_file", [True, False], ids=["file", "overrides"])

@@ -82,7 +82,10 @@ def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) 
     unfit = {} if draft.dropped & {"search", *ARMS} else dict(_unfit_changes(space, overrides, options, draft.where))
     draft.messages += unfit.values()
     kept = {key: value for key, value in overrides.items() if key not in unfit}
-    asked = {key: value for key, value in options.items() if key not in unfit}
+    wrong_search = "search" in draft.dropped  # no change of its entries can be checked
+    asked = {
+        key: value for key, value in options.items() if key not in unfit and not (wrong_search and "search." in key)
+    }
     space = draft.changed(space, {**asked, "fixed": {**space.fixed, **kept}})
     try:
         experiment = find("experiments", space.experiment, "" if "experiment" in options else draft.where)
