@@ -22,10 +22,13 @@ from pydantic.fields import FieldInfo
 
 from fedsweep.cli import app, early_check
 from fedsweep.common.config import Config
+from fedsweep.federation.rounds import ROUND_METRICS
 from fedsweep.federation.run_config import RunConfig
+from fedsweep.methods.capabilities import OwnMetrics
 from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.sweep.space.axes import Axis
 from fedsweep.sweep.space.search_space import SearchSpace
+from fedsweep.training.costs import COST_METRICS
 
 NAMED = ("properties", "$defs")
 """The keywords of a JSON schema whose values are mappings from names to schemas."""
@@ -43,8 +46,14 @@ def pages() -> dict[str, str]:
 
 
 def schemas() -> str:
-    """Return a JSON document with the schemas of `RunConfig` and `PretrainConfig`, without titles and descriptions."""
+    """Return a JSON document with the schemas of `RunConfig` and `PretrainConfig`, without titles and descriptions.
+
+    The document also lists the metrics that depend on no option, and the methods that report other metrics.
+    """
     found: dict[str, Any] = {"declarations": early_check.declarations()}
+    found["metrics"] = [*ROUND_METRICS, *COST_METRICS]
+    methods = (one for one in _nested(RunConfig) if issubclass(one, OwnMetrics))
+    found["methods_with_own_metrics"] = sorted(str(one.model_fields["name"].default) for one in methods)
     for root in (RunConfig, PretrainConfig):
         schema = _bare(root.model_json_schema())
         for record in _nested(root):

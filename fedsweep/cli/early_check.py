@@ -2,7 +2,7 @@
 
 The file `configurations.json` contains a JSON schema of every configuration that the command line reads. The script
 `scripts/write_reference.py` writes the file. This module builds classes from the schemas. The classes have the fields
-of the configurations, but not the rules that involve several fields or a model. Those rules are checked later.
+of the configurations, but not the rules that involve a model. Those rules are checked later.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache, reduce
 from operator import or_
 from pathlib import Path
@@ -22,21 +21,19 @@ from pydantic import Field, TypeAdapter, create_model
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, with_all_mistakes
+from fedsweep.common.rules import domains_fit, known_domains_fit, one_scale
 from fedsweep.common.yaml_values import Json, read_yaml
-from fedsweep.results.history import ACCUMULATED
-from fedsweep.results.table_columns import wrong_columns
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
+    from fedsweep.sweep.plan.resolved_space import ResolvedSpace
     from fedsweep.sweep.plan.space_checks import Findings
-    from fedsweep.sweep.space.search_space import RequestedSpace
+    from fedsweep.sweep.space.requested_space import RequestedSpace
 
 PACKAGE = Path(__file__).parents[1]
 SCHEMAS = Path(__file__).with_name("configurations.json")
 DECLARING = ("data", "federation", "methods", "models", "pretraining", "training")
 """The packages that declare fields of the configurations."""
-REPORTED_BY_ALL = ("accuracy/mean", "accuracy/worst_domain", "accuracy/domain_spread", "loss/test", "loss/train")
-"""Metrics that every run reports."""
 PLAIN = {"integer": int, "number": float, "string": str, "boolean": bool, "null": None, "object": dict[str, Any]}
 RULES = {
     "exclusiveMinimum": "gt",
@@ -51,6 +48,12 @@ RULES = {
     "pattern": "pattern",
 }
 """Map the keywords of JSON schemas to pydantic's arguments."""
+OF_SEVERAL_FIELDS: dict[str, Callable[[Any], Iterator[str]]] = {
+    "DigitsData": known_domains_fit,
+    "LoraConfig": one_scale,
+    "PreparedData": domains_fit,
+}
+"""The rules of classes that involve several fields but no model."""
 
 
 def check(root: str, content: Mapping[str, Json], where: str, changes: Mapping[str, Json], changed: str = "") -> None:
@@ -66,51 +69,47 @@ def check(root: str, content: Mapping[str, Json], where: str, changes: Mapping[s
         changed: The beginning of error messages about `changes`; `where` by default.
     """
     with _unless_outdated():
-        _outline(root).of(content, where).override(changes, changed or where)
+        _outline(root, ruled=True).of(content, where).override(changes, changed or where)
 
 
 def check_space(request: RequestedSpace) -> None:
-    """Raise UserError with all mistakes in a search space that can be found without torch.
-
-    If the file of the search space has such a mistake, torch is still imported if its metrics and columns cannot be
-    checked without torch, so that the same error also lists the mistakes in them.
-    """
+    """Raise UserError with all mistakes in a search space that can be found without torch."""
     from fedsweep.sweep.plan.resolved_space import ResolvedSpace
     from fedsweep.sweep.plan.space_checks import find_mistakes, valid_changes
 
     content, where = read_yaml(request.files["experiment.yaml"]), f"experiment {request.space.experiment}"
     with _unless_outdated():
-        outline = _outline("RunConfig").of(content, where)
-        base, rejected = valid_changes(cast("RunConfig", outline), request.space.fixed, request.where)
-        found = find_mistakes(ResolvedSpace(request, base), rejected, one_by_one=True)
-        if found.messages:
-            more = () if found.wrong and found.wrong <= {*request.overrides} else _wrong_metrics(request, found)
-            raise UserError(with_all_mistakes(request.where, [*found.messages, *more]))
+        ruled, outline = (cast("RunConfig", _outline("RunConfig", rules).of(content, where)) for rules in (True, False))
+        base, rejected = valid_changes(outline, request.space.fixed, request.where)
+        rejected = rejected or valid_changes(ruled, request.space.fixed, request.where)[1]
+        resolved = ResolvedSpace(request, base)
+        found = find_mistakes(resolved, rejected, one_by_one=True)
+        if messages := [*found.messages, *_wrong_metrics(resolved, found)]:
+            raise UserError(with_all_mistakes(request.where, messages))
+    if request.mistakes:
+        raise UserError(with_all_mistakes(request.where, request.mistakes))
 
 
-def _wrong_metrics(request: RequestedSpace, found: Findings) -> list[str]:
-    """Return error messages about the metrics and columns of a search space that has other mistakes."""
-    space = request.space
-    metrics = [space.objective.metric, *([space.objective.against.metric] if space.objective.against else [])]
-    columns = wrong_columns(space.columns, REPORTED_BY_ALL, space.objective.metric, "`columns`", space.names)
-    if {*metrics} <= {*REPORTED_BY_ALL, *ACCUMULATED} and not any(columns):
+def _wrong_metrics(resolved: ResolvedSpace, found: Findings) -> list[str]:
+    """Return error messages about metrics and columns; an empty list if not all metrics are known without torch."""
+    from fedsweep.sweep.plan.metric_checks import wrong_metrics
+
+    configs = [config for _, config in found.configs] or [resolved.base]
+    if resolved.request.counted or any(metrics(config) is None for config in configs):
         return []
-    from fedsweep.cli.output import loading_torch
+    return list(wrong_metrics(resolved, found, lambda config: metrics(config) or ()))
 
-    with loading_torch("fedsweep.sweep.plan.checks"):
-        from fedsweep.federation.run_config import RunConfig
-        from fedsweep.sweep.plan.checks import wrong_metrics
-        from fedsweep.sweep.plan.resolved_space import ResolvedSpace
-        from fedsweep.sweep.plan.space_checks import below
 
-    kept = {name: value for name, value in space.fixed.items() if not below(name, found.wrong)}
-    try:
-        base = RunConfig.of(read_yaml(request.files["experiment.yaml"]), "").override(kept, "")
-    except UserError:
-        return []
-    sound = ResolvedSpace(found.sound.request, base)
-    configs, _ = sound.resolve_valid(sound.probes)
-    return list(wrong_metrics(ResolvedSpace(request, base), replace(found, configs=configs)))
+def metrics(config: RunConfig) -> list[str] | None:
+    """Return the names of the metrics that a run reports, or None if they are not known without torch."""
+    stored, data, asked = _stored(), config.data, config.evaluation.metrics
+    if asked or config.partition.test_share or config.method.name in stored["methods_with_own_metrics"]:
+        return None
+    trained = [f"accuracy/domain/{name}" for name in data.domains if name not in data.held_out_domains]
+    others = [f"accuracy/out_of_domain/{name}" for name in data.held_out_domains]
+    held_out = ["accuracy/out_of_domain_mean", *others] if others else []
+    means = ("accuracy/mean", "accuracy/worst_domain", "accuracy/domain_spread")
+    return [*means, *trained, *held_out, "loss/test", "loss/train", *stored["metrics"]]
 
 
 @contextmanager
@@ -149,25 +148,39 @@ def _stored() -> dict[str, Any]:
 
 
 @cache
-def _outline(root: str) -> type[Config]:
-    """Return a class with the fields of the configuration `root`."""
+def _outline(root: str, ruled: bool) -> type[Config]:
+    """Return a class with the fields of the configuration `root`.
+
+    Args:
+        root: The name of the configuration's class.
+        ruled: Whether the class also has the rules in `OF_SEVERAL_FIELDS`.
+    """
     stored = _stored()[root]
     classes: dict[str, type[Config]] = {}
     base = type(root, (Config,), {"what_a_name_is": stored["what_a_name_is"], "__module__": __name__})
-    return _class(root, stored["schema"], stored["schema"].get("$defs", {}), classes, base)
+    rules = OF_SEVERAL_FIELDS if ruled else {}
+    bases = {
+        name: type(name, (Config,), {"_violations": lambda self, rule=rule: rule(self), "__module__": __name__})
+        for name, rule in rules.items()
+    }
+    return _class(root, stored["schema"], stored["schema"].get("$defs", {}), classes, {root: base, **bases})
 
 
 def _class(
-    name: str, schema: dict[str, Any], schemas: dict[str, Any], classes: dict[str, type[Config]], base: type[Config]
+    name: str,
+    schema: dict[str, Any],
+    schemas: dict[str, Any],
+    classes: dict[str, type[Config]],
+    bases: Mapping[str, type[Config]],
 ) -> type[Config]:
-    """Return a subclass of `base` with the properties of a schema, and add the classes of its properties to `classes`.
+    """Return a class with the properties of a schema, and add the classes of its properties to `classes`.
 
     Args:
         name: The name of the new class.
         schema: The schema of the class.
         schemas: The schemas of all nested configurations, keyed by class name.
         classes: The classes of nested configurations that exist already.
-        base: The base class.
+        bases: The base classes, keyed by the name of the new class; `Config` for other classes.
     """
 
     def kind(schema: dict[str, Any]) -> Any:
@@ -178,7 +191,7 @@ def _class(
         if reference := schema.get("$ref"):
             nested = reference.rsplit("/", 1)[-1]
             if nested not in classes:
-                classes[nested] = _class(nested, schemas[nested], schemas, classes, Config)
+                classes[nested] = _class(nested, schemas[nested], schemas, classes, bases)
             return classes[nested]
         if "const" in schema or "enum" in schema:
             return Literal[tuple(schema.get("enum", [schema.get("const")]))]
@@ -203,4 +216,4 @@ def _class(
     fields: dict[str, Any] = {
         field: (annotation, default(schema["properties"][field], annotation)) for field, annotation in kinds.items()
     }
-    return create_model(name, __base__=base, **fields)
+    return create_model(name, __base__=bases.get(name, Config), **fields)

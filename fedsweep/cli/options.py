@@ -15,7 +15,7 @@ from fedsweep.common.yaml_values import Json, read_yaml
 if TYPE_CHECKING:
     from fedsweep.federation.build_and_run import Device
     from fedsweep.federation.run_config import RunConfig
-    from fedsweep.sweep.space.search_space import RequestedSpace
+    from fedsweep.sweep.space.requested_space import RequestedSpace
 
 Overrides = Annotated[
     list[str] | None,
@@ -92,7 +92,7 @@ def check_experiment(name: str, changes: Mapping[str, Json]) -> None:
 
 def read_space(name: str, changes: Mapping[str, Json]) -> RequestedSpace:
     """Return a search space with `changes` to its experiment; raise UserError as `check_space` does."""
-    from fedsweep.sweep.space.search_space import read
+    from fedsweep.sweep.space.requested_space import read
 
     request = read(name, changes, {})
     check_space(request)

@@ -10,7 +10,7 @@ from copy import deepcopy
 from functools import cache
 from typing import Any, ClassVar, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -46,11 +46,11 @@ class Config(BaseModel):
 
     what_a_name_is: ClassVar[str] = "a hyperparameter of this run"
     """The end of the sentence "`NAME` is not ...", the error message about an unknown name."""
-    all_mistakes: ClassVar[bool] = False
-    """True if an error message lists all invalid values instead of only the first one."""
+    written_by_hand: ClassVar[bool] = True
+    """False for files that fedsweep writes. The error message about a damaged file names only the first mistake."""
 
     @classmethod
-    def of(cls, data: Mapping[str, Json], where: str) -> Self:
+    def of(cls, data: Mapping[str, Json], where: str, violations: list[str] | None = None) -> Self:
         """Validate values from a YAML file or the command line, and return the configuration.
 
         A nested configuration can be given by its `name` alone: ``{"method": "all_small"}`` selects the method
@@ -59,6 +59,8 @@ class Config(BaseModel):
         Args:
             data: Values by name, nested as in a YAML file.
             where: Origin of the values, such as a file. Error messages begin with it.
+            violations: If given, the sentences about violated rules that involve several fields of this class are added
+                to this list, and they raise no error.
 
         Raises:
             UserError: A name is unknown, or a value is missing or invalid. The message states the name and the rule.
@@ -69,13 +71,13 @@ class Config(BaseModel):
             # As JSON, so that a YAML list can fill a tuple, while strict types still reject "8" for 8 and true for 1.
             as_json = json.dumps(data)
             _check_printable(data, where)
-            return cls.model_validate_json(as_json)
+            return cls.model_validate_json(as_json, context=None if violations is None else {cls: violations})
         except ValidationError as error:
             raise _invalid(_mistakes(error, data, cls), cls, where) from None
         except (TypeError, ValueError) as error:
             raise UserError(f"{where} contains a value that no hyperparameter can have: {error}.") from None
 
-    def override(self, changes: Mapping[str, Json], where: str) -> Self:
+    def override(self, changes: Mapping[str, Json], where: str, violations: list[str] | None = None) -> Self:
         """Return a validated copy with some values changed.
 
         Outer names are changed before inner ones: ``{"method": "depthfl", "method.heads": [4]}`` selects DepthFL and
@@ -84,6 +86,7 @@ class Config(BaseModel):
         Args:
             changes: New values, keyed by dotted name.
             where: Origin of the changes, such as a file. Error messages begin with it.
+            violations: As for `of`.
 
         Raises:
             UserError: A name is unknown, or a value is invalid.
@@ -97,7 +100,7 @@ class Config(BaseModel):
             if not any(one == name or one.startswith(f"{name}.") for one in known)
         }
         try:
-            changed = type(self).of(data, where)
+            changed = type(self).of(data, where, violations)
         except InvalidValuesError as error:
             raise _invalid({**unknown, **error.mistakes}, type(self), where) from None
         if unknown:
@@ -113,16 +116,19 @@ class Config(BaseModel):
         return flat(_spelt_out(type(self), self._changed(changes)[0], defaults=True))
 
     @model_validator(mode="after")
-    def _valid(self) -> Self:
+    def _valid(self, info: ValidationInfo) -> Self:
+        collected = (info.context or {}).get(type(self))
         for violation in self._violations():
-            raise ValueError(violation)
+            if collected is None:
+                raise ValueError(violation)
+            collected.append(violation)
         return self
 
     def _violations(self) -> Iterable[str]:
         """Yield an error message for each violated rule that involves several fields.
 
-        Only the first message is shown, and the generator is not resumed after it. Later code in the generator may
-        therefore assume that all earlier rules hold.
+        Unless the messages are collected (see `of`), only the first message is shown, and the generator is not resumed
+        after it. Later code in the generator may then assume that all earlier rules hold.
         """
         return ()
 
@@ -222,25 +228,33 @@ def _unknown(name: str, known: Iterable[str], root: type[Config]) -> str:
 
 
 def _invalid(mistakes: Mapping[str, str], root: type[Config], where: str) -> InvalidValuesError:
-    """Return the error about some mistakes. The message lists all of them only if `root` lists all mistakes."""
+    """Return the error about some mistakes. The message lists all of them if `root` is written by hand."""
     messages = [f"{where}: {sentence}" for sentence in mistakes.values()]
-    return InvalidValuesError(with_all_mistakes(where, messages if root.all_mistakes else messages[:1]), mistakes)
+    return InvalidValuesError(with_all_mistakes(where, messages if root.written_by_hand else messages[:1]), mistakes)
 
 
 def _mistakes(error: ValidationError, data: Mapping[str, Json], root: type[Config]) -> dict[str, str]:
     """Return one sentence for each of pydantic's errors, keyed by the dotted name of the value, in pydantic's order.
 
-    An unknown name is listed before a missing name, because a misspelt name causes both errors.
+    A missing name is left out if a similar name is unknown, because a misspelt name causes both errors.
     """
     by_name: dict[str, list[ErrorDetails]] = {}
     for one in error.errors(include_url=False):
         if one["type"] != "default_factory_not_called":
             by_name.setdefault(_dotted(one["loc"], data), []).append(one)
-    if any(one["type"] == "extra_forbidden" for several in by_name.values() for one in several):
-        by_name = {name: one for name, one in by_name.items() if one[0]["type"] != "missing"}
+    unknown = [name for name, one in by_name.items() if one[0]["type"] == "extra_forbidden"]
+    by_name = {
+        name: one for name, one in by_name.items() if one[0]["type"] != "missing" or not _misspelt(name, unknown)
+    }
     # A list whose only item is invalid is also reported as too short.
     by_name = {name: one for name, one in by_name.items() if not any(other.startswith(f"{name}.") for other in by_name)}
     return {name: _sentence(name, several, data, root) for name, several in by_name.items()}
+
+
+def _misspelt(missing: str, unknown: Iterable[str]) -> bool:
+    """Return whether one of the unknown names is similar to the missing name and belongs to the same configuration."""
+    home, _, leaf = missing.rpartition(".")
+    return bool(near(leaf, [one.rpartition(".")[2] for one in unknown if one.rpartition(".")[0] == home]))
 
 
 def _sentence(name: str, found: list[ErrorDetails], data: Mapping[str, Json], root: type[Config]) -> str:

@@ -16,10 +16,7 @@ class UserError(Exception):
 
 
 class InvalidValuesError(UserError):
-    """The error raised for invalid values of a configuration.
-
-    The message may describe only the first mistake; `mistakes` contains all of them.
-    """
+    """The error raised for invalid values of a configuration. `mistakes` contains all mistakes."""
 
     def __init__(self, message: str, mistakes: Mapping[str, str]) -> None:
         super().__init__(message)

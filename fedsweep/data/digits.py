@@ -6,7 +6,7 @@ scans are part of scikit-learn, so nothing is downloaded.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,10 +15,11 @@ from typing import Literal, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor
 
 from fedsweep.common.randomness import derived_seed
+from fedsweep.common.rules import known_domains_fit
 from fedsweep.data.prepared.dataset import Data, content_digest
 from fedsweep.types import Domain, FederatedData, ImageSet
 
@@ -36,13 +37,8 @@ class DigitsData(Data):
         0.2, ge=0.01, le=0.99, description="share of the scans held out for testing, the same scans in every domain"
     )
 
-    @field_validator("domains")
-    @classmethod
-    def _known(cls, domains: tuple[str, ...]) -> tuple[str, ...]:
-        for domain in domains:
-            if domain not in STYLES:
-                raise ValueError(f"`data.domains` must be among {', '.join(STYLES)}, but one is `{domain}`")
-        return domains
+    def _violations(self) -> Iterator[str]:
+        return known_domains_fit(self)
 
     @property
     def size(self) -> int:

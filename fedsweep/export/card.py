@@ -22,6 +22,7 @@ ADAPTER, WHOLE, BACKBONE, FOLDER = "adapter_model.safetensors", "model.safetenso
 
 class _Entry(Config):
     what_a_name_is = "an entry of an export's card"
+    written_by_hand = False
 
 
 class ImageCard(_Entry):

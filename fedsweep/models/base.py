@@ -27,6 +27,7 @@ class Recipe(Config):
     """A function call that builds a backbone's network with timm or transformers alone, without fedsweep."""
 
     what_a_name_is = "an entry of a backbone's recipe"
+    written_by_hand = False
 
     call: Literal["timm.create_model", "timm.models.MlpMixer", "transformers.CLIPModel.from_pretrained"]
     model: str = Field("", description="name of the model in the call; empty if the call takes no name")

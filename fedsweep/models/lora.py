@@ -2,16 +2,17 @@
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedsweep.common.config import Config
 from fedsweep.common.randomness import derived_seed
+from fedsweep.common.rules import one_scale
 from fedsweep.models.layered import LayeredModel, Position
 from fedsweep.models.names import names_within
 
@@ -39,12 +40,8 @@ class LoraConfig(Config):
         False, description="whether to adapt the patch embedding too, as FedRA's released code does"
     )
 
-    @model_validator(mode="after")
-    def _one_scale(self) -> Self:
-        if (self.alpha is None) == (self.scaling is None):
-            given = f"alpha {self.alpha} and scaling {self.scaling}"
-            raise ValueError(f"exactly one of `lora.alpha` and `lora.scaling` must be given, but got {given}")
-        return self
+    def _violations(self) -> Iterator[str]:
+        return one_scale(self)
 
     @property
     def effective_scaling(self) -> float:

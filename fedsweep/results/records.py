@@ -29,6 +29,7 @@ class StoredRecord(Config):
     """The base class of the records that fedsweep writes to the results folder as JSON files."""
 
     what_a_name_is: ClassVar[str] = "an entry that this version of fedsweep knows"
+    written_by_hand: ClassVar[bool] = False
 
 
 class SweepManifest(StoredRecord):

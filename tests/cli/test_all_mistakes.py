@@ -1,5 +1,6 @@
-"""All mistakes of a search space are reported at once, without the mistakes that only follow from another one."""
+"""All mistakes of a search space or an experiment are reported at once, without mistakes that follow from others."""
 
+import json
 from itertools import combinations
 from typing import Any
 
@@ -7,14 +8,11 @@ import pytest
 import yaml
 
 from fedsweep.cli import early_check
-from fedsweep.cli.early_check import REPORTED_BY_ALL, check_space
+from fedsweep.cli.early_check import check_space
 from fedsweep.common.errors import UserError
-from fedsweep.common.paths import available
-from fedsweep.common.yaml_values import read_yaml
-from fedsweep.federation.run_config import RunConfig
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.space.search_space import read
-from tests.cli.conftest import Call, write
+from fedsweep.sweep.space.requested_space import read
+from tests.cli.conftest import EXPERIMENT, Call, Refused, write
 
 SOUND: dict[str, Any] = {
     "experiment": "fedra_digits",
@@ -41,6 +39,19 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "`columns` lists `worst_domian`, which is not a column": {"columns": ["worst_domian"]},
 }
 """Changes to `SOUND`, each with one mistake, keyed by a part of the error message about it."""
+OF_FORM: dict[str, dict[str, Any]] = {
+    "each axis of `space` must name its kind; write `lora.rank: {grid: [2, 8]}` instead of `lora.rank: [2, 8]`.": {
+        "space": {"lora.rank": [2, 8]}
+    },
+    "`space.local.epochs.grd` is not an entry of a search space": {"space": {"local.epochs": {"grd": [1, 2]}}},
+    "`seeds` must be a list, but it is 3.": {"seeds": 3},
+    "`baselin` is not an entry of a search space; did you mean `baseline`": {"baselin": {"optimizer.momentum": 0.9}},
+    "`objective.mode` must be 'max' or 'min', but it is \"maximal\".": {"objective": {"mode": "maximal"}},
+    "`resources` must be a mapping of names to values, but it is 1.": {"resources": 1},
+    "`scheduler.name` must be one of none, asha, median, arms, pbt, but it is `hyperband`.": {"scheduler": "hyperband"},
+    "`subsets` all needs components in `ablate`, but there are none.": {"subsets": "all"},
+}
+"""Changes to `SOUND`, each with one mistake in the form of the file, keyed by the error message about it."""
 FOLLOWING: list[tuple[dict[str, Any], str]] = [
     (
         {
@@ -70,23 +81,56 @@ FOLLOWING: list[tuple[dict[str, Any], str]] = [
         "`lora.rnak` is not a hyperparameter of this run",
     ),
 ]
+FOLLOWING += [
+    (
+        {"space": None, "columns": ["optimizer.momentum"]},
+        "`space` must be a mapping of names to values, but it is null.",
+    ),
+    (
+        {"space": {"optimizer.momentum": {"grd": [0.0, 0.9]}}, "columns": ["optimizer.momentum"]},
+        "`space.optimizer.momentum.grd` is not an entry",
+    ),
+    ({"space": {"optimizer.lr": {"uniform": [0.1, 0.2]}}, "search": "gird"}, "`search.name` must be one of grid,"),
+    ({"space": {"local.epochs": {"uniform": [1, 2]}}}, "`search` grid needs `grid` values for each axis, but "),
+    ({"ablate": 3, "subsets": "all"}, "`ablate` must be a mapping of names to values, but it is 3."),
+    ({"seeds": [0, 0]}, "`seeds` must be distinct and not negative, but they are [0, 0]."),
+    (
+        {"experiment": None, "space": {"lora.rnak": {"grid": [2, 8]}}},
+        "`experiment` must be a valid string, but it is null.",
+    ),
+]
 """Changes to `SOUND` with one mistake from which other error messages would follow, and a part of the only message."""
+
+EXPERIMENT_MISTAKES: dict[str, tuple[str, Any]] = {
+    "`lora.rank` must be greater than 0, but it is 0.": ("lora.rank", 0),
+    '`federation.rounds` must be an integer, but it is "two".': ("federation.rounds", "two"),
+    "`optimizer.lr` must be greater than 0, but it is -1.": ("optimizer.lr", -1),
+    "`local.batch_size` must be greater than 0, but it is 0.": ("local.batch_size", 0),
+    "`federation.roundz` is not a hyperparameter of this run; did you mean `federation.rounds` or ": (
+        "federation.roundz",
+        3,
+    ),
+    "`method.name` must be one of ": ("method", "fedr"),
+    "`data` must be a mapping of names to values, but it is null.": ("data", None),
+}
+"""Changes of an experiment, each with one mistake, keyed by the beginning of the error message about it."""
 
 
 def changed(*changes: dict[str, Any]) -> dict[str, Any]:
-    """Return `SOUND` with some changes; `space` and `fixed` are extended, and other entries are replaced."""
+    """Return `SOUND` with some changes, which extend `space`, `fixed` and `objective` and replace other entries."""
     file = {**SOUND, "fixed": {**SOUND["fixed"]}, "space": {**SOUND["space"]}}
     for change in changes:
         for entry, value in change.items():
-            file[entry] = {**file[entry], **value} if entry in ("space", "fixed") and value else value
+            extended = entry in ("space", "fixed", "objective") and value
+            file[entry] = {**file.get(entry, {}), **value} if extended else value
     return file
 
 
 def messages(file: dict[str, Any]) -> list[str]:
     """Return the error messages about a search space, or an empty list if it has no mistake."""
     write("search_spaces", "mine", yaml.safe_dump(file, sort_keys=False))
-    request = read("mine", {}, {})
     try:
+        request = read("mine", {}, {})
         check_space(request)
         Plan.of(request)
     except UserError as error:
@@ -114,6 +158,18 @@ def test_each_of_several_independent_mistakes_is_named_once():
         assert len(found) == len(parts), found
 
 
+def test_a_mistake_of_form_hides_no_other_mistake():
+    for part, change in OF_FORM.items():
+        (found,) = messages(changed(change))
+        assert part in found
+    mistakes = {**OF_FORM, **MISTAKES}
+    chosen = [*([one, other] for one, other in zip(OF_FORM, MISTAKES, strict=False)), [*OF_FORM], [*mistakes]]
+    for parts in chosen:
+        found = messages(changed(*(mistakes[part] for part in parts)))
+        assert [sum(part in one for one in found) for part in parts] == [1] * len(parts), (parts, found)
+        assert len(found) == len(parts), found
+
+
 @pytest.mark.parametrize(("change", "part"), FOLLOWING)
 def test_a_mistake_that_follows_from_another_is_not_listed(change, part):
     (found,) = messages(changed(change))
@@ -121,16 +177,61 @@ def test_a_mistake_that_follows_from_another_is_not_listed(change, part):
 
 
 def test_the_command_lists_all_mistakes(call: Call):
-    write("search_spaces", "mine", yaml.safe_dump(changed(*MISTAKES.values()), sort_keys=False))
+    wrong = changed(*MISTAKES.values(), *OF_FORM.values())
+    write("search_spaces", "mine", yaml.safe_dump(wrong, sort_keys=False))
     answer = call("tune", "mine")
     assert (answer.code, answer.out) == (2, "")
     first, *others = answer.err.splitlines()
-    assert first == "fedsweep: search space mine has 10 mistakes:"
-    assert len(others) == 10
+    assert first == "fedsweep: search space mine has 18 mistakes:"
+    assert len(others) == 18
 
 
-def test_every_run_reports_the_metrics_that_need_no_check():
-    files = available("experiments").items()
-    configs = [RunConfig.of(read_yaml(path), name) for name, path in files if name.endswith("_digits")]
-    assert len(configs) == 4
-    assert [{*REPORTED_BY_ALL} - {*config.metrics()} for config in configs] == [set()] * 4
+def test_the_command_lists_all_mistakes_of_its_overrides_and_options(call: Call):
+    answer = call("tune", "ablations/lora_rank", "lora.rank=4", "seed=1", "lora.dropout=7", "lr=1", "--samples", "3")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.splitlines() == [
+        "fedsweep: search space ablations/lora_rank has 5 mistakes:",
+        "- `lora.rank` is varied by search space ablations/lora_rank and cannot be overridden.",
+        "- `seed` cannot be overridden in search space ablations/lora_rank; use --seeds instead.",
+        "- --samples needs `search` tpe or random, but search space ablations/lora_rank has `search` grid.",
+        "- `lora.dropout` must be less than 1, but it is 7.",
+        "- `lr` is not a hyperparameter of this run; did you mean `lora`?",
+    ]
+
+
+def test_an_option_for_a_wrong_search_is_no_further_mistake(refused: Refused):
+    write("search_spaces", "mine", yaml.safe_dump(changed({"search": "gird"}), sort_keys=False))
+    assert refused("tune", "mine", "--samples", "3") == (
+        "search space mine: `search.name` must be one of grid, tpe, random, but it is `gird`; did you mean `grid`?"
+    )
+
+
+@pytest.mark.parametrize("as_file", [True, False], ids=["file", "overrides"])
+def test_the_command_lists_all_mistakes_of_an_experiment(call: Call, as_file):
+    def lines(*changes: tuple[str, Any]) -> list[str]:
+        content, words, name = yaml.safe_load(EXPERIMENT), [f"{key}={json.dumps(one)}" for key, one in changes], "mine"
+        for dotted, value in changes if as_file else ():
+            home, _, leaf = dotted.rpartition(".")
+            (content[home] if home else content)[leaf] = value
+        write("experiments", name, yaml.safe_dump(content, sort_keys=False))
+        answer = call("run", name, *([] if as_file else words))
+        assert (answer.code, answer.out) == (2, "")
+        return answer.err.splitlines()
+
+    for start, change in EXPERIMENT_MISTAKES.items():
+        (line,) = lines(change)
+        assert line.startswith(f"fedsweep: experiment mine: {start}")
+    first, *others = lines(*EXPERIMENT_MISTAKES.values())
+    assert first == f"fedsweep: experiment mine has {len(EXPERIMENT_MISTAKES)} mistakes:"
+    assert [sum(line.startswith(f"- {start}") for line in others) for start in EXPERIMENT_MISTAKES] == [1] * len(others)
+
+
+@pytest.mark.parametrize("other", [{}, {"seeds": 3}, {"seeds": [0, 0]}, {"baselin": 1}, {"design": "one_factor"}])
+def test_the_arms_of_a_huge_grid_are_not_listed_in_order_to_find_other_mistakes(other: dict[str, Any], monkeypatch):
+    monkeypatch.setattr("fedsweep.sweep.space.designs.Factorial.every", lambda self: pytest.fail("arms are listed"))
+    names = ("optimizer.lr", "optimizer.momentum", "optimizer.weight_decay", "lora.dropout", "partition.alpha")
+    axes = {name: {"grid": [step / 10 for step in range(1, 9)]} for name in names}
+    found = messages({"experiment": "fedra_digits", "space": axes, **other})
+    assert len(found) == 1 + bool(other) - (other == {"design": "one_factor"})
+    limit = "a grid can have at most 10,000 arms, but this one has 32,768"
+    assert any(("needs a `baseline`" if "design" in other else limit) in one for one in found)

@@ -13,7 +13,7 @@ from fedsweep.sweep.cluster.cluster import available_cpus, decided
 from fedsweep.sweep.plan import plan as plan_module
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running.open_sweep import new_sweep, resumed_sweep
-from fedsweep.sweep.space.search_space import read as read_space
+from fedsweep.sweep.space.requested_space import read as read_space
 from fedsweep.tracking import single_run as recorded_run
 from tests.cli.conftest import EXPERIMENT, GRID, METHODS, SAMPLED, Call, Refused, write
 

@@ -27,6 +27,9 @@ VARIED = {
     "named_name": "named: {few: {lora.rnak: 2}, many: {lora.rank: 8}}",
     "several": "space: {lora.rnak: {grid: [2, 8]}, lora.rank: {grid: [2, 0]}}\nbaseline: {lora.rank: 4}",
     "no_arm": "space: {lora.rank: {grid: [2, 8]}}\nbaseline: {lora.rank: 4}",
+    "metric": "space: {lora.rank: {grid: [2, 8]}}\nobjective: {metric: acuracy/mean}",
+    "column": "space: {lora.rank: {grid: [2, 8]}}\ncolumns: [worst_domian]",
+    "form": "space: {lora.rank: [2, 8], optimizer.lr: {grid: [0.1, -1]}}\nobjective: {metric: acuracy, mode: most}",
 }
 """Search spaces with a mistake, by name."""
 LIGHT = [
@@ -51,6 +54,13 @@ LIGHT = [
     (["tune", "named_name"], ["named_name, arm few: `lora.rnak` is not a hyper"], {"numpy"}),
     (["tune", "several"], ["has 2 mistakes", "`lora.rnak` is not a hyper", "arm lora.rank=0: `lora.rank`"], {"numpy"}),
     (["tune", "no_arm"], ["`baseline` must be one of the arms, but {'lora.rank': 4} is not"], {"numpy"}),
+    (["tune", "metric"], ["`objective.metric` acuracy/mean is not reported", "mean `accuracy/mean`"], {"numpy"}),
+    (["tune", "column"], ["`columns` lists `worst_domian`, which is not a column"], {"numpy"}),
+    (["tune", "form"], ["has 4 mistakes", "grid: [2, 8]", "arm optimizer.lr=-1", "objective.mode"], {"numpy"}),
+    (["run", "fedra_digits", "data.domains=[plain,sketchy]"], ["but one is `sketchy`."], {"numpy"}),
+    (["run", "fedra_digits", "data.held_out_domains=[foo]"], ["but one is `foo`."], {"numpy"}),
+    (["run", "fedra_digits", "lora.alpha=8"], ["exactly one of `lora.alpha` and `lora.scaling`"], {"numpy"}),
+    (["tune", "ablations/lora_rank", "lora.alpha=8"], ["exactly one of `lora.alpha` and `lora.sc"], {"numpy"}),
     (["data", "partition", "fedra_digits", "seeed=1"], ["`seeed` is not a hyper", "mean `seed`"], {"numpy"}),
 ]
 """Each command, parts of its output, and the heavy packages that this or an earlier command may load."""

@@ -47,6 +47,7 @@ class StoreCard(Config):
     """
 
     what_a_name_is = "an entry of a prepared data set's card"
+    written_by_hand = False
 
     format: Literal[1] = 1
     name: str

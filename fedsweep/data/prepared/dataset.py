@@ -2,17 +2,18 @@
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, near
+from fedsweep.common.rules import domains_fit
 from fedsweep.data.groups import check_groups_known
 from fedsweep.data.image_sets import pool
 from fedsweep.data.prepared.arrow_files import check_labels, map_domain
@@ -69,23 +70,8 @@ class Data(Config):
         (), description="domains among `data.domains` that no client has; they are tested as out-of-domain data"
     )
 
-    @model_validator(mode="after")
-    def _domains_fit(self) -> Self:
-        for field in ("domains", "held_out_domains"):
-            names = getattr(self, field)
-            if len(set(names)) < len(names):
-                raise ValueError(f"`data.{field}` must not repeat a domain, but it is {list(names)}")
-        for name in self.held_out_domains:
-            if name not in self.domains:
-                raise ValueError(
-                    f"`data.held_out_domains` must be among `data.domains` ({', '.join(self.domains)}), "
-                    f"but one is `{name}`"
-                )
-        if not self.training_domains:
-            raise ValueError(
-                f"`data.held_out_domains` must leave a domain to train on, but it names all {len(self.domains)}"
-            )
-        return self
+    def _violations(self) -> Iterator[str]:
+        return domains_fit(self)
 
     @property
     def training_domains(self) -> tuple[str, ...]:

@@ -23,9 +23,11 @@ from fedsweep.results import Start, TrialPlan
 from fedsweep.results.arms import Arm, Reference, identity
 from fedsweep.results.records import IN_DOMAIN_TEST
 from fedsweep.results.unnamed_changes import ResolvedArm, unnamed_changes
-from fedsweep.sweep.plan.checks import OF_DOMAINS, check
+from fedsweep.sweep.plan.checks import check
+from fedsweep.sweep.plan.metric_checks import OF_DOMAINS
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace
-from fedsweep.sweep.space.search_space import RequestedSpace, read
+from fedsweep.sweep.plan.space_checks import valid_changes
+from fedsweep.sweep.space.requested_space import RequestedSpace, read
 
 ENGINE = ("common", "data", "models", "training", "methods", "federation")
 """Packages of fedsweep whose code affects the metrics of a run, besides the module `types.py`."""
@@ -78,8 +80,9 @@ class Plan(ResolvedSpace):
     def of(cls, request: RequestedSpace) -> "Plan":
         """Return the plan of a requested search space; raise UserError if its experiment or an arm is invalid."""
         experiment = RunConfig.of(read_yaml(request.files["experiment.yaml"]), f"experiment {request.space.experiment}")
-        plan = cls(request, experiment.override(request.space.fixed, request.where))
-        check(plan)
+        base, rejected = valid_changes(experiment, request.space.fixed, request.where)
+        plan = cls(request, base)
+        check(plan, rejected)
         return plan
 
     @property

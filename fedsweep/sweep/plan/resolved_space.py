@@ -13,11 +13,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Self
 
 from fedsweep.common.config import flat
-from fedsweep.common.errors import UserError
+from fedsweep.common.errors import InvalidValuesError, UserError
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import Arm, agrees, arm_label, identity
 from fedsweep.sweep.space.designs import changes, left_out_values
-from fedsweep.sweep.space.search_space import RequestedSpace, Resources
+from fedsweep.sweep.space.requested_space import RequestedSpace
+from fedsweep.sweep.space.search_space import Resources
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
@@ -153,12 +154,14 @@ class ResolvedSpace:
         return found
 
     def resolve_valid(self, arms: Collection[Arm]) -> tuple[list[tuple[Arm, RunConfig]], list[WrongArm]]:
-        """Return each valid arm with its configuration for the first seed, and the error messages of the other arms."""
+        """Return each valid arm with its configuration for the first seed, and the first mistake of each other arm."""
         found: list[tuple[Arm, RunConfig]] = []
         wrong: list[WrongArm] = []
         for arm in arms:
             try:
                 found.append((arm, self.resolve(arm, self.space.seeds[0])))
+            except InvalidValuesError as error:
+                wrong.append(WrongArm(arm, next(iter(error.mistakes.values()))))
             except UserError as error:
                 wrong.append(WrongArm(arm, str(error).removeprefix(self.where(arm)).lstrip(": ")))
         return found, wrong

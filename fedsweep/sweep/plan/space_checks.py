@@ -83,14 +83,19 @@ def find_mistakes(
             involve several values.
     """
     where, space = resolved.request.where, resolved.space
-    wrong = {name: list(messages) for name, messages in (rejected or {}).items()}
+    rejected = rejected or {}
+    wrong = {
+        **{name: [] for name in resolved.request.wrong},
+        **{name: [*several] for name, several in rejected.items()},
+    }
     for name, message in _unknown_names(resolved):
-        if not below(name, wrong):
+        if not below(name, rejected):
             wrong[name] = [f"{where}: {message}"]
     if one_by_one:
         for name, message in list(_invalid_values(_sound_part(resolved, wrong))):
             wrong.setdefault(name, []).append(message)
-    messages, names = [one for several in wrong.values() for one in several], {*wrong}
+    messages = [*resolved.request.mistakes, *(one for several in wrong.values() for one in several)]
+    names = {*wrong}
     sound = _sound_part(resolved, names)
     try:
         for key, several in _wrong_conditions(sound).items():

@@ -18,7 +18,7 @@ from fedsweep.common.paths import find
 from fedsweep.common.progress import loading, waiting
 from fedsweep.common.yaml_values import Json
 from fedsweep.results import Store, SweepStore
-from fedsweep.sweep.space.search_space import RequestedSpace, read
+from fedsweep.sweep.space.requested_space import RequestedSpace, read
 
 if TYPE_CHECKING:
     from fedsweep.report import Report

@@ -10,7 +10,6 @@ from graphlib import CycleError, TopologicalSorter
 from pydantic import Field
 
 from fedsweep.common.config import Config
-from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import IN_WORDS, Arm, identity, same, shown_setting
 
@@ -162,17 +161,20 @@ def condition(name: str, values: Iterable[Json]) -> str:
     return f"{name} is {' or '.join(map(shown_setting, values))}"
 
 
-def check_axes(content: Mapping[str, Json], where: str) -> None:
-    """Raise UserError if `space` contains values without the kind of the axis, and show how to write each axis."""
-    axes = content.get("space")
-    lines = [
-        f"`{key}: {{grid: {shown_setting(value if isinstance(value, list) else [value])}}}` instead of "
-        f"`{key}: {shown_setting(value)}`"
+def without_kind(content: Mapping[str, Json]) -> dict[str, dict[str, Json]]:
+    """Return each axis of a search space file that has values but no kind, as it must be written, by its key.
+
+    >>> without_kind({"space": {"lora.rank": [2, 8], "lora.dropout": {"grid": [0, 0.1]}}})
+    {'lora.rank': {'grid': [2, 8]}}
+    """
+    axes, search = content.get("space"), content.get("search")
+    name = search.get("name") if isinstance(search, dict) else search
+    kind = "choice" if name in ("tpe", "random") else "grid"
+    return {
+        key: {kind: value if isinstance(value, list) else [value]}
         for key, value in (axes if isinstance(axes, dict) else {}).items()
         if not isinstance(value, dict) and value not in (None, [])
-    ]
-    if lines:
-        raise UserError(f"{where}: each axis of `space` must name its kind; write {', and '.join(lines)}.")
+    }
 
 
 def names_of(key: str) -> list[str]:

@@ -1,20 +1,17 @@
 """Search spaces: YAML files that define which hyperparameters of an experiment vary and how they are searched."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from fedsweep.common.config import Config
-from fedsweep.common.errors import UserError, near
-from fedsweep.common.paths import find
+from fedsweep.common.errors import near
 from fedsweep.common.process_usage import logical_gpus
-from fedsweep.common.yaml_values import Json, read_yaml
+from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
-from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, check_axes, concerns, names_of
+from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, concerns, names_of
 from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_arms, too_many_arms
 from fedsweep.sweep.space.settings import (
     GridSearch,
@@ -93,7 +90,6 @@ class SearchSpace(Config):
     """A set of runs that vary hyperparameters of one experiment."""
 
     what_a_name_is: ClassVar[str] = "an entry of a search space"
-    all_mistakes: ClassVar[bool] = True
 
     experiment: str = Field(description="name of the experiment that the search space varies")
     fixed: dict[str, Json] = Field(default_factory=dict, description="changes to the experiment that apply to all arms")
@@ -154,9 +150,7 @@ class SearchSpace(Config):
                 hint = "; to sample from ranges, write `search: {name: tpe, samples: 24}`" * (search.name == "grid")
                 yield f"`search` {search.name} needs {kind} for each axis, but `space.{name}` has `{axis.kind}`{hint}"
         yield from self._wrong_names()
-        if search.name == "grid" and (self.design == "full" or self.reference is not None):
-            levels = [*(len(axis.grid or [0]) for axis in self.space.values()), len(self.named or [0])]
-            yield from too_many_arms(levels, len(self.ablate or ()), self.subsets)
+        yield from self.too_large()
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             yield f"`seeds` must be distinct and not negative, but they are {list(self.seeds)}"
         if search.name != "grid":
@@ -174,7 +168,16 @@ class SearchSpace(Config):
             yield f"{needs}, but it is {scheduler.name}, which prunes by a single objective"
         if against is not None and self.measure.name == "parameters":
             yield "`objective.against` needs trained trials, but `measure` parameters trains none"
-        asking_order(self.space)
+        try:
+            asking_order(self.space)
+        except ValueError as error:
+            yield str(error)
+
+    def too_large(self) -> Iterator[str]:
+        """Yield an error message if the arms of a grid cannot be listed, because there are too many."""
+        if self.search.name == "grid" and (self.design == "full" or self.reference is not None):
+            levels = [*(len(axis.grid or [0]) for axis in self.space.values()), len(self.named or [0])]
+            yield from too_many_arms(levels, len(self.ablate or ()), self.subsets)
 
     def _wrong_in_a_sampled(self, search: TPESearch | RandomSearch) -> Iterator[str]:
         needs_grid, seeds = f"needs `search` grid, but it is {search.name}", list(self.seeds)
@@ -184,7 +187,7 @@ class SearchSpace(Config):
             (self.measure.name == "parameters", f"`measure` parameters {needs_grid}"),
             (self.seeds[1:], f"`seeds` must be a single seed for `search` {search.name}, but they are {seeds}"),
             (self.scheduler.name == "arms", f"`scheduler` arms {needs_grid}"),
-            (self.baseline is not None, f"`baseline` {needs_grid}"),
+            (self.baseline is not None and not self.ablate, f"`baseline` {needs_grid}"),  # `ablate` has a default
             (self.reference, f"`reference` {needs_grid}"),
             (self.design == "one_factor", f"`design` one_factor {needs_grid}"),
         ):
@@ -213,10 +216,12 @@ class SearchSpace(Config):
 
     def _wrong_names(self) -> Iterator[str]:
         names, ablated = self._axis_names, {*(self.ablate or ())}
+        told: set[str] = set()
         for name, changes in (self.named or {}).items():
-            if both := sorted({*names, *ablated} & {*changes}):
+            for both in sorted({*names, *ablated} & {*changes} - told)[:1]:
+                told.add(both)
                 rule = "cannot also vary in `space` or `ablate`"
-                yield f"`{both[0]}` is changed by the arm `{name}` of `named` and {rule}"
+                yield f"`{both}` is changed by the arm `{name}` of `named` and {rule}"
         if both := sorted({*names} & ablated):
             yield f"`{both[0]}` is left out by `ablate` and cannot also vary in `space`"
         if "seed" in {*self.names, *self.fixed}:
@@ -226,7 +231,7 @@ class SearchSpace(Config):
         for key, axis in self.space.items():
             if (count := len(names_of(key))) == 1:
                 continue
-            if axis.grid is None:
+            if axis.grid is None and self.search.name != "grid":
                 yield f"an axis of several names needs `grid` values, but `space.{key}` has `{axis.kind}`"
             for value in axis.grid or ():
                 if not isinstance(value, list) or len(value) != count:
@@ -290,60 +295,3 @@ def valued(key: str, value: Json) -> Arm:
     """Return the part of an arm that the axis `key` sets to `value`. A key of several names takes a list of values."""
     names = names_of(key)
     return dict(zip(names, value, strict=True)) if len(names) > 1 and isinstance(value, list) else {key: value}
-
-
-@dataclass(frozen=True)
-class RequestedSpace:
-    """A search space with the user's changes. The YAML file of its experiment has not been read yet."""
-
-    name: str
-    space: SearchSpace
-    files: Mapping[str, Path]
-    """The YAML files, by the name of their copy in the sweep's folder."""
-    overrides: Mapping[str, Json]
-    """The user's changes to the experiment, by dotted name."""
-    options: Mapping[str, Json]
-    """The user's changes to the search space, by dotted name."""
-
-    @property
-    def where(self) -> str:
-        """The beginning of error messages about the search space, e.g. `search space ablations/lora_rank`."""
-        return f"search space {self.name}"
-
-    @property
-    def counted(self) -> bool:
-        """True if no arm is trained and only the parameters of the arms are counted."""
-        return self.space.measure.name == "parameters"
-
-
-def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) -> RequestedSpace:
-    """Read a search space and apply the user's changes.
-
-    Args:
-        name: The name of the search space.
-        overrides: The user's changes to the experiment, by dotted name.
-        options: The user's changes to the settings of the search space, by dotted name.
-
-    Raises:
-        UserError: The search space or a change is invalid.
-    """
-    path = find("search_spaces", name)
-    where = f"search space {name}"
-    content = read_yaml(path)
-    check_axes(content, where)
-    space = SearchSpace.of(content, where)
-    for changed in overrides:
-        if changed in space.names or any(changed.startswith(f"{varied}.") for varied in space.names):
-            raise UserError(f"`{changed}` is varied by {where} and cannot be overridden.")
-    if "seed" in overrides:
-        raise UserError(f"`seed` cannot be overridden in {where}; use --seeds instead.")
-    if "search.samples" in options and space.search.name == "grid":
-        raise UserError(f"--samples needs `search` tpe or random, but {where} has `search` grid.")
-    if "search.warm_start" in options and (search := space.search.name) != "tpe":
-        raise UserError(
-            f"--warm-start needs `search` tpe, which learns from results, but {where} has `search` {search}."
-        )
-    space = space.override({**options, "fixed": {**space.fixed, **overrides}}, where)
-    experiment = find("experiments", space.experiment, "" if "experiment" in options else where)
-    files = {"search_space.yaml": path, "experiment.yaml": experiment}
-    return RequestedSpace(name, space, files, dict(overrides), dict(options))

@@ -1,0 +1,79 @@
+"""The check of the metrics and columns of a search space. This module imports neither torch nor ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from fedsweep.common.config import flat
+from fedsweep.common.errors import near
+from fedsweep.results.arms import Arm, arm_label
+from fedsweep.results.history import ACCUMULATED
+from fedsweep.results.table_columns import wrong_columns
+from fedsweep.sweep.plan.resolved_space import ResolvedSpace
+from fedsweep.sweep.plan.space_checks import Findings, related
+
+if TYPE_CHECKING:
+    from fedsweep.federation.run_config import RunConfig
+
+    Reported = Callable[[RunConfig], Sequence[str]]
+
+OF_DOMAINS = ("accuracy/domain/", "accuracy/out_of_domain")  # prefixes of metrics that do not exist for other data
+DECIDE_METRICS = ("data", "evaluation", "method", "partition")
+"""The parts of a configuration on which the names of a run's metrics depend."""
+Asked = tuple[str, str, Sequence[str]]
+
+
+def wrong_metrics(resolved: ResolvedSpace, found: Findings, metrics: Reported) -> Iterator[str]:
+    """Yield an error message for each metric and each column in the search space that an arm does not report.
+
+    If the user changed the experiment or its data, the domains may differ from the domains in the reference paper. In
+    this case, the paper's accuracies for single domains are not checked. Nothing is yielded if the names of the metrics
+    depend on values that have a mistake.
+
+    Args:
+        resolved: The search space.
+        found: The other mistakes in the search space.
+        metrics: A function that returns the metrics that a run reports.
+    """
+    names = flat(resolved.base)
+    if found.wrong and any(related(part, found.wrong, names) for part in DECIDE_METRICS):
+        return
+    where = resolved.request.where
+    of_arms = [(arm, metrics(config)) for arm, config in found.configs or [({}, resolved.base)]]
+    # A wrong name may have been meant as the name of a column.
+    varied = [*resolved.space.names, *(names if found.wrong else ())]
+    yield from (f"{where}: {message}" for message in _wrong_metrics(resolved, of_arms, varied))
+
+
+def _wrong_metrics(
+    resolved: ResolvedSpace, of_arms: Sequence[tuple[Arm, Sequence[str]]], varied: Sequence[str]
+) -> Iterator[str]:
+    space, request, paper = resolved.space, resolved.request, resolved.space.reference
+    other_data = "experiment" in request.options or any(name.split(".")[0] == "data" for name in request.overrides)
+
+    # Each entry of the search space with its metric, and with allowed metrics that are not metrics of a round.
+    objectives: list[Asked] = [] if request.counted else [("objective.metric", space.objective.metric, ())]
+    if against := space.objective.against:
+        objectives.append(("objective.against.metric", against.metric, ACCUMULATED))
+    printed: list[Asked] = [
+        ("reference", metric, ())
+        for metric in (paper.metrics() if paper else ())
+        if not (other_data and metric.startswith(OF_DOMAINS))
+    ]
+    metrics = list(dict.fromkeys(name for _, reported in of_arms for name in reported))
+    for entry, metric, others in [*objectives, *printed]:
+        known = list(dict.fromkeys([*metrics, *others]))
+        if metric not in known:
+            hint = near(metric, known) or f"; it reports {', '.join(known)}."
+            yield f"`{entry}` {metric} is not reported by this run{hint}"
+    if request.counted and space.columns:
+        yield "`columns` needs trained trials, but `measure` parameters trains none."
+    else:
+        yield from wrong_columns(space.columns, metrics, space.objective.metric, "`columns`", varied)
+    for entry, metric, others in [*objectives, *printed]:
+        asked = of_arms if metric in metrics else []
+        if paper is not None and entry == "reference":
+            asked = [one for one in asked if metric in paper.of_arm(one[0])]
+        if lacking := [arm for arm, reported in asked if metric not in (*reported, *others)]:
+            yield f"`{entry}` {metric} is not reported by the arm {arm_label(lacking[0])}."

@@ -1,0 +1,263 @@
+"""The search space that a user requests: a YAML file with the user's changes, and all mistakes in it.
+
+The rest of a search space with mistakes is kept, so that its hyperparameters can be checked too and all mistakes are
+reported at once.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsweep.common.errors import InvalidValuesError, UserError, with_all_mistakes
+from fedsweep.common.paths import find
+from fedsweep.common.yaml_values import Json, read_yaml
+from fedsweep.results.arms import shown_mapping, shown_setting
+from fedsweep.sweep.space.axes import names_of, without_kind
+from fedsweep.sweep.space.search_space import Rounds, SearchSpace
+from fedsweep.sweep.space.settings import GridSearch, NoScheduler, RandomSearch
+
+GROUPS = ("objective", "search", "scheduler", "resources", "measure")
+"""The entries of which a single wrong value is replaced by its default value."""
+ARMS = ("space", "named", "ablate")
+"""The entries that define the arms. The entries `NEED_ARMS` cannot be checked without them."""
+NEED_ARMS = ("baseline", "reference", "columns")
+REPLACED: dict[str, Any] = {
+    "seeds": (0,),
+    "subsets": "one",
+    "design": "full",
+    "scheduler": NoScheduler(),
+    "baseline": None,
+    "reference": None,
+    "measure": Rounds(),
+}
+"""The entries that can be replaced if they violate a rule that involves several entries."""
+
+
+@dataclass(frozen=True)
+class RequestedSpace:
+    """A search space with the user's changes. The YAML file of its experiment has not been read yet."""
+
+    name: str
+    space: SearchSpace
+    files: Mapping[str, Path]
+    """The YAML files, by the name of their copy in the sweep's folder."""
+    overrides: Mapping[str, Json]
+    """The user's changes to the experiment, by dotted name."""
+    options: Mapping[str, Json]
+    """The user's changes to the search space, by dotted name."""
+    mistakes: tuple[str, ...] = ()
+    """An error message for each mistake in the entries of the search space. `space` contains only the other entries."""
+    wrong: frozenset[str] = frozenset()
+    """The dotted names of hyperparameters whose entries in `space` stand for entries with a mistake."""
+
+    @property
+    def where(self) -> str:
+        """The beginning of error messages about the search space, e.g. `search space ablations/lora_rank`."""
+        return f"search space {self.name}"
+
+    @property
+    def counted(self) -> bool:
+        """True if no arm is trained and only the parameters of the arms are counted."""
+        return self.space.measure.name == "parameters"
+
+
+def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) -> RequestedSpace:
+    """Read a search space and apply the user's changes.
+
+    Mistakes are not raised but returned as `RequestedSpace.mistakes`, so that they can be reported with the mistakes in
+    hyperparameters. `Plan.of` raises them.
+
+    Args:
+        name: The name of the search space.
+        overrides: The user's changes to the experiment, by dotted name.
+        options: The user's changes to the settings of the search space, by dotted name.
+
+    Raises:
+        UserError: The file cannot be read, or there is no such experiment. The message also lists the other mistakes.
+    """
+    path = find("search_spaces", name)
+    draft = _Draft(f"search space {name}")
+    space = draft.of_file(read_yaml(path))
+    unfit = {} if draft.dropped & {"search", *ARMS} else dict(_unfit_changes(space, overrides, options, draft.where))
+    draft.messages += unfit.values()
+    kept = {key: value for key, value in overrides.items() if key not in unfit}
+    wrong_search = "search" in draft.dropped  # no change of its entries can be checked
+    asked = {
+        key: value for key, value in options.items() if key not in unfit and not (wrong_search and "search." in key)
+    }
+    space = draft.changed(space, {**asked, "fixed": {**space.fixed, **kept}})
+    try:
+        experiment = find("experiments", space.experiment, "" if "experiment" in options else draft.where)
+    except UserError as error:
+        known = [] if "experiment" in draft.dropped else [str(error)]
+        raise UserError(with_all_mistakes(draft.where, [*draft.messages, *known])) from None
+    files = {"search_space.yaml": path, "experiment.yaml": experiment}
+    mistakes, wrong = tuple(draft.messages), frozenset(draft.hyperparameters)
+    return RequestedSpace(name, space, files, dict(overrides), dict(options), mistakes, wrong)
+
+
+def _unfit_changes(
+    space: SearchSpace, overrides: Mapping[str, Json], options: Mapping[str, Json], where: str
+) -> Iterator[tuple[str, str]]:
+    """Yield the name of each change that a search space does not allow, with an error message."""
+    for changed in overrides:
+        if changed in space.names or any(changed.startswith(f"{varied}.") for varied in space.names):
+            yield changed, f"`{changed}` is varied by {where} and cannot be overridden."
+        elif changed == "seed":
+            yield changed, f"`seed` cannot be overridden in {where}; use --seeds instead."
+    if "search.samples" in options and space.search.name == "grid":
+        yield "search.samples", f"--samples needs `search` tpe or random, but {where} has `search` grid."
+    if "search.warm_start" in options and (search := space.search.name) != "tpe":
+        rule = "--warm-start needs `search` tpe, which learns from results"
+        yield "search.warm_start", f"{rule}, but {where} has `search` {search}."
+
+
+class _Draft:
+    """A search space that is being read, and the mistakes that have been found in it."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        """The beginning of error messages."""
+        self.messages: list[str] = []
+        """One error message for each mistake."""
+        self.dropped: set[str] = set()
+        """The dotted names of the entries that were replaced by default values."""
+        self.hyperparameters: set[str] = set()
+        """The dotted names of the hyperparameters whose axes or fixed values have a mistake."""
+        self.unlawful = False
+        """Whether the search space violated a rule that involves several entries. It violates others without them."""
+
+    def of_file(self, content: Mapping[str, Json]) -> SearchSpace:
+        """Return the search space without the entries that have a mistake."""
+        data: dict[str, Any] = dict(content)
+        if axes := without_kind(content):
+            lines = [
+                f"`{key}: {shown_mapping(axis)}` instead of `{key}: {shown_setting(data['space'][key])}`"
+                for key, axis in axes.items()
+            ]
+            rule = "each axis of `space` must name its kind"
+            self.messages.append(f"{self.where}: {rule}; write {', and '.join(lines)}.")
+            data["space"] = {**data["space"], **axes}
+        for attempt in range(3):
+            violations: list[str] = []
+            try:
+                space = SearchSpace.of(data, self.where, violations)
+            except InvalidValuesError as error:
+                # Later errors follow from the entries that were dropped.
+                self.messages += [f"{self.where}: {one}" for one in error.mistakes.values() if attempt == 0]
+                data = self._without(data, error.mistakes, whole=attempt > 0)
+            else:
+                return self._lawful(space, violations)
+        raise UserError(with_all_mistakes(self.where, self.messages))
+
+    def changed(self, space: SearchSpace, changes: dict[str, Any]) -> SearchSpace:
+        """Return the search space with the changes that have no mistake."""
+        violations: list[str] = []
+        try:
+            return self._lawful(space.override(changes, self.where, violations), violations)
+        except InvalidValuesError as error:
+            self.messages += [f"{self.where}: {one}" for one in error.mistakes.values()]
+            fixed = {
+                name: value for name, value in changes["fixed"].items() if not _names(f"fixed.{name}", error.mistakes)
+            }
+            self.hyperparameters |= {*changes["fixed"]} - {*fixed}
+            kept = {name: value for name, value in changes.items() if not _names(name, error.mistakes)}
+            self.dropped |= {*changes} - {*kept} - {"fixed"}
+        try:
+            return self._lawful(space.override({**kept, "fixed": fixed}, self.where, violations), violations)
+        except InvalidValuesError:
+            return space
+
+    def _without(self, data: dict[str, Any], mistakes: Collection[str], whole: bool) -> dict[str, Any]:
+        """Return the content of a search space file without the entries that have a mistake.
+
+        Args:
+            data: The content of the file.
+            mistakes: The dotted names of the wrong values.
+            whole: Whether an entry such as `objective` is dropped as a whole if only one of its values is wrong.
+        """
+        kept = dict(data)
+        for name in mistakes:
+            entry = name.partition(".")[0]
+            values = kept.get(entry)
+            inside = values if isinstance(values, dict) else {}
+            own = max(
+                (one for one in inside if isinstance(one, str) and _names(f"{entry}.{one}", [name])), default=None
+            )
+            if entry in ("space", "fixed") and own is not None:
+                self.hyperparameters |= {*names_of(own)}
+                kept[entry] = {key: one for key, one in inside.items() if key != own}
+                if entry == "space":  # an axis with the same names, so that they can still be found there
+                    count = len(names_of(own))
+                    kept[entry][own] = {"grid": [[None] * count if count > 1 else None]}
+            elif entry in GROUPS and own not in (None, "name") and not whole:
+                self.dropped.add(f"{entry}.{own}")
+                kept[entry] = {key: one for key, one in inside.items() if key != own}
+            else:
+                self.dropped.add(entry)
+                kept.pop(entry, None)
+        return self._completed(kept)
+
+    def _completed(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the content of a search space file with values for dropped entries, but without what needs them."""
+        if "experiment" in self.dropped:
+            data = {**data, "experiment": ""}
+        if "search" in self.dropped:
+            axes = data.get("space") or {}
+            sampled = any(isinstance(axis, dict) and "grid" not in axis for axis in axes.values())
+            data = {**data, "search": "random" if sampled else "grid"}
+        if "fixed" in self.dropped:
+            self.hyperparameters.add("fixed")  # stands for any hyperparameter
+        lacking = NEED_ARMS if self.dropped & {*ARMS} else ()
+        return {entry: value for entry, value in data.items() if entry not in lacking}
+
+    def _lawful(self, space: SearchSpace, violations: list[str]) -> SearchSpace:
+        """Return the search space without the entries that violate a rule, and add a message for each violation.
+
+        A violation that names an entry with a mistake may follow from it and gets no message.
+        """
+        axes = [f"space.{key}" for key in space.space if {*names_of(key)} & self.hyperparameters]
+        wrong = [f"`{name}{end}" for name in (*self.dropped, *self.hyperparameters, *axes) for end in ("`", ".")]
+        for one in violations:
+            if not self.unlawful and not any(name in one for name in wrong):
+                self.messages.append(f"{self.where}: {one}{'' if one.endswith('?') else '.'}")
+        self.unlawful = self.unlawful or bool(violations)
+        replaced: dict[str, Any] = {}
+        for one in violations:
+            entry = one.removeprefix("`").partition("`")[0].partition(".")[0]
+            if "`search.first." in one or one.startswith("`search.first"):
+                replaced["search"] = space.search.model_copy(update={"first": ()})
+            elif entry == "objective":
+                replaced["objective"] = space.objective.model_copy(update={"against": None})
+            elif entry in REPLACED and one.startswith("`"):
+                replaced[entry] = REPLACED[entry]
+            else:
+                self.hyperparameters |= {
+                    name
+                    for key in space.space
+                    if any(f"`space.{key}`" in one for one in violations)
+                    for name in names_of(key)
+                }
+                return self._listable(_plain_axes(space))
+        return self._listable(space.model_copy(update=replaced) if replaced else space)
+
+    def _listable(self, space: SearchSpace) -> SearchSpace:
+        """Return the search space, or raise UserError if it has so many arms that they cannot be checked."""
+        if any(space.too_large()):
+            raise UserError(with_all_mistakes(self.where, self.messages))
+        return space
+
+
+def _names(entry: str, mistakes: Collection[str]) -> bool:
+    """Return whether a mistake in one of the dotted names in `mistakes` is a mistake in `entry`."""
+    return any(name == entry or name.startswith(f"{entry}.") for name in mistakes)
+
+
+def _plain_axes(space: SearchSpace) -> SearchSpace:
+    """Return a search space in which only the names and values of the unconditional axes can be checked."""
+    axes = {key: axis for key, axis in space.space.items() if not axis.when and len(names_of(key)) == 1}
+    grid = all(axis.grid is not None for axis in axes.values())
+    columns = tuple(name for name in space.columns if name in axes or name not in space.names)
+    changes = {"space": axes, "columns": columns, "search": GridSearch() if grid else RandomSearch()}
+    return space.model_copy(update={**REPLACED, "named": None, "ablate": None, **changes})
