@@ -127,7 +127,11 @@ def test_the_error_message_of_a_run_starts_with_the_experiments_name(experiment)
     assert "did you mean `backbone.model`" in str(refusal.value)
     with pytest.raises(UserError) as refusal:
         experiment.override({"backbone": "timm"}, "experiment x")
-    assert str(refusal.value) == "experiment x: `backbone.model` is missing."
+    assert str(refusal.value).splitlines() == [
+        "experiment x has 2 mistakes:",
+        "- `backbone.model` is missing.",
+        "- `backbone.pretrained` is missing.",
+    ]
 
 
 def test_a_long_list_of_tags_is_shortened():
