@@ -37,12 +37,13 @@ class Fact:
 
 
 def setup(arms: Sequence[ArmStatistics]) -> list[Fact]:
-    """Return the method, the backbone, the data set and the partition of a sweep.
+    """Return the method, the backbone, the server's CLIP if it has one, the data set and the partition of a sweep.
 
     Facts that are not recorded, as in sweeps of older versions, are left out.
     """
     plans = [one.arm.trials[0].plan for one in arms]
-    facts = {"Method": _method, "Backbone": _backbone, "Data": _data, "Images": _images, "Partition": _partition}
+    models = {"Method": _method, "Backbone": _backbone, "CLIP of the server": _server_clip}
+    facts = {**models, "Data": _data, "Images": _images, "Partition": _partition}
     found = {name: _of_all(map(described, plans)) for name, described in facts.items()}
     return [Fact(name, value) for name, value in found.items() if value]
 
@@ -70,19 +71,28 @@ def _of_all(values: Iterable[str | None]) -> str | None:
     return f"differs between arms: {'; '.join([*found[:SHOWN], *more])}"
 
 
-def _section(plan: TrialPlan, name: str) -> Mapping[str, Any] | None:
-    """Return a section of a run's configuration, or None if it is missing."""
-    found = plan.config.get(name)
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """Return a section of a configuration, or None if it is missing."""
+    found = config.get(name)
     return found if isinstance(found, dict) and "name" in found else None
 
 
 def _method(plan: TrialPlan) -> str | None:
-    method = _section(plan, "method")
+    method = _section(plan.config, "method")
     return None if method is None else str(method["name"])
 
 
 def _backbone(plan: TrialPlan) -> str | None:
-    if (backbone := _section(plan, "backbone")) is None:
+    return _model(_section(plan.config, "backbone"))
+
+
+def _server_clip(plan: TrialPlan) -> str | None:
+    return _model(_section(_section(plan.config, "method") or {}, "clip"))
+
+
+def _model(backbone: Mapping[str, Any] | None) -> str | None:
+    """Return the name of a model and the source of its weights, or None without a model."""
+    if backbone is None:
         return None
     match backbone:
         case {"model": str(model), "pretrained": "none"}:
@@ -101,7 +111,7 @@ def _backbone(plan: TrialPlan) -> str | None:
 
 
 def _data(plan: TrialPlan) -> str | None:
-    if (data := _section(plan, "data")) is None:
+    if (data := _section(plan.config, "data")) is None:
         return None
     domains, held_out = data.get("domains") or [], data.get("held_out_domains") or []
     source = f"{data['set']}, {data['size']} px" if "set" in data else str(data["name"])
@@ -116,7 +126,7 @@ def _images(plan: TrialPlan) -> str | None:
 
 def _partition(plan: TrialPlan) -> str | None:
     """Return the partition with its options, except for those that are switched off."""
-    partition = _section(plan, "partition")
+    partition = _section(plan.config, "partition")
     return None if partition is None else shown_setting({name: one for name, one in partition.items() if one})
 
 

@@ -93,6 +93,12 @@ def test_the_backbone_is_named_with_its_weights(manifest, swept, backbone, shown
     assert head(tabulate(manifest(), swept(config(backbone=backbone))))["Backbone"].startswith(shown)
 
 
+def test_the_clip_of_the_server_is_named_with_its_weights(manifest, swept):
+    method = {"name": "fedag", "clip": {"name": "digits_clip", "encoder": "large", "prompt": "a photo of a {}"}}
+    found = head(tabulate(manifest(), swept(config(method=method), config())))
+    assert found["CLIP of the server"] == "digits_clip (encoder large), weights from fedsweep"
+
+
 def test_prepared_data_are_named_with_their_size_and_held_out_domains(manifest, swept):
     data = {"name": "prepared", "set": "mine", "size": 64, "domains": ["a", "b"], "held_out_domains": ["b"]}
     found = head(tabulate(manifest(), swept(config(data=data))))
