@@ -156,6 +156,8 @@ def _about_best(
     else:
         words, value = arm_words(finished[0].arm.values, dotted), units.value(finished[0].mean) + "%" * units.percent
         found = [f"Best: {words} with {manifest.metric} {value} (n = {finished[0].n})."]
+        if finished[0].n < (most := max(one.n for one in finished)):
+            found.append(f"Other arms have up to {most} finished seeds, so the means are over different seeds.")
         arms_were, means_are, them = "This arm was", "its mean on the test images, which is", "it"
     if len(arms) > 1:
         found.append(

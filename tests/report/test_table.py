@@ -210,6 +210,17 @@ def test_a_sampled_search_is_ranked_and_warns_that_the_best_arm_is_optimistic(ma
     assert "p_holm" not in data_frame.csv(table)
 
 
+@pytest.mark.parametrize("best_seeds", [(0,), (0, 1)])
+def test_the_best_arm_with_fewer_seeds_than_others_is_named_with_a_warning(manifest, trials, best_seeds):
+    for rank, seeds, end in ((4, (0, 1), 0.5), (8, best_seeds, 0.6)):
+        for seed in seeds:
+            trials.add({"lora.rank": rank}, seed, [0.2, end])
+    findings = tabulate(manifest(baseline=None, seeds=(0, 1)), trials).findings()
+    assert findings[0] == f"Best: rank 8 with accuracy/mean 60.00% (n = {len(best_seeds)})."
+    warning = "Other arms have up to 2 finished seeds, so the means are over different seeds."
+    assert (warning in findings) == (len(best_seeds) < 2)
+
+
 @pytest.mark.parametrize("scheduler", ["none", "arms", "asha", "median", "pbt"])
 def test_the_legend_warns_of_a_scheduler_that_chose_on_the_test_images(manifest, trials, scheduler):
     table = tabulate(manifest(scheduler=scheduler), trials.arms({4: (0.5, 0.6, 0.55), 8: (0.4, 0.5, 0.45)}))
