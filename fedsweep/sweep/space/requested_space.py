@@ -126,7 +126,7 @@ class _Draft:
         self.hyperparameters: set[str] = set()
         """The dotted names of the hyperparameters whose axes or fixed values have a mistake."""
         self.unlawful = False
-        """Whether the search space violated a rule that involves several entries. It violates others without them."""
+        """True if the search space violated a rule that involves several entries. Others may follow from it."""
 
     def of_file(self, content: Mapping[str, Json]) -> SearchSpace:
         """Return the search space without the entries that have a mistake."""
@@ -226,7 +226,7 @@ class _Draft:
         replaced: dict[str, Any] = {}
         for one in violations:
             entry = one.removeprefix("`").partition("`")[0].partition(".")[0]
-            if "`search.first." in one or one.startswith("`search.first"):
+            if "`search.first" in one:
                 replaced["search"] = space.search.model_copy(update={"first": ()})
             elif entry == "objective":
                 replaced["objective"] = space.objective.model_copy(update={"against": None})
