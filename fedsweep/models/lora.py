@@ -152,8 +152,12 @@ def relative_norm(model: LayeredModel, layers: Iterable[int]) -> float:
 
 
 def squared_norm(left: Tensor, right: Tensor) -> float:
-    """Return the squared Frobenius norm of L R, where L is `left` and R is `right`.
+    """Return the squared Frobenius norm of L R, for L (m, k) and R (k, n).
 
-    The norm is computed as tr(L^T L R R^T), without computing L R.
+    For a small k, the norm is computed as tr(L^T L R R^T), without computing L R. This takes k^2 (m + n) products, and
+    computing L R takes only k m n, so that the work stays linear in k, the number of clients times the rank.
     """
+    (m, k), n = left.shape, right.shape[1]
+    if k * (m + n) > m * n:
+        return (left @ right).square().sum().item()
     return max(0.0, ((left.T @ left) * (right @ right.T)).sum().item())

@@ -63,15 +63,15 @@ def layerwise_mean(
     for update in updates:
         if unknown := sorted(set(update.adapter) - set(previous)):
             raise KeyError(f"client {update.client} sent unknown tensors: {', '.join(unknown)}")
+    ordered = _weighed(updates, weigh or config.weight)
     mean: AdapterState = {}
     for name, old in previous.items():
-        parts = _parts(name, updates, weigh or config.weight)
-        mean[name] = _mean(parts) if parts else old.clone()
+        sent = _sent(name, ordered)
+        mean[name] = _mean(*sent) if sent else old.clone()
     if config.lora == "product_svd":
         for a, b in _pairs(previous):
-            if parts := _parts(a, updates, weigh or config.weight):
-                factors = _stacked(parts, _parts(b, updates, weigh or config.weight))
-                mean[a], mean[b] = _refactored(*factors, mean[a], mean[b])
+            if (sent_a := _sent(a, ordered)) and (sent_b := _sent(b, ordered)):
+                mean[a], mean[b] = _refactored(*_stacked(*sent_a, sent_b[1]), mean[a], mean[b])
     return mean
 
 
@@ -83,13 +83,14 @@ def lora_residual(previous: AdapterState, updates: Sequence[ClientUpdate], confi
     are taken over all adapted layers that at least one client trained. The error is 0 if A is frozen. If
     `aggregation.lora` is `factors`, mean(B A) - B' A' is the weighted covariance of B and A over the clients.
     """
+    ordered = _weighed(updates, config.weight)
     missed = total = 0.0
     for a, b in _pairs(previous):
-        parts_a, parts_b = _parts(a, updates, config.weight), _parts(b, updates, config.weight)
-        if not parts_a:
+        sent_a, sent_b = _sent(a, ordered), _sent(b, ordered)
+        if not (sent_a and sent_b):
             continue
-        left, right = _stacked(parts_a, parts_b)
-        mean_a, mean_b = _mean(parts_a), _mean(parts_b)
+        left, right = _stacked(*sent_a, sent_b[1])
+        mean_a, mean_b = _mean(*sent_a), _mean(*sent_b)
         if config.lora == "product_svd":
             mean_a, mean_b = _refactored(left, right, mean_a, mean_b)
         total += squared_norm(left, right)
@@ -98,18 +99,32 @@ def lora_residual(previous: AdapterState, updates: Sequence[ClientUpdate], confi
     return (missed / total) ** 0.5 if total else 0.0
 
 
-def _mean(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
-    return torch.stack([part * share for share, part in parts]).sum(0)
+def _weighed(updates: Sequence[ClientUpdate], weigh: Weigh) -> list[tuple[float, AdapterState]]:
+    """Return the weight and the tensors of each client, ordered by client id."""
+    return [(weigh(update), update.adapter) for update in sorted(updates, key=lambda update: update.client)]
 
 
-def _parts(name: str, updates: Sequence[ClientUpdate], weigh: Weigh) -> list[tuple[float, Tensor]]:
-    """Return, for each client that sent the tensor `name`, the client's share and the tensor, ordered by client id.
+def _sent(name: str, ordered: Sequence[tuple[float, AdapterState]]) -> tuple[Tensor, Tensor] | None:
+    """Return the shares and the tensors of the K clients that sent the tensor `name`, or None if no client sent it.
 
-    The shares are the clients' weights, divided by their sum.
+    The shares (K,) are the clients' weights, divided by their sum. The tensors are stacked to (K, ...). All clients are
+    handled in a few operations, because an operation for each client would take longer than its arithmetic.
     """
-    holders = sorted((update for update in updates if name in update.adapter), key=lambda update: update.client)
-    total = sum(map(weigh, holders))
-    return [(weigh(update) / total if total else 1 / len(holders), update.adapter[name]) for update in holders]
+    holders = [(weight, adapter[name]) for weight, adapter in ordered if name in adapter]
+    if not holders:
+        return None
+    total = sum(weight for weight, _ in holders)
+    tensors = torch.stack([tensor for _, tensor in holders])
+    shares = [weight / total if total else 1 / len(holders) for weight, _ in holders]
+    return torch.tensor(shares, dtype=torch.float64).to(tensors.device), tensors
+
+
+def _mean(shares: Tensor, tensors: Tensor) -> Tensor:
+    return (_scale(shares, tensors.ndim).to(tensors.dtype) * tensors).sum(0)
+
+
+def _scale(shares: Tensor, ndim: int) -> Tensor:
+    return shares.view(-1, *[1] * (ndim - 1))
 
 
 def _pairs(names: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -117,18 +132,19 @@ def _pairs(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     return ((name, name.replace(".lora_A.", ".lora_B.")) for name in names if ".lora_A." in name)
 
 
-def _stacked(a: Sequence[tuple[float, Tensor]], b: Sequence[tuple[float, Tensor]]) -> tuple[Tensor, Tensor]:
+def _stacked(shares: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return two matrices whose product is the weighted mean of the clients' products B A, in double precision.
 
     Args:
-        a: For each client, its share (its weight divided by the sum of all weights) and its factor A.
-        b: For each client, its share and its factor B, in the same order.
+        shares: The weight of each client divided by the sum of all weights, (K,).
+        a: The clients' factors A, (K, r, ...). A convolution is treated as a matrix.
+        b: The clients' factors B in the same order, (K, out, r, ...).
 
     Returns:
-        Matrices of shapes (out, K r) and (K r, in) for K clients and rank r. A convolution is treated as a matrix.
+        Matrices of shapes (out, K r) and (K r, in) for K clients and rank r.
     """
-    left = torch.cat([share * part.flatten(1).double() for share, part in b], dim=1)
-    return left, torch.cat([part.flatten(1).double() for _, part in a])
+    left = _scale(shares, 3) * b.flatten(2)
+    return left.transpose(0, 1).flatten(1), a.flatten(2).flatten(0, 1).double()
 
 
 def _refactored(left: Tensor, right: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,7 +158,7 @@ def _refactored(left: Tensor, right: Tensor, a: Tensor, b: Tensor) -> tuple[Tens
     """
     q_left, r_left = torch.linalg.qr(left)
     q_right, r_right = torch.linalg.qr(right.T)
-    u, s, v = torch.linalg.svd(r_left @ r_right.T)  # at most K r by K r, which is small
+    u, s, v = torch.linalg.svd(r_left @ r_right.T, full_matrices=False)  # at most K r by K r, and at most W's size
     old = a.flatten(1).double()
     rank = min(len(a), len(s))
     rows = v[:rank] @ q_right.T

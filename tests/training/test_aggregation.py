@@ -5,9 +5,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedsweep.common.randomness import stream
 from fedsweep.federation.rounds import federate
+from fedsweep.models.lora import squared_norm
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean, lora_residual
 from fedsweep.types import ClientUpdate, LayerAllocation
 from tests.compare import identical, identical_rounds
@@ -175,6 +177,26 @@ def test_the_residual_of_refactored_products_is_the_truncation_error():
     expected = np.sqrt((s[2:] ** 2).sum() / (s**2).sum())
     assert lora_residual(lora(rng), updates, SVD) == pytest.approx(expected, rel=1e-5)
     assert expected < lora_residual(lora(rng), updates, AggregationConfig())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_work_of_aggregation_is_linear_in_the_number_of_clients(rule):
+    """Beyond a few clients, twice as many of them take at most twice as many floating-point operations."""
+    rng, work, previous = np.random.default_rng(0), [], lora(np.random.default_rng(1))
+    updates = [sent(f"{i:02}", lora(rng)) for i in range(80)]
+    for clients in (40, 80):
+        with FlopCounterMode(display=False) as counter:
+            layerwise_mean(previous, updates[:clients], AggregationConfig(lora=rule))
+            lora_residual(previous, updates[:clients], AggregationConfig(lora=rule))
+        work.append(counter.get_total_flops())
+    assert 0 < work[1] <= 2 * work[0]
+
+
+@pytest.mark.parametrize("columns", [1, 3, 4, 5, 50])
+def test_the_norm_of_a_product_is_the_same_in_both_orders(columns):
+    rng = np.random.default_rng(columns)
+    left, right = (torch.tensor(rng.normal(size=shape)) for shape in ((6, columns), (columns, 9)))
+    assert squared_norm(left, right) == pytest.approx(float(np.linalg.norm(left.numpy() @ right.numpy()) ** 2))
 
 
 def test_without_trained_adapters_there_is_no_residual():
