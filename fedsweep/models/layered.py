@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedsweep.common.randomness import derived_seed
 from fedsweep.models.names import STATISTICS, layer_of, names_within
+from fedsweep.models.sessions import Session
 from fedsweep.types import AdapterState, Batch
 
 Position = Literal["l0", "l1", "both", "mlp", "attention", "all"]
@@ -44,6 +45,8 @@ class LayeredModel(nn.Module, ABC):
     """The network of timm, or the two encoders of CLIP."""
     class_names: tuple[str, ...] = ()
     """The names of the classes, in the order of the logits; empty on the meta device."""
+    session: Session
+    """The local sessions that train on the model at the moment; the adapted layers share this object."""
     head_is_fresh: bool = False
     """True if the head has random initial values instead of pre-trained weights."""
     mean: Tensor
@@ -52,6 +55,7 @@ class LayeredModel(nn.Module, ABC):
     def __init__(self, backbone: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self.backbone = backbone
+        self.session = Session()
         self.heads = nn.ModuleDict()  # additional classifiers, keyed by the number of blocks before them
         self.bricks = nn.ModuleDict()  # BRICKs, FedBRICK's small replacements for blocks, keyed by set of BRICKs
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
@@ -67,6 +71,9 @@ class LayeredModel(nn.Module, ABC):
     """The name of the patch embedding's projection."""
     head_prefix: ClassVar[str] = "backbone.head"
     """The prefix of the head's parameter names; without a dot, because a distilled DeiT also has a `head_dist`."""
+
+    joins_clients: ClassVar[bool] = True
+    """True if the images of several clients can share a forward pass, because the logits are those of a linear head."""
 
     @abstractmethod
     def embed(self, pixels: Tensor) -> Tensor:

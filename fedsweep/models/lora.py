@@ -1,4 +1,4 @@
-"""LoRA adapters, implemented with PEFT; no other module imports PEFT."""
+"""LoRA adapters, implemented with PEFT; only this module and `lora_linear` import PEFT."""
 
 import math
 import warnings
@@ -64,6 +64,8 @@ def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool 
     """
     from peft import inject_adapter_in_model
 
+    from fedsweep.models.lora_linear import LoraLinear
+
     targets = [
         f"backbone.blocks.{layer}.{place}"
         for layer, block in enumerate(model.backbone.blocks)
@@ -72,7 +74,12 @@ def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool 
     ]
     if config.patch_embed:
         targets.append(model.patch_projection)
-    inject_adapter_in_model(_peft_config(config, target_modules=targets), model)
+    peft_config = _peft_config(config, target_modules=targets)
+    peft_config._register_custom_module({nn.Linear: LoraLinear})  # PEFT's way to adapt a layer with a class of ours
+    inject_adapter_in_model(peft_config, model)
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLinear):
+            module.name, module.session = name, model.session
     for name, parameter in model.named_parameters():
         adapter = ".lora_B." in name if freeze_a else ".lora_" in name
         parameter.requires_grad_(adapter or name.startswith(model.head_prefix))

@@ -1,11 +1,18 @@
 """LoRA adapters, their layers, their initial values and their output (tests/references/lora.py)."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig as PeftLoraConfig
+from peft import inject_adapter_in_model
+from peft.tuners.lora.layer import Linear
 
 from fedsweep.models import LoraConfig, build_model, relative_norm
+from fedsweep.models.lora_linear import LoraLinear
 from fedsweep.models.names import layer_of
+from fedsweep.models.sessions import Session
 from tests.compare import identical
 from tests.references import lora as reference
 
@@ -135,3 +142,52 @@ def test_dropout_applies_to_the_adapters_input_only_in_training(build):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             assert not torch.equal(layer.train()(x), layer(x))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("widths", [(6, 10), (150, 250), (6, 4000)])
+@pytest.mark.parametrize("training", [True, False])
+def test_every_order_of_products_agrees_with_pefts(training, widths, bias, monkeypatch):
+    """Narrow and wide layers, with and without gradients, compute what PEFT's own class computes."""
+    for narrow in (0, 10**9):
+        monkeypatch.setattr("fedsweep.models.lora_linear.NARROW", narrow)
+        layer = adapted_linear(widths, bias).train(training)
+        x = torch.randn(5, 7, widths[0], dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        x.requires_grad_()
+        weights = [x, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+        found = []
+        for forward in (layer.forward, partial(Linear.forward, layer)):
+            out = forward(x)
+            with torch.no_grad():
+                torch.testing.assert_close(forward(x), out)
+            found.append([out, *torch.autograd.grad(out.square().sum(), weights)])
+        for ours, pefts in zip(*found, strict=True):
+            torch.testing.assert_close(ours, pefts, rtol=1e-9, atol=1e-9)
+
+
+def test_autocast_does_not_add_the_factors_to_rounded_weights():
+    """In bfloat16, a small B A would vanish if it was added to a weight of 1."""
+    layer = adapted_linear((4, 3), bias=False).float().eval()
+    x = torch.tensor([[1.0, -1.0, 0.0, 0.0]])  # W x is zero
+    with torch.no_grad():
+        layer.base_layer.weight.fill_(1.0)
+        layer.lora_A["default"].weight.copy_(torch.eye(3, 4))
+        layer.lora_B["default"].weight.fill_(1e-4)
+        layer.lora_B["default"].weight[:, 1] = 0
+        expected = layer(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = layer(x)
+    assert expected.min() > 1e-4
+    torch.testing.assert_close(found.float(), expected, rtol=0.01, atol=0)
+
+
+def adapted_linear(widths: tuple[int, int], bias: bool) -> LoraLinear:
+    """Return a layer with random factors in double precision."""
+    network = torch.nn.Sequential(torch.nn.Linear(*widths, bias=bias))
+    config = PeftLoraConfig(r=3, lora_alpha=6, target_modules=["0"])
+    config._register_custom_module({torch.nn.Linear: LoraLinear})
+    inject_adapter_in_model(config, network)
+    layer = network[0].double()
+    layer.name, layer.session = "0", Session()
+    torch.nn.init.normal_(layer.lora_B["default"].weight, generator=torch.Generator().manual_seed(1))
+    return layer

@@ -89,6 +89,7 @@ class LayeredClip(LayeredModel):
     backbone: Towers
     sublayers: ClassVar = {}
     head_prefix = "no head"
+    joins_clients: ClassVar = False
     top: ClassVar = ("backbone.top.", "backbone.logit_scale")
     behind: ClassVar = (*top, "backbone.words.", "prompt.", "gate.", "image_adapter.")
 

@@ -1,0 +1,92 @@
+"""PEFT's linear layer with LoRA, with the same results but in less time."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from peft.tuners.lora.layer import Linear
+from torch import Tensor, nn
+
+from fedsweep.models.sessions import DropoutMasks, Segment, Session
+
+NARROW = 192
+"""The largest harmonic mean of a layer's two widths at which one dense gradient is faster than LoRA's skinny products.
+
+Measured on a CPU for widths from 64 to 3072, ranks from 1 to 32 and 136 to 1576 tokens: at 64 x 64, a training step of
+the layer takes 0.51 to 0.83 of the time, at 192 x 192 0.75 to 1.1, and at 768 x 192 and above 1.0 to 1.4.
+"""
+
+
+class LoraLinear(Linear):
+    """A linear layer with LoRA, y = W x + s B A x, that chooses the order of its products by their cost.
+
+    - Without gradients, y = (W + s B A) x: one product for all tokens.
+    - If the layer is narrow and LoRA has no dropout, training computes the same. The gradient of W + s B A is one dense
+      product, and its projections on A and B are small.
+    - Otherwise, B (A x) is added to W x in one operation.
+
+    If `session.segments` is not empty, the tokens belong to several clients, and each client's factors are applied to
+    the client's own tokens.
+    """
+
+    name: str
+    """The layer's name in the model."""
+    session: Session
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the outputs (..., out) for the inputs (..., in)."""
+        own = cast(Tensor, self.lora_A["default"].weight), cast(Tensor, self.lora_B["default"].weight)
+        if segments := self.session.segments:
+            return self._of_clients(x, segments, own)
+        return self._of_one(x, *own, self.session.masks)
+
+    def _of_one(self, x: Tensor, a: Tensor, b: Tensor, masks: DropoutMasks | None) -> Tensor:
+        weight, bias, scaling = self._frozen()
+        if self._merges(x):
+            return F.linear(x, torch.addmm(weight, b, a, alpha=scaling), bias)
+        plain = F.linear(x, weight, bias)
+        low = F.linear(self._dropped(x, masks), a)
+        return torch.addmm(plain.flatten(0, -2), low.flatten(0, -2), b.T, alpha=scaling).view_as(plain)
+
+    def _of_clients(self, x: Tensor, segments: Sequence[Segment], own: tuple[Tensor, Tensor]) -> Tensor:
+        names = (f"{self.name}.lora_{factor}.default.weight" for factor in "AB")
+        a, b = ([one.tensors.get(name, part) for one in segments] for name, part in zip(names, own, strict=True))
+        sizes = [one.images for one in segments]
+        parts = torch.split(x, sizes)
+        if len(set(sizes)) > 1:
+            owners = zip(parts, a, b, segments, strict=True)
+            return torch.cat([self._of_one(part, its_a, its_b, one.masks) for part, its_a, its_b, one in owners])
+        weight, bias, scaling = self._frozen()
+        clients, left, right = len(segments), torch.stack(b), torch.stack(a)
+        if self._merges(x):
+            merged = torch.baddbmm(weight.expand(clients, *weight.shape), left, right, alpha=scaling)
+            rows = x.reshape(clients, -1, x.shape[-1])
+            added = torch.bmm(rows, merged.mT) if bias is None else torch.baddbmm(bias, rows, merged.mT)
+            return added.view(*x.shape[:-1], -1)
+        plain = F.linear(x, weight, bias)
+        dropped = x
+        if self._rate:
+            dropped = torch.cat([self._dropped(part, one.masks) for part, one in zip(parts, segments, strict=True)])
+        low = torch.bmm(dropped.reshape(clients, -1, x.shape[-1]), right.mT)
+        return torch.baddbmm(plain.view(clients, -1, plain.shape[-1]), low, left.mT, alpha=scaling).view_as(plain)
+
+    def _frozen(self) -> tuple[Tensor, Tensor | None, float]:
+        base = cast(nn.Linear, self.base_layer)
+        return base.weight, base.bias, self.scaling["default"]
+
+    def _merges(self, x: Tensor) -> bool:
+        """Return whether W + s B A is formed; not under autocast, whose rounding of the sum would lose B A."""
+        if self._rate or torch.is_autocast_enabled(x.device.type):
+            return False
+        out, width = self._frozen()[0].shape
+        return not torch.is_grad_enabled() or (not x.is_cuda and 2 * out * width <= NARROW * (out + width))
+
+    @property
+    def _rate(self) -> float:
+        return getattr(self.lora_dropout["default"], "p", 0.0) if self.training else 0.0
+
+    def _dropped(self, x: Tensor, masks: DropoutMasks | None) -> Tensor:
+        if not (rate := self._rate):
+            return x
+        return F.dropout(x, rate) if masks is None else x * masks.next(x, rate)
