@@ -206,7 +206,7 @@ def tiny(experiment: RunConfig, random_weights: Path, monkeypatch: pytest.Monkey
     """Return a small experiment with random weights, three clients and two rounds of two steps on eight images each."""
     monkeypatch.setattr(vit, "WEIGHTS", random_weights)
     small = {"federation.rounds": 2, "federation.depths": [12, 6, 3], "data.domains": ["plain", "inverted", "noisy"]}
-    few = {"local.steps": 2, "local.batch_size": 8, "data.test_fraction": 0.1}
+    few = {"local.steps": 2, "local.batch_size": 8, "data.test_fraction": 0.1, "federation.evaluate_every": 1}
     return experiment.override({**small, **few}, "tiny")
 
 

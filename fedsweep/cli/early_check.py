@@ -23,6 +23,7 @@ from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, with_all_mistakes
 from fedsweep.common.rules import domains_fit, known_domains_fit, one_scale
 from fedsweep.common.yaml_values import Json, read_yaml
+from fedsweep.results.history import TESTED
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
@@ -109,7 +110,7 @@ def metrics(config: RunConfig) -> list[str] | None:
     others = [f"accuracy/out_of_domain/{name}" for name in data.held_out_domains]
     held_out = ["accuracy/out_of_domain_mean", *others] if others else []
     means = ("accuracy/mean", "accuracy/worst_domain", "accuracy/domain_spread")
-    return [*means, *trained, *held_out, "loss/test", "loss/train", *stored["metrics"]]
+    return [*means, *trained, *held_out, "loss/test", TESTED, "loss/train", *stored["metrics"]]
 
 
 @contextmanager

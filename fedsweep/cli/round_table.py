@@ -69,7 +69,8 @@ class RoundTable:
             print(json.dumps({"round": record.round, **record.metrics}), flush=True)
         else:
             loss = record.metrics.get("loss/train")
-            shown = [f"{record.metrics[name]:.2%}" for name in self.shown.values()]
+            values = map(record.metrics.get, self.shown.values())
+            shown = ["" if value is None else f"{value:.2%}" for value in values]  # no value: not evaluated
             self._print([str(record.round), *shown, "" if loss is None else f"{loss:.4f}"])
         self.last = record.round
         if record.round:  # round 0 only evaluates

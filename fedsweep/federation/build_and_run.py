@@ -1,7 +1,7 @@
 """Functions that split a run's data, build its model, and run its rounds with a checkpoint after each round."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -109,10 +109,16 @@ def check_content(config: RunConfig) -> None:
         draw(data.domains, data.class_names, classes, config.evaluation.tsne_images, config.seed)
 
 
-def build(config: RunConfig, device: Device = "cpu", listener: RoundListener | None = None) -> Federation:
+def build(
+    config: RunConfig, device: Device = "cpu", listener: RoundListener | None = None, compared: Collection[int] = ()
+) -> Federation:
     """Return the data, clients, model and trainer of a run. Only the model is moved to the device.
 
-    If `listener` is given, it follows the progress within each round.
+    Args:
+        config: The configuration of the run.
+        device: The device on which the model is trained.
+        listener: An object that follows the progress within each round.
+        compared: Rounds that are evaluated in addition to those of `federation.evaluate_every`.
     """
     data, parts = split(config)
     method, clients = config.method, list(parts.clients)
@@ -141,11 +147,20 @@ def build(config: RunConfig, device: Device = "cpu", listener: RoundListener | N
             config.seed,
             rounds=config.federation.rounds,
             fewest=min(len(client.train) for client in clients),
-            reader=Reader(model, _identity(config), kept, config.evaluation.batch_size, listener or RoundListener()),
+            reader=Reader(
+                model,
+                _identity(config),
+                kept,
+                config.evaluation.batch_size,
+                listener or RoundListener(),
+                _plain_identity(config, data.class_names),
+            ),
         ),
         config=config.federation,
         evaluation=config.evaluation,
         seed=config.seed,
+        compared=compared,
+        precision=config.precision,
     )
 
 
@@ -158,7 +173,18 @@ def _identity(config: RunConfig) -> str:
     content = config.backbone.fingerprint()
     lora = f"{config.lora.model_dump_json()} {config.aggregation.lora}" if config.method.needs.lora else ""
     drawn = content == "none" or (config.method.needs.lora and config.aggregation.lora == "freeze_a")
-    return f"{config.backbone.identity(content)} {lora} {config.seed if drawn else ''}".strip()
+    return f"{config.backbone.identity(content)} {lora} {config.seed if drawn else ''} {_rounding(config)}".strip()
+
+
+def _rounding(config: RunConfig) -> str:
+    return "" if config.precision == "float32" else config.precision
+
+
+def _plain_identity(config: RunConfig, class_names: tuple[str, ...]) -> str:
+    """Return a string that identifies the untuned model, whose logits depend on its classes but not on LoRA."""
+    content = config.backbone.fingerprint()
+    drawn = config.seed if content == "none" else ""
+    return f"{config.backbone.model_dump_json()} {content} {class_names} {drawn} {_rounding(config)}".strip()
 
 
 def sources(data: FederatedData, synthetic: Mapping[str, ImageSet] | None = None, digest: str = "") -> dict[int, str]:
@@ -201,6 +227,7 @@ def run_resumably(
     until: int | None = None,
     measure: Callable[[], Mapping[str, float]] = dict,
     listener: RoundListener | None = None,
+    compared: Collection[int] = (),
 ) -> Iterator[RoundRecord]:
     """Execute the run that `config` describes, and yield the record of each round after writing a checkpoint.
 
@@ -216,9 +243,10 @@ def run_resumably(
         measure: A function that is called after each round. It returns measurements of the CPU, the memory and the GPU,
             which are added to the record of the round.
         listener: An object that follows the progress within each round.
+        compared: Rounds that are evaluated in addition to those of `federation.evaluate_every` and to `until`.
     """
     forget_peak()
-    federation = build(config, device, listener)
+    federation = build(config, device, listener, {*compared, *([] if until is None else [until])})
     history: list[RoundRecord] = []
     start: RoundResult | None = None
     if checkpoint.exists():

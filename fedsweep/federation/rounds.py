@@ -1,9 +1,9 @@
 """The loop over communication rounds, which yields the result of each round before the next round starts."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Literal
 
 import torch
@@ -28,8 +28,9 @@ from fedsweep.training.aggregation import lora_residual
 from fedsweep.training.attacks import Attack, attacked, malicious_clients
 from fedsweep.training.costs import round_costs
 from fedsweep.training.drift_and_structural_bias import Placed, drift, structural_bias
-from fedsweep.training.evaluation import EvaluationConfig, accuracy, client_scores, evaluate
+from fedsweep.training.evaluation import EvaluationConfig, Predict, accuracy, client_scores, evaluate, stratified
 from fedsweep.training.local_training import CohortTrainer
+from fedsweep.training.precision import Precision, arithmetic
 from fedsweep.training.tsne import draw, embed
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, Domain, RoundResult, ServerState
 
@@ -51,6 +52,12 @@ class FederationConfig(Config):
     clients_per_round: Literal["one_per_domain"] | Annotated[int, Field(gt=0)] | None = Field(
         None,
         description="number of clients drawn in each round; `one_per_domain` draws one per domain, `null` takes all",
+    )
+    evaluate_every: int = Field(
+        1,
+        gt=0,
+        description="number of rounds from one evaluation to the next; the untuned model, the last round and the "
+        "rounds at which a scheduler compares trials are always evaluated",
     )
     malicious_share: float = Field(
         0.0, ge=0, lt=1, description="share of all clients that are malicious, the same clients in every round"
@@ -78,6 +85,9 @@ class Federation:
     config: FederationConfig
     evaluation: EvaluationConfig
     seed: int
+    compared: Collection[int] = ()
+    """Rounds that are evaluated in addition to those of `federation.evaluate_every`."""
+    precision: Precision = "float32"
 
     def initial_state(self) -> ServerState:
         """Return the server's state before the first round.
@@ -123,18 +133,40 @@ class Federation:
         """Return the ids of the malicious clients."""
         return malicious_clients([one.id for one in self.clients], self.config.malicious_share, self.seed)
 
-    def evaluate(self, state: ServerState) -> dict[str, float]:
-        """Evaluate the global model and the clients' models, and return the metrics.
+    def evaluates(self, round: int) -> bool:
+        """Return whether the model is evaluated after a round."""
+        return round % self.config.evaluate_every == 0 or round == self.config.rounds or round in self.compared
+
+    def tested(self, round: int) -> tuple[Sequence[Domain], Sequence[Domain]]:
+        """Return the clients' domains and the held-out domains, with the images on which a round is evaluated."""
+        if self.evaluation.images_per_domain is None or round in (0, self.config.rounds):
+            return self.domains, self.held_out
+        return self._samples
+
+    @cached_property
+    def _samples(self) -> tuple[Sequence[Domain], Sequence[Domain]]:
+        count = self.evaluation.images_per_domain or 0
+        domains, held_out = (
+            [stratified(one, count, self.seed) for one in given] for given in (self.domains, self.held_out)
+        )
+        return domains, held_out
+
+    def evaluate(self, state: ServerState, round: int) -> dict[str, float]:
+        """Evaluate the global model and the clients' models after a round, and return the metrics.
 
         The global model is tested on all domains. The model of each client is tested on the client's own test images.
         """
-        of_domains = sum(len(one.test) for one in (*self.domains, *self.held_out))
+        domains, held_out = self.tested(round)
+        of_domains = sum(len(one.test) for one in (*domains, *held_out))
         own = sum(len(one.test) for one in self.clients if one.test is not None)
         self.trainer.reader.listener.testing(of_domains + own)
         of_clients = self._evaluate_clients(state)
         self.model.load_adapter(state.adapter)
-        predict = partial(predicted, self.method, state, self.trainer.reader)
-        return {**evaluate(predict, self.domains, self.held_out), **of_clients}
+        predict: Predict = partial(predicted, self.method, state, self.trainer.reader)
+        if round == 0 and type(self.method).predict is FederatedMethod.predict:
+            # Arms that differ only in their training share these logits, which are cached on the node.
+            predict = partial(self.trainer.reader.untuned_logits, state.layers, state.adapter)
+        return {**evaluate(predict, domains, held_out), **of_clients}
 
     def _evaluate_clients(self, state: ServerState) -> dict[str, float]:
         sets = {one.id: one.test for one in self.clients if one.test is not None}
@@ -165,7 +197,7 @@ class Federation:
     def drifted(
         self, sent: ServerState, state: ServerState, placed: Sequence[Placed], updates: Sequence[ClientUpdate]
     ) -> dict[str, float]:
-        """Return the metrics of client drift, or an empty dict if `drift` is not in `evaluation.metrics`.
+        """Return the metrics of client drift, or an empty dict if they are not measured in this round.
 
         There are two metrics of client drift. The first is the mean cosine distance between the clients'
         representations of the same test images. The second is the mean cosine distance between a client's update of the
@@ -177,7 +209,7 @@ class Federation:
             placed: The clients of the cohort, with their blocks and stand-ins.
             updates: The updates of the cohort.
         """
-        if "drift" not in self.evaluation.metrics:
+        if "drift" not in self.evaluation.metrics or not placed:
             return {}
         images = []
         for domain in self.domains:
@@ -186,7 +218,7 @@ class Federation:
         return drift(self.model, sent.adapter, state.adapter, updates, placed, torch.cat(images))
 
     def biased(self, sent: ServerState, placed: Sequence[Placed], round: int) -> dict[str, float]:
-        """Return the metrics of structural bias, or an empty dict if `structural_bias` is not in `evaluation.metrics`.
+        """Return the metrics of structural bias, or an empty dict if they are not measured in this round.
 
         Structural bias is the effect of missing blocks on a client's gradients.
 
@@ -195,7 +227,7 @@ class Federation:
             placed: The clients of the cohort, with their blocks and stand-ins.
             round: The number of the round.
         """
-        if "structural_bias" not in self.evaluation.metrics:
+        if "structural_bias" not in self.evaluation.metrics or not placed:
             return {}
         self.model.load_adapter(sent.adapter)
         objective = self.method.objective(round, self.config.rounds)
@@ -219,12 +251,22 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
 
     If `start`, the result of an earlier round, is given, only the rounds after it are run and yielded.
     """
+    rounds = _federate(federation, start)
+    while True:
+        with arithmetic(federation.precision, federation.model.mean.device):
+            result = next(rounds, None)
+        if result is None:
+            return
+        yield result
+
+
+def _federate(federation: Federation, start: RoundResult | None) -> Iterator[RoundResult]:
     method, server, shares = federation.method, federation.server, federation.shares()
     malicious = federation.malicious()
     if start is None:
         begun = time.monotonic()
         state = federation.initial_state()
-        yield RoundResult(0, state, federation.evaluate(state), time.monotonic() - begun)
+        yield RoundResult(0, state, federation.evaluate(state, 0), time.monotonic() - begun)
         done = 0
     else:
         state, done = start.state, start.round
@@ -245,7 +287,8 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         costs = round_costs(federation.model, state.adapter, allocations, received, updates)
         residual = lora_residual(state.adapter, updates, server.aggregation)
         covered = coverage(state, allocations)
-        placed = federation.placed(cohort, allocations)
+        evaluates = federation.evaluates(round)
+        placed = federation.placed(cohort, allocations) if evaluates else []
         biased = federation.biased(state, placed, round)
         aggregate = method.aggregate(state, updates, server)
         state = federation.trainer.base.conclude(sent, aggregate, updates, shares)
@@ -254,8 +297,9 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
             state = replace(state, client_memory=honest.client_memory)
         state = method.end_round(replace(state, gamma_star=int(covered[GAMMA_STAR])), server, trainer)
         drifted = federation.drifted(sent, state, placed, updates)
-        scores = federation.evaluate(state)
-        # The evaluation has loaded the state's adapter into the model.
+        scores = federation.evaluate(state, round) if evaluates else {}
+        if not evaluates:  # the evaluation loads the state's adapter into the model
+            federation.model.load_adapter(state.adapter)
         lora = {RESIDUAL: residual, NORM: relative_norm(federation.model, state.layers)}
         own = OwnMetrics.of_method(method).measure(state, updates)
         images = sum(update.num_examples for update in updates)

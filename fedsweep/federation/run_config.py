@@ -21,6 +21,7 @@ from fedsweep.training.drift_and_structural_bias import DRIFT_METRICS, bias_metr
 from fedsweep.training.evaluation import EvaluationConfig, client_metric_names, metric_names
 from fedsweep.training.local_training import LocalConfig
 from fedsweep.training.optimizers import OptimizerConfig
+from fedsweep.training.precision import Precision
 from fedsweep.types import ClientId
 
 
@@ -40,6 +41,11 @@ class RunConfig(Config):
     base_optimizer: BaseOptimizerConfig = FedAvg()  # the default, so that experiments without this entry stay valid
     aggregation: AggregationConfig
     evaluation: EvaluationConfig
+    precision: Precision = Field(
+        "float32",
+        description="arithmetic of matrix products: `float32`; `tf32`, which is faster on GPUs and the same as float32 "
+        "on other devices; or `bfloat16`, with torch's autocast",
+    )
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

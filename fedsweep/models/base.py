@@ -178,6 +178,7 @@ class Reader:
     Attributes:
         model: The model.
         identity: A string that identifies the model and its pre-trained weights, for cache keys.
+        plain_identity: A string that identifies the model without its adapters, and its classes, for cache keys.
         kept: The activation cache, which stores outputs of frozen blocks.
         batch_size: The number of images per forward pass outside training.
         listener: The object that follows the progress within a round.
@@ -188,6 +189,7 @@ class Reader:
     kept: FrozenRows = field(default_factory=FrozenRows)
     batch_size: int = 256
     listener: RoundListener = field(default_factory=RoundListener)
+    plain_identity: str = ""
 
     def prefix(self, walk: Walk, steps: int, adapter: AdapterState) -> FrozenFunction:
         """Return the first `steps` blocks of a forward pass as a function whose outputs can be cached.
@@ -230,3 +232,29 @@ class Reader:
         rows = {name: known[index] for name, known in side_inputs.items()}
         tokens = None if function is None else self.kept.rows(function, images, index)
         return Batch(images, index, tokens, done, rows)
+
+    def untuned_logits(self, walk: Walk, adapter: AdapterState, images: ImageSet, *, domain: str | None) -> Tensor:
+        """Return the logits (n, classes) of a model whose trained tensors have their first values.
+
+        LoRA's factors B are zero at first, so the logits do not depend on the factors A. They are cached for all runs
+        that start from the same model, also with other ranks or positions.
+
+        Args:
+            walk: The blocks of the forward pass.
+            adapter: The trainable tensors that the model currently holds, keyed by name.
+            images: The n images.
+            domain: The domain of the images, which does not affect the logits.
+        """
+        idle = [name for name, tensor in adapter.items() if ".lora_B." in name and not tensor.any()]
+        left_out = {*idle, *(name.replace(".lora_B.", ".lora_A.") for name in idle)}
+        state = {name: tensor for name, tensor in adapter.items() if name not in left_out}
+        key = walk_key(f"logits {self.plain_identity}", tuple(walk), True, state, self.model.mean.device)
+        function = FrozenFunction(key, lambda pixels: _float(self.model(pixels, walk)))
+        logits = self.kept.all(function, images, self.batch_size)
+        self.listener.tested(len(images))
+        return logits
+
+
+def _float(values: Tensor) -> Tensor:
+    """Convert values in bfloat16, which NumPy does not have, to float32."""
+    return values.float() if values.dtype == torch.bfloat16 else values

@@ -17,9 +17,9 @@ from fedsweep.report.intervals_and_power import LEVEL
 from fedsweep.report.population_schedule import schedule_sentences
 from fedsweep.report.text_tables import MARK, texts
 from fedsweep.report.units_and_labels import Units, arm_words, names, shown_p, shown_seeds
-from fedsweep.results import SweepManifest
+from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import IN_WORDS, Arm, is_accuracy, setting, shown_setting
-from fedsweep.results.history import ACCUMULATED
+from fedsweep.results.history import ACCUMULATED, TESTED
 from fedsweep.results.records import stand_in, warning
 from fedsweep.results.unnamed_changes import ResolvedArm, unnamed_changes
 
@@ -97,11 +97,31 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
         held_out=any(one.held_out for one in arms),
         same_images=same_images(MEAN_ACCURACY, arms),
         hold_out=_have_or_hold_out(arms),
+        evaluated=evaluated_images(trials),
         population=schedule_sentences(manifest, trials),
         new_seeds=NEW_SEEDS,
         counts=Counter(map(ended, trials)),
         survivors=any(one.n and any(ended(trial) == "pruned" for trial in one.arm.trials) for one in arms),
     )
+
+
+def evaluated_images(trials: Sequence[TrialRecord]) -> str | None:
+    """Return a sentence on the test images of rounds before the last, or None if all rounds have the same images."""
+    last = {one.history[-1].metrics.get(TESTED) for one in trials if ended(one) == "finished" and one.history}
+    before = {record.metrics.get(TESTED) for one in trials for record in one.history[1:-1]}
+    if not (last and before) or before <= last:
+        return None
+    counts = sorted(int(count) for count in before - last if count is not None)
+    found = []
+    if counts:
+        whole = ", ".join(str(int(count)) for count in sorted(one for one in last if one is not None))
+        found.append(
+            f"The last round and the untuned model are evaluated on all {whole} test images, and the rounds between on "
+            f"{', '.join(map(str, counts))} of them."
+        )
+    if None in before:
+        found.append("Not every round is evaluated.")
+    return " ".join(found)
 
 
 def _baseline(baseline: Arm | None, arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> str | None:

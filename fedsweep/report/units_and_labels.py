@@ -20,6 +20,7 @@ TITLES = {
     "accuracy/clients/worst": "Accuracy of the worst client (%)",
     "sal/active": "Active blocks, mean over clients",
     "loss/test": "Test loss, mean over domains (nats)",
+    "evaluation/images": "Test images",
     "loss/train": "Training loss (nats)",
 }
 """Titles of metrics on an axis, with units."""

@@ -1,10 +1,13 @@
 """The metric history of a run, with one record per communication round. This module does not import torch."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 MEASURED = ("memory", "system")  # fields of a record that are not written if they were not measured
+TESTED = "evaluation/images"
+"""The metric for the number of test images, over all domains, on which the global model was evaluated in a round."""
 ACCUMULATED = ("megabytes/sent", "bytes/up", "bytes/down", "seconds/round")
 """Metrics whose value for a run is the sum over its rounds."""
 
@@ -57,12 +60,12 @@ def total_megabytes(history: History) -> float:
 
 
 def mean_of_last(history: History, metric: str, rounds: int = 4) -> float:
-    """Return the mean of a metric over the last `rounds` rounds. Round 0 (before fine-tuning) is not counted.
+    """Return the mean of a metric over the last `rounds` rounds that were evaluated, except round 0.
 
     The default is four rounds, as in FedRA's code.
     """
-    values = [record.metrics[metric] for record in history if record.round > 0][-rounds:]
-    return sum(values) / len(values)
+    values = [record.metrics[metric] for record in history if record.round > 0 and metric in record.metrics][-rounds:]
+    return sum(values) / len(values) if values else math.nan
 
 
 def last(history: History, metric: str) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -96,7 +97,9 @@ def metrics(trial: TrialRecord, start: int, after: int, ended: bool) -> list[lis
             found.append([Metric(name, value, moment, record.round) for name, value in values.items()])
     if ended and trial.last_round > 0:
         last = mean_of_last(trial.history, "accuracy/mean")
-        values = {"accuracy/mean_of_last_4": last, "megabytes/sent": total_megabytes(trial.history)}
+        values = {"megabytes/sent": total_megabytes(trial.history)}
+        if math.isfinite(last):
+            values["accuracy/mean_of_last_4"] = last
         found.append([Metric(name, value, start + round(1000 * seconds), 0) for name, value in values.items()])
     return found
 

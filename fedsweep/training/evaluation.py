@@ -1,16 +1,20 @@
 """Test accuracy and loss of the global model on each domain, and test accuracy of the clients' own models."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from statistics import pstdev
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor
 
 from fedsweep.common.config import Config
+from fedsweep.common.randomness import stream
 from fedsweep.models.layered import LayeredModel, Walk
+from fedsweep.results.history import TESTED
 from fedsweep.types import ClientId, Domain, ImageSet
 
 OF_CLIENTS, OF_WORST, OF_CLIENT = "accuracy/clients/mean", "accuracy/clients/worst", "accuracy/client"
@@ -32,6 +36,12 @@ class EvaluationConfig(Config):
     """The options of the evaluation after each round."""
 
     batch_size: int = Field(256, gt=0, description="number of images per forward pass; it does not change the results")
+    images_per_domain: int | None = Field(
+        None,
+        gt=0,
+        description="number of test images of each domain in the evaluations between round 0 and the last round, with "
+        "the same share of each class; `null`: all images, as in round 0 and in the last round",
+    )
     metrics: tuple[Literal["drift", "structural_bias"], ...] = Field(
         (), description="additional metrics to measure in each round: drift, structural_bias, or both"
     )
@@ -76,7 +86,25 @@ def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Dom
         **({OUT_OF_DOMAINS: sum(others.values()) / len(others)} if others else {}),
         **{f"{OUT_OF_DOMAIN}/{name}": share for name, share in others.items()},
         "loss/test": sum(losses) / len(losses),
+        TESTED: float(sum(len(domain.test) for domain in (*domains, *held_out))),
     }
+
+
+def stratified(domain: Domain, count: int, seed: int) -> Domain:
+    """Return the domain with at most `count` of its test images, of which each class has the same share as before.
+
+    The choice depends only on the seed and the name of the domain.
+    """
+    labels = domain.test.labels.numpy()
+    if len(labels) <= count:
+        return domain
+    order = stream(seed, "evaluation", domain.name).permutation(len(labels))
+    _, kinds, sizes = np.unique(labels[order], return_inverse=True, return_counts=True)
+    by_class = np.argsort(kinds, kind="stable")
+    places = np.empty(len(order))
+    places[by_class] = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
+    chosen = np.sort(order[np.argsort(places, kind="stable")[:count]])
+    return replace(domain, test=domain.test.select(torch.from_numpy(chosen)))
 
 
 def features(model: LayeredModel, walk: Walk, images: ImageSet, batch_size: int) -> Tensor:
@@ -116,4 +144,4 @@ def metric_names(domains: Sequence[str], held_out: Sequence[str] = ()) -> list[s
     """Return the names of the metrics that `evaluate` returns, in the same order."""
     others = [*([OUT_OF_DOMAINS] if held_out else []), *(f"{OUT_OF_DOMAIN}/{name}" for name in held_out)]
     own = [f"accuracy/domain/{name}" for name in domains]
-    return ["accuracy/mean", "accuracy/worst_domain", DOMAIN_SPREAD, *own, *others, "loss/test"]
+    return ["accuracy/mean", "accuracy/worst_domain", DOMAIN_SPREAD, *own, *others, "loss/test", TESTED]

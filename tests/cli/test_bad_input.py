@@ -296,6 +296,7 @@ RANKS = "{grid: [1, 4, 8, 16]}"
         (("accuracy/mean", "f1"), ": `objective.metric` f1 is not reported by this run; it reports accuracy/mean, "
          "accuracy/worst_domain, accuracy/domain_spread, accuracy/domain/plain, accuracy/domain/rotated, "
          "accuracy/domain/inverted, accuracy/domain/noisy, accuracy/domain/thick, accuracy/domain/textured, loss/test, "
+         "evaluation/images, "
          "loss/train, allocation/gamma, allocation/gamma_star, allocation/idle, lora/residual, lora/relative_norm, "
          "bytes/down, bytes/up, parameters/held, parameters/trained."),
         (("mode: max", "mode: best"), ": `objective.mode` must be 'max' or 'min', but it is \"best\"."),

@@ -81,7 +81,7 @@ def test_a_domain_is_a_column_with_its_accuracy_in_or_out_of_domain():
     found = [column(name, "accuracy/mean", "max") for name in ("photo", "sketch")]
     assert [one.of(TrialRecord(plan, None, rounds)) for one in found] == [0.5, 0.25]
     metrics = metric_names(["photo"], ["sketch"]) + client_metric_names(["photo/0"]) + ROUND_METRICS + COST_METRICS
-    assert len(metrics) == 20
+    assert len(metrics) == 21
     assert all("/" in name and not column(name, "accuracy/mean", "max").of_domain for name in metrics)
 
 

@@ -75,7 +75,7 @@ def test_attackers_are_left_out_of_the_mean_over_clients(federation):
     shares = {"partition.test_share": 0.05, "federation.malicious_share": 0.34}
     built = federation(shares)
     (attacker,) = built.malicious()
-    metrics = built.evaluate(built.initial_state())
+    metrics = built.evaluate(built.initial_state(), 0)
     own = {client.id: metrics[f"accuracy/client/{client.id}"] for client in built.clients}
     honest = [score for client, score in own.items() if client != attacker]
     assert len(honest) == 2

@@ -82,13 +82,13 @@ def test_batches_have_at_most_batch_size_images_and_no_gradient(federation):
 
 def test_the_batch_size_does_not_change_the_predictions(federation):
     one_by_one, at_once = (federation({"evaluation.batch_size": size}) for size in (1, 256))
-    first = one_by_one.evaluate(one_by_one.initial_state())
-    assert first == pytest.approx(at_once.evaluate(at_once.initial_state()), rel=1e-5)
+    first = one_by_one.evaluate(one_by_one.initial_state(), 0)
+    assert first == pytest.approx(at_once.evaluate(at_once.initial_state(), 0), rel=1e-5)
 
 
 def test_evaluation_uses_the_adapter_of_the_state_and_not_of_the_model(federation):
     small = federation()
     state = small.initial_state()
-    before = small.evaluate(state)
+    before = small.evaluate(state, 0)
     small.model.load_adapter({name: torch.ones_like(tensor) for name, tensor in state.adapter.items()})
-    assert small.evaluate(state) == before
+    assert small.evaluate(state, 0) == before

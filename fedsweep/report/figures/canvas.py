@@ -241,7 +241,8 @@ def draw_over_seeds(axes: "Axes", one: ArmStatistics, points: Mapping[int, Sprea
         return
     low, middle, high = zip(*points.values(), strict=True)
     width, place = (0.9, 1) if colour == GREY else (1.8, 3)
-    marker = "." if len(points) == 1 else ""
+    # Markers show which rounds were evaluated, unless all of them were.
+    marker = "." if len(points) == 1 or len(points) <= max(points) - min(points) else ""
     axes.plot([*points], middle, color=colour, linewidth=width, zorder=place, marker=marker)
     if one.n > 1 and colour != GREY:
         axes.fill_between([*points], low, high, color=colour, alpha=BAND, linewidth=0, zorder=1)

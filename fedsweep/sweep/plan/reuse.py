@@ -1,6 +1,6 @@
 """Reuse of trials that other sweeps have run with the same configuration, code, data, packages and processor."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from fedsweep.common.errors import UserError, warn
 from fedsweep.results import OutcomeName, Store, SweepManifest, SweepStore, TrialPlan, TrialStore
@@ -17,7 +17,7 @@ class Reuse:
     def __init__(self, store: Store, sweep: SweepStore) -> None:
         self.sweep, self._found = sweep, _ended_elsewhere(store, sweep.manifest())
 
-    def give(self, plan: TrialPlan, together: bool = False) -> TrialPlan:
+    def give(self, plan: TrialPlan, together: bool = False, compared: Collection[int] = ()) -> TrialPlan:
         """Reuse a trial of an earlier sweep, if possible.
 
         The results are copied from the earlier sweep, and the returned plan has a tag that names the earlier sweep. The
@@ -28,6 +28,8 @@ class Reuse:
             plan: The plan of the trial.
             together: Whether the scheduler compares whole arms. If so, the outcome of the trial depends on the other
                 arms of this sweep, so the recorded rounds are copied without the outcome.
+            compared: The rounds at which arms are compared. The trial is not reused if it ran through one of these
+                rounds without an evaluation.
         """
         trial = self.sweep.trial(plan.key)
         if plan.key not in self._found or trial.planned:
@@ -39,6 +41,9 @@ class Reuse:
             warn(f"a trial of sweep {origin} is not reused but run again: {error}")
             return plan
         if outcome is None or outcome == "failed":
+            return plan
+        metric = self.sweep.manifest().metric
+        if any(metric not in record.metrics for record in other.history() if record.round in compared):
             return plan
         marked = plan.model_copy(update={"marks": {**plan.marks, TAKEN_FROM: origin}})
         # An outcome that depends on the other arms is decided anew in this sweep.

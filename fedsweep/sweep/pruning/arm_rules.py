@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from fedsweep.results.arms import is_accuracy
+from fedsweep.sweep.space.settings import Scheduler
 
 Arm = TypeVar("Arm", bound=Hashable)
 Trials = Mapping[int, Mapping[int, float]]
@@ -75,6 +76,13 @@ class Verdicts(Generic[Arm]):
     Idle workers may run these arms in advance.
     """
     pruned: dict[Arm, Pruned] = field(default_factory=dict)
+
+
+def compared_rounds(scheduler: Scheduler, rounds: int) -> list[int]:
+    """Return the rounds at which a scheduler with rungs compares trials or arms; for other schedulers, no rounds."""
+    if scheduler.name not in ("asha", "arms"):
+        return []
+    return rungs(scheduler.grace_rounds, scheduler.reduction_factor, rounds)
 
 
 def rungs(grace_rounds: int, reduction_factor: float, rounds: int) -> list[int]:

@@ -88,7 +88,8 @@ class LiveTable:
         return Group(table, self.progress)
 
     def _cells(self, trial: TrialRecord) -> tuple[str, str, str, str, str]:
-        value = trial.history[-1].metrics.get(self.metric) if trial.history else None
+        measured = [one.metrics[self.metric] for one in trial.history if self.metric in one.metrics]
+        value = measured[-1] if measured else None
         state = trial.outcome.outcome if trial.outcome else "running" if trial.history else "starting"
         shown = "" if value is None else f"{value:.4f}"
         return trial.plan.label, str(trial.plan.seed), f"{max(trial.last_round, 0)}/{self.rounds}", shown, state

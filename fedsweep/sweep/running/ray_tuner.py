@@ -26,6 +26,7 @@ from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.plan.reuse import Reuse
+from fedsweep.sweep.pruning.arm_rules import compared_rounds
 from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_replacement import Generations
 from fedsweep.sweep.pruning.trial_rules import Medians, Rungs, StoppingScheduler
@@ -71,7 +72,10 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
         recorder.open_sweep(sweep.manifest(), sweep.folder)
         sweep.remote.push()
         reuse = Reuse(ready.store, sweep)
-        planned = None if plan.sampled else [reuse.give(one, together=scheduler.name == "arms") for one in plan.grid()]
+        give = functools.partial(
+            reuse.give, together=scheduler.name == "arms", compared=compared_rounds(scheduler, rounds)
+        )
+        planned = None if plan.sampled else [give(one) for one in plan.grid()]
         trials = sweep.trials()
     done = [trial for trial in trials if trial.outcome is not None]
     if reused := sum(TAKEN_FROM in trial.plan.marks for trial in done):
@@ -178,6 +182,7 @@ def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | 
         arrival=ready.arrival,
         remote=sweep.remote.place,
         system_metrics=resources.system_metrics,
+        compared=compared_rounds(plan.space.scheduler, recording.rounds),
     )
     shared = sweep.remote.place if not cluster.is_local else None  # each node reads a file of Ray from this place
     scratch = sweep.folder / SCRATCH

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ def train(
     arrival: Arrival | None = None,
     remote: Place | None = None,
     system_metrics: bool = False,
+    compared: Sequence[int] = (),
 ) -> None:
     """Run or continue a trial, and report each round to Ray once it is on disk.
 
@@ -56,6 +58,7 @@ def train(
         arrival: The check that a worker on a cluster makes before its first trial.
         remote: The sweep's remote folder, if the results are in a remote store.
         system_metrics: Whether CPU, memory and GPU use are recorded.
+        compared: The rounds at which the scheduler compares trials, which are always evaluated.
     """
     if arrival is None:
         os.environ.update(environment)  # a worker has another working directory than the driver
@@ -66,7 +69,8 @@ def train(
             if arrival is not None:
                 arrival.enter()
             measure = meter(device, config["gpus"])
-            with closing(_rounds(store, config["until"], threads, device, measure, system_metrics)) as rounds:
+            play = partial(_rounds, store, config["until"], compared, threads, device, measure, system_metrics)
+            with closing(play()) as rounds:
                 for number, record in enumerate(rounds):
                     if number >= recorded:
                         memory = measure.read()
@@ -99,7 +103,13 @@ def _trial_folder(remote: Place | None, key: str, local: TrialStore) -> Iterator
 
 
 def _rounds(
-    store: TrialStore, until: int, threads: int, device: Device, measure: Meter, system_metrics: bool
+    store: TrialStore,
+    until: int,
+    compared: Sequence[int],
+    threads: int,
+    device: Device,
+    measure: Meter,
+    system_metrics: bool,
 ) -> Generator[RoundRecord, None, None]:
     """Yield the records of the trial's rounds up to `until`. If all of them are on disk, no model is built."""
     history = store.history()
@@ -119,7 +129,8 @@ def _rounds(
     run = RunConfig.of(plan.config, f"trial {plan.key}")
     check_digests(run, plan.digests)
     measure.start()
-    yield from run_resumably(run, store.checkpoint, device, until, SystemMeter().read if system_metrics else dict)
+    system = SystemMeter().read if system_metrics else dict
+    yield from run_resumably(run, store.checkpoint, device, until, system, compared=compared)
 
 
 def kind_of(error: Exception) -> str:

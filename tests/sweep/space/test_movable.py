@@ -78,7 +78,7 @@ def test_a_changed_value_keeps_the_metrics_of_the_state_and_changes_later_rounds
     _, _, second, *rest = federate(federation(around))
     for name, value in changes.items():
         other = federation({**around, name: value})
-        evaluated = other.evaluate(second.state)
+        evaluated = other.evaluate(second.state, 1)
         assert evaluated == {one: second.metrics[one] for one in evaluated}
         went = list(federate(other, second))
         assert [(one.round, one.metrics.keys()) for one in went] == [(one.round, one.metrics.keys()) for one in rest]
@@ -92,5 +92,5 @@ def test_an_unmovable_hyperparameter_changes_the_metrics_of_the_state(
 ) -> None:
     around = changes_of({}, random_clip)
     _, first = islice(federate(federation(around)), 2)
-    evaluated = federation({**around, **change}).evaluate(first.state)
+    evaluated = federation({**around, **change}).evaluate(first.state, 1)
     assert evaluated != {one: first.metrics[one] for one in evaluated}
