@@ -165,7 +165,7 @@ class CohortTrainer:
             torch.manual_seed(derived_seed(self.seed, "dropout", *key))
             for step, batch in enumerate(map(torch.from_numpy, order)):
                 images = self.reader.batch(client.train, batch, prefix, done, task.side_inputs)
-                labels = client.train.labels[batch].to(total.device)
+                labels = client.train.labels[batch].to(total.device, non_blocking=True)
                 loss = task.objective(model, images, labels, task.walk(step / steps))
                 gradients = list(torch.autograd.grad(loss, trained))
                 optimizer.step(self.base.steer(gradients, values, start, memory))
