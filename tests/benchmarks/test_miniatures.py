@@ -1,5 +1,6 @@
 """A miniature run of every script in `benchmarks/`, so that no script stops working unnoticed."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -8,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fedra_released.ours import Fedsweep
+from benchmarks.fedra_released.released import COMPARISONS
+from benchmarks.fedra_released.setting import DEPTHS
 from fedsweep.results import Outcome, Store, SweepManifest, TrialPlan
 from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
 from fedsweep.types import ServerState
+from tests.compare import moved
 
 ROOT = Path(__file__).parents[2]
 LINKED = ("fedsweep", "tests", "experiments", "search_spaces", "scripts", "pyproject.toml")
@@ -28,6 +33,10 @@ SCRIPTS = {
     "pruning.py": "--problems 1",
     "recording.py": "--trials 3 --rounds 1",
     "thousand_trials.py": "--trials 3 --rounds 1",
+    "cache": "--only LFFT --trials 2 --rounds 1",
+    "counted": "",
+    "engine": "--cohorts 2 --rounds 1 --turns 1",
+    "sweep": "--trials 2 --rounds 1",
     "gpu": "agreement throughput sharing --device cpu --quick",
     "faults.changes_before_resume": "",
     "faults.clock_jumps": "",
@@ -37,9 +46,21 @@ SCRIPTS = {
     "faults.signals": "--signals SIGTERM",
     "faults.ui_exposed": "",
 }
-"""The options of a short run of each script, by file name; packages and their modules have no `.py`."""
-LEFT_OUT = {"fedra_released": "needs the released code", "faults.out_of_memory": "fills 10 GB of main memory"}
-PARTS = ("mutation_sites", "mutation_tests", "pruning_page", "pruning_plays", "pruning_problems", "pruning_workers")
+"""The options of a short run of each script. Names with `.py` are run as files, and other names as modules."""
+LEFT_OUT = {
+    "faults.out_of_memory": "fills 10 GB of main memory",
+    "fedra_released": "needs the released code; its own side has a test below",
+    "peers": "downloads the simulators",
+}
+PARTS = (
+    "recorded",
+    "mutation_sites",
+    "mutation_tests",
+    "pruning_page",
+    "pruning_plays",
+    "pruning_problems",
+    "pruning_workers",
+)
 """Modules that another script imports."""
 
 
@@ -77,10 +98,10 @@ def run(folder: Path, *command: str) -> str:
 
 
 def test_every_script_is_listed():
-    scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in PARTS}
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in PARTS}
     packages = {path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")}
     faults = {f"faults.{path.stem}" for path in (ROOT / "benchmarks" / "faults").glob("*.py")}
-    assert scripts | packages | faults == {*SCRIPTS, *LEFT_OUT}
+    assert scripts | packages | faults == {name.removesuffix(".py") for name in (*SCRIPTS, *LEFT_OUT)}
 
 
 @pytest.mark.slow
@@ -92,3 +113,21 @@ def test_a_script_runs(folder, script):
     write_sweep(Store(folder / "store"))
     command = [f"benchmarks/{script}"] if script.endswith(".py") else ["-m", f"benchmarks.{script}"]
     assert run(folder, *command, *options).strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_fedsweeps_side_of_the_comparison_with_released_code_runs(name):
+    ours = Fedsweep(COMPARISONS[name].method, dropout=0.0, images=(8,) * len(DEPTHS))
+    before = ours.state.adapter
+    batches = ours.play(0, None)
+    assert [sum(len(labels) for _, labels in of_client) for of_client in batches] == [8] * len(DEPTHS)
+    assert moved(before, ours.state.adapter)
+    ours.evaluate()
+
+
+@pytest.mark.slow
+def test_the_common_work_of_the_simulators_runs(folder):
+    script = "import work; work.ROUNDS = 2; work.report('torch', work.bare, repeats=1)"
+    found = json.loads(run(folder / "benchmarks" / "peers", "-c", script))
+    assert {*found} == {"package", "version", "torch", "simulator", "bare"}
