@@ -126,6 +126,8 @@ def draw(results: Path, picture: Path) -> None:
                 xs, ys = zip(*((x, y) for name, x, y in points if name == series), strict=True)
                 axes[place].plot(xs, ys, marker="o", color=COLOURS[number], label=series)
             axes[place].set(xscale="log", xlabel=labels[0][place], ylabel=labels[1][place])
+            axes[place].minorticks_off()
+            axes[place].set_xticks(ticks := sorted({x for _, x, _ in points}), [f"{tick:g}" for tick in ticks])
             axes[place].grid(axis="y")
             axes[place].legend(fontsize=8)
         axes[1].set_ylim(0, 100)

@@ -6,7 +6,8 @@
 Each simulator trains a linear model of ten clients with SGD, without evaluation. It runs in a virtual environment of
 its own, which this script creates in the folder DIR with `uv` and reuses later. The bare loop does the same work in the
 same process: it copies the server's parameters into one model, trains each client and adds up the results. Both are
-timed in turn, with one thread for torch. The start of a simulator does not count.
+timed in turn, with one thread for torch. The start of a simulator does not count. Times are CPU seconds, except that
+Flower's are seconds of the clock, because Flower trains the clients in other processes.
 """
 
 import argparse

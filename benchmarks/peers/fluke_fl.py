@@ -3,7 +3,7 @@
 from fluke import DDict, FlukeENV
 from fluke.algorithms.fedavg import FedAVG
 from fluke.data import DataSplitter, DummyDataContainer, FastDataLoader
-from work import BATCH, CLASSES, CLIENTS, RATE, data_of_clients, model, report
+from work import BATCH, CLASSES, CLIENTS, RATE, cpu_seconds, data_of_clients, model, report
 
 
 def simulate(rounds: int) -> None:
@@ -21,4 +21,4 @@ def simulate(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    report("fluke-fl", simulate)
+    report("fluke-fl", cpu_seconds(simulate))

@@ -11,7 +11,7 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNTrainHyperParams
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
-from work import BATCH, CLASSES, CLIENTS, RATE, WIDTH, data_of_clients, report
+from work import BATCH, CLASSES, CLIENTS, RATE, WIDTH, cpu_seconds, data_of_clients, report
 
 
 class Network(nn.Linear):
@@ -45,4 +45,4 @@ def simulate(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    report("pfl", simulate)
+    report("pfl", cpu_seconds(simulate))

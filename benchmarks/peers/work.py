@@ -53,27 +53,36 @@ def bare(rounds: int) -> None:
         server = mean
 
 
-def report(package: str, simulate: Callable[[int], object], repeats: int = 3) -> None:
+def cpu_seconds(work: Callable[[int], object]) -> Callable[[int], float]:
+    """Return a function that returns the CPU seconds of a number of rounds.
+
+    They are the difference between a long and a short run, so that the start of `work` does not count.
+    """
+
+    def measure(rounds: int) -> float:
+        work(2)  # the first optimizer of a process imports modules of torch
+        found = []
+        for more in (0, rounds):
+            begun = time.process_time()
+            work(2 + more)
+            found.append(time.process_time() - begun)
+        return found[1] - found[0]
+
+    return measure
+
+
+def report(package: str, seconds: Callable[[int], float], repeats: int = 3) -> None:
     """Time a simulator and the bare loop in turn, and print a line of JSON.
 
-    `simulate` runs the given number of rounds. The cost of a round is the difference between a long and a short run, so
-    that the start of the simulator does not count.
+    `seconds` runs a number of rounds with the simulator and returns their seconds.
     """
     torch.set_num_threads(1)
     found: dict[str, list[float]] = {"simulator": [], "bare": []}
-    for work in (simulate, bare):
-        work(2)  # the first optimizer of a process imports modules of torch
     for _ in range(repeats):
-        for name, work in (("simulator", simulate), ("bare", bare)):
-            found[name].append((_seconds(work, ROUNDS + 5) - _seconds(work, 5)) / ROUNDS)
+        for name, measure in (("simulator", seconds), ("bare", cpu_seconds(bare))):
+            found[name].append(measure(ROUNDS) / ROUNDS)
     milliseconds = {name: 1000 * statistics.median(values) / CLIENTS for name, values in found.items()}
     print(json.dumps({"package": package, "version": version(package), "torch": torch.__version__, **milliseconds}))
-
-
-def _seconds(work: Callable[[int], object], rounds: int) -> float:
-    begun = time.perf_counter()
-    work(rounds)
-    return time.perf_counter() - begun
 
 
 data_of_clients = data()

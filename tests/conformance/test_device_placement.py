@@ -14,7 +14,14 @@ from tests.pretended_gpu import GPU, DeviceTensor, PretendedGPU
 
 SHALLOW = {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": "none", "img_size": 16, "patch_size": 4}
 SHALLOW |= {"embed_dim": 24, "num_heads": 2, "num_blocks": 6}
-SMALL = {"local.steps": 2, "federation.rounds": 1, "federation.depths": [3, 1, 2], "backbone": SHALLOW, "lora.rank": 2}
+SMALL = {
+    "local.steps": 2,
+    "federation.rounds": 1,
+    "federation.depths": [3, 1],
+    "data.domains": ["plain", "noisy"],
+    "backbone": SHALLOW,
+    "lora.rank": 2,
+}
 HEADS = {"depthfl": {"method.heads": [2]}, "fedbrick over depthfl": {"method.over.heads": [2]}}
 
 
@@ -64,7 +71,7 @@ def check(small: Federation) -> None:
     rounds, steps = played(small)
     assert len(rounds) == len(expected) == 2
     for found, known in zip(rounds, expected, strict=True):
-        assert found.metrics == pytest.approx(known.metrics, rel=2e-3, abs=1e-5)
+        assert found.metrics == pytest.approx(known.metrics, rel=1e-2, abs=1e-5)
         assert all(isinstance(one, DeviceTensor) for one in tensors_in(found.state.adapter))
     assert steps.steps >= len(small.cohort(1)) or not small.fresh
     assert steps.waits == []
@@ -81,7 +88,7 @@ def test_a_round_of_the_method(federation, chosen, name):
     [
         {"base_optimizer": {"name": "feddyn", "alpha": 0.1}, "local.steps": 3},
         {"base_optimizer": {"name": "fedprox", "mu": 0.1}, "optimizer": {"name": "adam"}},
-        {"aggregation.lora": "product_svd", "federation.malicious_share": 0.4},
+        {"aggregation.lora": "product_svd", "federation.malicious_share": 0.5},
         {"aggregation.lora": "freeze_a", "lora.dropout": 0.2, "lora.patch_embed": True},
     ],
     ids=["feddyn", "fedprox and adam", "product_svd and an attack", "freeze_a and dropout"],
@@ -91,12 +98,12 @@ def test_a_round_with_other_options(federation, changes):
 
 
 def test_a_round_that_fills_the_activation_cache(federation):
-    changes = {**SMALL, "federation.depths": [6, 6, 6], "method": {"name": "all_large"}, "lora.position": "l1"}
+    changes = {**SMALL, "federation.depths": [6, 6], "method": {"name": "all_large"}, "lora.position": "l1"}
     small = federation(changes, train=16, test=4)
     assert small.trainer.reader.kept.folder is not None
     expected = list(federate(unkept(small)))
     rounds, _ = played(small)
-    assert rounds[-1].metrics == pytest.approx(expected[-1].metrics, rel=2e-3, abs=1e-5)
+    assert rounds[-1].metrics == pytest.approx(expected[-1].metrics, rel=1e-2, abs=1e-5)
 
 
 def leave_a_parameter(patch: pytest.MonkeyPatch, small: Federation) -> None:
@@ -156,4 +163,4 @@ def test_a_wait_in_a_local_step_is_seen(federation, monkeypatch):
         type(small.model), "forward", lambda *given: forward(*given) * forward(*given).isfinite().all().item()
     )
     _, steps = played(small)
-    assert steps.waits == ["aten._local_scalar_dense"] * 3
+    assert steps.waits == ["aten._local_scalar_dense"] * 2
