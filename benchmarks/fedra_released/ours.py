@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -92,8 +93,8 @@ class Fedsweep:
     def evaluate(self) -> None:
         """Evaluate the global model on the test images."""
         self.model.load_adapter(self.state.adapter)
-        domains = [Domain("test", self.test, self.test)]
-        evaluate(lambda images: predicted(self.method, self.state, self.trainer.reader, images), domains)
+        predict = partial(predicted, self.method, self.state, self.trainer.reader)
+        evaluate(predict, [Domain("test", self.test, self.test)])
 
 
 def _draw_weights(model: LayeredModel, generator: torch.Generator) -> None:

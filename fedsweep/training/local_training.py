@@ -235,7 +235,7 @@ class CohortTrainer:
             torch.manual_seed(session.dropout)
             for step, batch in enumerate(map(torch.from_numpy, session.order)):
                 images = self.reader.batch(train, batch, session.prefix, session.done, task.side_inputs)
-                labels = train.labels[batch].to(model.mean.device)
+                labels = train.labels[batch].to(model.mean.device, non_blocking=True)
                 loss = task.objective(model, images, labels, task.walk(step / session.steps))
                 gradients = torch.autograd.grad(loss, session.leaves)
                 session.step(list(gradients), loss.detach(), self.base)
