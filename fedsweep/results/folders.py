@@ -229,6 +229,12 @@ class SweepStore:
             raise UserError(self._repair(damaged))
         return sorted(trials, key=lambda trial: trial.plan.number)
 
+    def any_left(self) -> bool:
+        """Return whether a resumed sweep may have trials to run: unfinished or failed trials, or a population."""
+        trials, planned = self.trials(), self.manifest().trials
+        ended = [trial for trial in trials if trial.outcome is not None and trial.outcome.outcome != "failed"]
+        return planned is None or len(ended) < max(planned, len(trials))
+
     def _repair(self, damaged: Mapping[str, str]) -> str:
         """Return the error message about trials that cannot be read. `damaged` maps their keys to the reasons."""
         (first, reason), *others = damaged.items()
