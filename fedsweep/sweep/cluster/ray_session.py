@@ -28,6 +28,7 @@ RAY_SETTINGS = {
     # Under `uv run`, Ray would copy the working directory with all prepared images, and start workers in the copy.
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "604800",  # a week: a resumed sweep does not read the state that Ray Tune writes
     # By default, Ray waits 2 s until a stopped trial has freed its memory. If that takes longer, Ray marks the worker's
     # next trial as an error without calling the searcher or the callbacks.
     "TUNE_FUNCTION_THREAD_TIMEOUT_S": "3600",
