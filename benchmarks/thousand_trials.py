@@ -119,6 +119,8 @@ def main() -> int:
     print(f"driver's peak memory     {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:8.0f} MB")
     print("\n".join(sampler.lines))
     ends = [[trial.outcome.outcome for trial in one.trials if trial.outcome] for one in results]
+    for one in results:  # the command waits only 20 seconds for the next write, which a busy machine may exceed
+        one.session.recorder.deliver()
     missing = [one.session.recorder.unsynced for one in results]
     if (complete := all(end == ["finished"] * given.trials for end in ends)) and not any(missing):
         return 0
