@@ -65,7 +65,7 @@ def test_every_dotted_name_exists():
 
 def test_the_steps_of_a_sweep_can_be_imported():
     steps = re.findall(r"^(sweep\.\S+)", section("The steps of a sweep"), re.MULTILINE)
-    assert len(steps) == 6
+    assert len(steps) == 7
     for step in steps:
         resolve(step)
 

@@ -115,13 +115,14 @@ def show_recorded(console: Console, config: RunConfig, folder: Path, page_comman
         console.print(warning(made), style="yellow")
 
 
-def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None) -> None:
+def show_plan(plan: Plan, cluster: Cluster | None = None, store: Store | None = None) -> None:
     """Print the arms, the number of trials and the number of rounds of a sweep that has not started.
 
-    If `estimate` is true, also run one round and print an estimate of the total time.
+    If `store` is given, also print an estimate of the total time. It is based on rounds that are recorded in the store,
+    or else on a round that is run for this purpose.
     """
     from fedsweep.sweep.cluster.cluster import HERE, decided
-    from fedsweep.sweep.running.time_estimate import estimate as measured
+    from fedsweep.sweep.running import time_estimate
     from fedsweep.sweep.running.time_estimate import side_by_side
 
     console, cluster = result_console(), cluster or HERE
@@ -139,11 +140,16 @@ def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None)
     )
     for change in plan.unnamed_changes():
         console.print(f"{change}.", style="yellow")
-    if estimate:
-        with awaiting("Measuring one round of the experiment", always=True):
-            seconds, fit = measured(plan, most, cluster)
-        together = f" with {fit} trials in parallel" if packed else ""
-        console.print(f"Estimated time: {duration(seconds)}{together}, from measuring one round of the experiment.")
+    if store is None:
+        return
+    if known := time_estimate.from_records(plan, store, most, cluster):
+        seconds, sweep = known
+        console.print(f"Estimated time: {duration(seconds)}, from the rounds of sweep {sweep} on this machine.")
+        return
+    with awaiting("Measuring one round of the experiment", always=True):
+        seconds, fit = time_estimate.estimate(plan, most, cluster)
+    together = f" with {fit} trials in parallel" if packed else ""
+    console.print(f"Estimated time: {duration(seconds)}{together}, from measuring one round of the experiment.")
 
 
 def show_sweep(result: SweepResult, page_command: str) -> None:

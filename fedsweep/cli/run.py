@@ -197,7 +197,7 @@ def show(
         from fedsweep.sweep.plan.plan import Plan
 
         plan = Plan.of(request)
-        show_counts(plan) if plan.request.counted else output.show_plan(plan, estimate=False)
+        show_counts(plan) if plan.request.counted else output.show_plan(plan)
         return
     lines = "\n".join(
         f"{key}: {json.dumps(value)}" for key, value in flat(options.read_experiment(name, changes)).items()

@@ -129,7 +129,7 @@ def tune(
         console.print(note)
     if dry_run:
         with rehearsed(options, console) as ready:
-            output.show_plan(ready.plan, cluster=ready.cluster)
+            output.show_plan(ready.plan, ready.cluster, ready.store)
         return
     result = run_sweep(options, console, lambda report: output.result_console().print(report.renderable))
     output.show_sweep(result, output.page_command(store, options.destination.server))

@@ -1,6 +1,7 @@
 """Signals that ask a process to end, handled like Ctrl-C so that the process can close its records first."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import stat
@@ -12,6 +13,8 @@ from typing import Any
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 """Signals with which SLURM, Kubernetes and a closing terminal end a process."""
+SIGACTION_BYTES = 512
+"""More than the size of C's `struct sigaction`, which is 152 bytes on Linux and 16 on macOS."""
 Handler = Callable[[int, FrameType | None], Any] | int | None
 """A handler of a signal, as `signal.signal` takes and returns it."""
 
@@ -91,14 +94,13 @@ def one_interrupt() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kept_handlers(announce: Callable[[], object] = lambda: None) -> Iterator[None]:
+def kept_handlers() -> Iterator[None]:
     """Keep the handlers of SIGTERM and SIGHUP during the call of a library that sets its own, such as `ray.init`.
 
     Within the block, `signal.signal` ignores new handlers of the two signals. A signal that arrives within the block is
-    only recorded, whichever thread receives it, and is handled at the end of the block. At the first signal, `announce`
-    is called in a thread of its own. Child processes that start within the block block SIGHUP, so that a closing
-    terminal does not end them before this process has closed its records. Outside of the main thread, the block changes
-    nothing.
+    only recorded, whichever thread receives it, and is handled at the end of the block. Child processes that start
+    within the block block SIGHUP, so that a closing terminal does not end them before this process has closed its
+    records. Outside of the main thread, the block changes nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -112,8 +114,6 @@ def kept_handlers(announce: Callable[[], object] = lambda: None) -> Iterator[Non
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # child processes inherit it
 
     def keep(number: int, frame: FrameType | None) -> None:
-        if not arrived:
-            threading.Thread(target=announce).start()
         arrived.append(number)
 
     for one in before:
@@ -128,6 +128,25 @@ def kept_handlers(announce: Callable[[], object] = lambda: None) -> Iterator[Non
             set_handler(one, handler)
         for number in arrived:
             signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def kept_actions() -> Iterator[None]:
+    """Restore the reactions of this process to SIGTERM and SIGHUP at the end of the block.
+
+    A library that is called within the block, such as `ray.init`, may set reactions in C, which `signal.signal` could
+    replace in the main thread only. In contrast to `kept_handlers`, the block works in every thread, and signals that
+    arrive within it are handled at once.
+    """
+    system = ctypes.CDLL(None, use_errno=True)
+    before = {one: ctypes.create_string_buffer(SIGACTION_BYTES) for one in ENDING}
+    for one, action in before.items():
+        system.sigaction(int(one), None, action)
+    try:
+        yield
+    finally:
+        for one, action in before.items():
+            system.sigaction(int(one), action, None)
 
 
 def _leave_terminal() -> None:

@@ -130,8 +130,10 @@ class TrialStore:
         if outcome is not None and outcome.outcome in ends:
             write_record(self.folder / "outcome.json", outcome)
 
-    def read(self) -> TrialRecord:
+    def read(self, plan: TrialPlan | None = None) -> TrialRecord:
         """Return the trial's plan, outcome, history, t-SNE files and attempts.
+
+        The file of the plan is not read if the caller knows its content, `plan`.
 
         If the trial has finished, was pruned or diverged, but its checkpoint is missing or lacks rounds, the returned
         record has no outcome. The rounds of a failed trial are not needed, because the trial counts for nothing.
@@ -139,7 +141,7 @@ class TrialStore:
         Raises:
             UserError: A file is damaged, or was written by another version of fedsweep.
         """
-        plan = read_record(TrialPlan, self.folder / "trial.json")
+        plan = plan or read_record(TrialPlan, self.folder / "trial.json")
         artifacts = {name: self.folder / name for name in FILES if (self.folder / name).exists()}
         outcome, history = self.outcome(), self.history()
         last = history[-1].round if history else 0
@@ -162,6 +164,7 @@ class SweepStore:
 
     def __init__(self, folder: Path, remote: Remote = NOTHING) -> None:
         self.folder, self.remote = folder, remote
+        self._folders: dict[str, Path] = {}
 
     def create(self, manifest: SweepManifest, files: Mapping[str, str]) -> None:
         """Write the manifest of the sweep and the texts in `files`, which are keyed by file name."""
@@ -197,7 +200,9 @@ class SweepStore:
 
     def trial(self, key: str) -> TrialStore:
         """Return the folder of the trial with this key."""
-        return TrialStore(inside(self.folder / "trials", key), self.remote.below("trials", key))
+        if key not in self._folders:  # the check is slow, and a sweep asks for each trial many times
+            self._folders[key] = inside(self.folder / "trials", key)
+        return TrialStore(self._folders[key], self.remote.below("trials", key))
 
     def ended(self) -> list[str]:
         """Return the keys of the trials that have ended. A key is the name of the trial's folder.
@@ -228,6 +233,12 @@ class SweepStore:
         if damaged:
             raise UserError(self._repair(damaged))
         return sorted(trials, key=lambda trial: trial.plan.number)
+
+    def any_left(self) -> bool:
+        """Return whether a resumed sweep may have trials to run: unfinished or failed trials, or a population."""
+        trials, planned = self.trials(), self.manifest().trials
+        ended = [trial for trial in trials if trial.outcome is not None and trial.outcome.outcome != "failed"]
+        return planned is None or len(ended) < max(planned, len(trials))
 
     def _repair(self, damaged: Mapping[str, str]) -> str:
         """Return the error message about trials that cannot be read. `damaged` maps their keys to the reasons."""

@@ -58,6 +58,9 @@ class SweepManifest(StoredRecord):
     logarithmic: tuple[str, ...] = Field((), description="dotted names of settings that are drawn on a log scale")
     overrides: dict[str, Json] = Field(default_factory=dict, description="the user's changes to the experiment")
     options: dict[str, Json] = Field(default_factory=dict, description="the user's changes to the search space")
+    machine: str | None = Field(
+        None, description="name of the machine that runs all trials; null on a cluster and in sweeps of older versions"
+    )
     digests: dict[str, str] = Field(description="digests of the definition, code and data; package versions")
     version: str | None = Field(None, description="version of fedsweep; null in sweeps of older versions")
     commit: str | None = Field(

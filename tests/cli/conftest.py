@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def call(read_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(ray_session, "started_early", lambda *_: nullcontext())
     monkeypatch.setattr(ray_session, "ray_session", too_late)
     monkeypatch.setattr(tuner, "Recorder", too_late)
     monkeypatch.setattr(recorded_run, "record_run", too_late)

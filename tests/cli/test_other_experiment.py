@@ -1,12 +1,18 @@
 """The option `--experiment` of `fedsweep tune`, which runs a search space with another experiment."""
 
+import subprocess
+import sys
+
 import pytest
 
 from fedsweep.common.errors import UserError
-from fedsweep.results import Store
+from fedsweep.results import Outcome, Store
+from fedsweep.results.checkpoint import Checkpoint, save
+from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running import time_estimate
 from fedsweep.sweep.running.open_sweep import new_sweep
+from fedsweep.types import ServerState
 from tests.cli.conftest import EXPERIMENT, GRID, Call, Refused, write
 
 SPACE = "ablations/lora_rank"
@@ -41,6 +47,30 @@ def test_a_dry_run_prints_the_experiment(own: Call):
     assert (answer.code, answer.err) == (0, "Measuring one round of the experiment ...\n")
     assert "12 trials of own with 12 rounds each (144 rounds in all)" in answer.out
     assert "12 trials of fedra_digits with 12 rounds" in own("show", SPACE).out
+
+
+@pytest.mark.slow
+def test_a_dry_run_with_recorded_rounds_imports_neither_timm_nor_ray_nor_mlflow(tmp_path):
+    store = Store(tmp_path / "mlruns")
+    plan = Plan.read(SPACE, {}, {})
+    sweep = new_sweep(plan, store)
+    for one in plan.grid():
+        trial = sweep.trial(one.key)
+        trial.plan(one)
+        records = tuple(RoundRecord(number, {}, 2.0) for number in range(13))
+        save(trial.checkpoint, Checkpoint(12, ServerState({}, (0,)), records))
+        trial.end(Outcome(outcome="finished", round=12))
+    code = (
+        "import sys; from fedsweep.cli import main\n"
+        "main()\n"
+        "print(sorted({'ray', 'mlflow', 'optuna', 'timm', 'peft', 'pandas'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, "tune", SPACE, "--dry-run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    *_, estimate, imported = done.stdout.splitlines()
+    assert estimate == f"Estimated time: 2 min 56 s, from the rounds of sweep {sweep.folder.name} on this machine."
+    assert imported == "[]"
+    assert done.stderr == "Loading PyTorch ...\n"
 
 
 def test_a_dry_run_warns_about_an_untrained_backbone(own: Call):

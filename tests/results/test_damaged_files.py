@@ -21,7 +21,7 @@ from fedsweep.results.checkpoint import Checkpoint, load, load_history, save, wi
 from fedsweep.results.history import RoundRecord, to_json
 from fedsweep.results.records import Attempt, Attempts
 from fedsweep.sweep.plan.reuse import Reuse
-from fedsweep.sweep.running.open_sweep import any_left, clear_leftovers
+from fedsweep.sweep.running.open_sweep import clear_leftovers
 from fedsweep.types import ServerState
 from tests.tracking.helpers import MANIFEST
 
@@ -198,7 +198,7 @@ def test_an_ended_trial_without_its_rounds_is_missing_and_reopened(
     sweep = sweep_of(tmp_path, "s1", trials=2)
     for key in "ab":
         sweep.trial(key).end(Outcome(outcome=outcome, round=1))
-    assert not any_left(sweep)
+    assert not sweep.any_left()
     sweep.trial("a").checkpoint.unlink()
     if last is not None:
         save(sweep.trial("a").checkpoint, Checkpoint(last, STATE, HISTORY[: last + 1]))
@@ -213,7 +213,7 @@ def test_an_ended_trial_without_its_rounds_is_missing_and_reopened(
     how = "all of" if last is None else "some of"
     more = "." if last is None else "; `--unfinished` exports its state after round 0."
     assert str(caught.value) == f"trial a of tiny@s1 has ended, but {how} its recorded rounds are not on disk{more}"
-    assert any_left(sweep)
+    assert sweep.any_left()
     clear_leftovers(sweep, rounds=1, retry=retry)
     assert sweep.trial("a").outcome() is None
     assert not sweep.trials()[0].missing
@@ -232,7 +232,7 @@ def test_the_rounds_of_a_failed_trial_are_not_needed(tmp_path: Path) -> None:
 def test_an_ended_trial_without_its_plan_is_reopened_with_its_rounds(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "s1", trials=2)
     (sweep.trial("a").folder / "trial.json").unlink()
-    assert any_left(sweep)
+    assert sweep.any_left()
     clear_leftovers(sweep, rounds=1, retry=False)
     assert (sweep.trial("a").outcome(), sweep.trial("b").outcome()) == (None, Outcome(outcome="finished", round=1))
     assert sweep.trial("a").history() == [*HISTORY]

@@ -42,14 +42,19 @@ class DigitsViT(Backbone):
         Raises:
             UserError: The data set does not have ten classes.
         """
-        if num_classes != 10:
-            raise UserError(
-                f"`backbone.name` digits_vit classifies ten digits, but the data set has {num_classes} classes."
-            )
+        _check_classes(num_classes)
         card = weights_file.read_card(WEIGHTS)
         model = LayeredViT(self.architecture(), mean=card["mean"], std=card["std"])
         model.backbone.load_state_dict(weights_file.read(WEIGHTS))
         return model
+
+    def check_weights(self, num_classes: int, class_names: Sequence[str] | None = None) -> None:
+        """Raise UserError unless the data set has ten classes and the weights file is intact.
+
+        Intact weights are known to fit the model, so timm is not imported.
+        """
+        _check_classes(num_classes)
+        self.fingerprint()
 
     def outlined(self, num_classes: int) -> LayeredViT:
         """Return the model on torch's meta device, where tensors have shapes but no values."""
@@ -68,3 +73,10 @@ class DigitsViT(Backbone):
         from timm.models.vision_transformer import VisionTransformer
 
         return VisionTransformer(**cast(dict[str, Any], DIGITS_SHAPE), num_classes=10)
+
+
+def _check_classes(num_classes: int) -> None:
+    if num_classes != 10:
+        raise UserError(
+            f"`backbone.name` digits_vit classifies ten digits, but the data set has {num_classes} classes."
+        )

@@ -67,9 +67,13 @@ def available_cpus() -> int:
     return int(cpu_count())
 
 
+OWN_RAY: list[object] = []
+"""The Ray instance that fedsweep is starting or has started in this process, if any."""
+
+
 def ray_is_running() -> bool:
-    """Return whether Ray is initialised in this process, for example by a notebook."""
-    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+    """Return whether other code has initialised Ray in this process, for example a notebook."""
+    return not OWN_RAY and "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
 def _nodes(resources: Resources, cluster: Cluster) -> tuple[Node, ...]:

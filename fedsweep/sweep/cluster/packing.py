@@ -165,7 +165,7 @@ class Packing:
         Args:
             wanted: The trials to run, most urgent first, each with the round that it must reach.
         """
-        for plan, until in wanted:
+        for plan, until in wanted if self._asked is None else ():
             if self._name(plan) not in self._probes and self.fraction(plan) is None:
                 recorded = self._sweep.trial(plan.key).recorded()
                 # A probe runs one new round, because recorded rounds are not run again.

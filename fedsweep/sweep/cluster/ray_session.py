@@ -1,16 +1,12 @@
 """Functions that start Ray on this machine, or connect to a Ray cluster, for the duration of a sweep."""
 
-import atexit
 import contextlib
-import functools
 import logging
 import os
 import re
 import secrets
 import socket
-import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +14,10 @@ from typing import Any
 from rich.console import Console
 
 from fedsweep.common.errors import UserError, one_line
-from fedsweep.common.process_usage import logical_gpus
-from fedsweep.common.progress import announced_stop
 from fedsweep.common.signals import kept_handlers
-from fedsweep.sweep.cluster.cluster import HERE, LOCAL, Cluster, Node, available_cpus, ray_is_running
-from fedsweep.sweep.cluster.temporary_folders import ray_folder
+from fedsweep.sweep.cluster.cluster import HERE, LOCAL, Cluster, Node, ray_is_running
+from fedsweep.sweep.cluster.local_ray import ANSWER_SECONDS, QUIET, LocalRay, begun, stop_ray
+from fedsweep.sweep.space.search_space import Resources
 
 RAY_SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -33,6 +28,7 @@ RAY_SETTINGS = {
     # Under `uv run`, Ray would copy the working directory with all prepared images, and start workers in the copy.
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "604800",  # a week: a resumed sweep does not read the state that Ray Tune writes
     # By default, Ray waits 2 s until a stopped trial has freed its memory. If that takes longer, Ray marks the worker's
     # next trial as an error without calling the searcher or the callbacks.
     "TUNE_FUNCTION_THREAD_TIMEOUT_S": "3600",
@@ -46,11 +42,7 @@ LOCAL_SETTINGS = {
     "RAY_gcs_server_port_wait_time_s": "120",
 }
 JOINING_SETTINGS = {"RAY_NUM_REDIS_GET_RETRIES": "3"}  # try 3 times, not 20, if a cluster rejects the token
-QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
 HOST_AND_PORT = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})")
-ANSWER_SECONDS = 10.0
-STARTS = 4
-"""Number of attempts to start Ray on this machine. Ray gives up an attempt after 30 seconds."""
 TOKEN_HINT = "set RAY_AUTH_TOKEN_PATH to the file with the cluster's token (docs/cluster.md, Security)"  # noqa: S105
 
 
@@ -122,8 +114,11 @@ def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
     except Exception as error:  # ConnectionError, AuthenticationError, RuntimeError of another version
         ray.shutdown()
         raise UserError(_why_not(address, error, "".join(said))) from None
-    with _running():
+    try:
+        _silence()
         yield Cluster(ray.get_runtime_context().gcs_address, tuple(_alive(ray.nodes())), at_once)
+    finally:
+        stop_ray()
 
 
 @contextlib.contextmanager
@@ -190,12 +185,15 @@ def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
 
 
 @contextlib.contextmanager
-def ray_session(cluster: Cluster = HERE, console: Console | None = None) -> Iterator[None]:
+def ray_session(cluster: Cluster = HERE, starting: LocalRay | None = None) -> Iterator[None]:
     """Provide Ray for the trials: the joined cluster, the Ray instance of this process, or a new Ray instance.
 
-    Only a new Ray instance is shut down at the end, so a notebook can run several sweeps with the instance that it has
-    started. A new instance has a folder that other users cannot open, and that is deleted at the end. The console shows
-    a message while a new instance starts.
+    Only a new Ray instance is stopped at the end, so a notebook can run several sweeps with the instance that it has
+    started.
+
+    Args:
+        cluster: The machines of the sweep.
+        starting: The new instance, if it is being started already.
 
     Raises:
         UserError: Ray does not start on this machine, or the instance of this process has several nodes.
@@ -204,120 +202,52 @@ def ray_session(cluster: Cluster = HERE, console: Console | None = None) -> Iter
         yield
         return
     prepare_environment()
-    import ray
-
-    with contextlib.ExitStack() as stack:
-        if not (running := ray_is_running()):
-            _start(console or Console(quiet=True), stack.enter_context(ray_folder()))
-        elif (nodes := len(_alive(ray.nodes()))) > 1:
-            raise UserError(
-                f"this process has joined a Ray cluster of {nodes} nodes; call `ray.shutdown()` to leave it, and use "
-                "`--address` to run a sweep on a cluster."
-            )
-        stack.enter_context(_running(stop=not running))
+    if starting is not None:
+        starting.wait()
+        _silence()
         yield
+        starting.end()  # after an error, the caller ends it
+    elif ray_is_running():
+        _check_one_node()
+        _silence()
+        yield
+    else:
+        with begun(Console(quiet=True), Resources()) as new, ray_session(cluster, new):
+            yield
 
 
-def _start(console: Console, folder: Path) -> None:
-    """Start Ray on this machine, and try again if the machine is too busy to start it in time.
-
-    `folder` is the folder for Ray's sockets, logs and spilled objects.
-    """
+def _check_one_node() -> None:
+    """Raise UserError if the Ray instance of this process has several nodes."""
     import ray
 
-    def announce() -> None:
-        console.print("Stopping as soon as Ray's start has ended; this command has recorded nothing so far.")
-
-    cpus, gpus = available_cpus(), logical.count if (logical := logical_gpus()) else None
-    with console.status("Starting Ray ...") as status:
-        if not console.is_terminal:
-            console.print("Starting Ray ...")
-        for attempt in range(1, STARTS + 1):
-            try:
-                own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": str(folder)}
-                # A signal ends the attempts after the one in which it arrives.
-                with announced_stop(announce), kept_handlers(announce), _own_process_groups():
-                    ray.init(address=LOCAL, num_cpus=cpus, num_gpus=gpus, **own, **QUIET)
-                return
-            except KeyboardInterrupt:
-                ray.shutdown()
-                raise
-            except Exception as error:  # a plain Exception if a node takes longer than the 30 s that Ray waits
-                ray.shutdown()
-                told, late = one_line(error).split(". ")[0], "timed out" in str(error)
-                if not late or attempt == STARTS:
-                    tries = f" after {attempt} attempts of 30 seconds" if late else ""
-                    remedy = ", so run the same command again, when the machine is less busy" if late else ""
-                    raise UserError(
-                        f"Ray did not start on this machine{tries} ({told}); nothing was recorded{remedy}."
-                    ) from None
-            waiting = f"This machine is busy: Ray has not started yet (attempt {attempt + 1} of {STARTS}) ..."
-            status.update(waiting)
-            if not console.is_terminal:
-                console.print(waiting)
+    if (nodes := len(_alive(ray.nodes()))) > 1:
+        raise UserError(
+            f"this process has joined a Ray cluster of {nodes} nodes; call `ray.shutdown()` to leave it, and use "
+            "`--address` to run a sweep on a cluster."
+        )
 
 
 @contextlib.contextmanager
-def _own_process_groups() -> Iterator[None]:
-    """Let each process of Ray that starts within the block have a process group of its own.
+def started_early(
+    address: str, console: Console, resources: Resources, at_once: int | None = None
+) -> Iterator[LocalRay | None]:
+    """Begin to start Ray on this machine, yield the new instance, and stop it at the end of the block.
 
-    `ray job stop`, a shell and `timeout` send a signal to the whole process group of the sweep. If Ray's processes
-    received it too, Ray's C++ code would end this process as soon as the raylet has ended, before the sweep can close
-    its records. On Linux, the kernel ends Ray's processes if this process ends in any other way. Elsewhere, Ray needs
-    the common process group for the same purpose, and the block changes nothing.
+    Nothing is started, and None is yielded, if the sweep uses a cluster or the Ray instance of this process.
     """
-    from ray._private import services
-
-    patched: Any = services
-    original = patched.ConsolePopen
-    if sys.platform == "linux":
-        patched.ConsolePopen = functools.partial(original, process_group=0)
-    try:
-        yield
-    finally:
-        patched.ConsolePopen = original
+    if address != LOCAL or ray_is_running():
+        yield None
+        return
+    prepare_environment()
+    with begun(console, resources, at_once) as starting:
+        yield starting
 
 
-@contextlib.contextmanager
-def _running(stop: bool = True) -> Iterator[None]:
-    """Silence Tune's logs for the duration of the block. Ray is shut down at the end if `stop` is true."""
+def _silence() -> None:
+    """Silence Ray, because the sweep itself reports what the user needs to know."""
     import ray
 
     # Ray would print the last page of its log if a raylet is lost; the sweep says in one sentence what is kept.
     ray._private.worker.print_to_stdstream = lambda *_, **__: None
     for noisy in ("ray.tune", "ray.tune.execution.tune_controller", "ray.tune.tune"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        if stop:
-            _abandon() if lost_process() else ray.shutdown()
-
-
-def lost_process() -> str:
-    """Return the process that has ended although Ray on this machine needs it, or an empty string if there is none."""
-    import ray
-
-    node: Any = ray._private.worker._global_node
-    if node is None:
-        return ""
-    for name, kind in (("raylet", "raylet"), ("GCS", "gcs_server")):
-        if any(one.process.poll() is not None for one in node.all_processes.get(kind, ())):
-            return f"the {name} on this machine"
-    return ""
-
-
-def _abandon() -> None:
-    """Kill what is left of a Ray that has lost a process. `ray.shutdown` may wait for the lost process."""
-    import ray
-
-    node: Any = ray._private.worker._global_node
-    if node is not None:
-        node.kill_all_processes(check_alive=False, allow_graceful=False)
-        # Ray would create its folder again to delete spilled objects, although the whole folder may be deleted by then.
-        node.destroy_external_storage = lambda: None
-    closing = threading.Thread(target=ray.shutdown, name="ray.shutdown", daemon=True)
-    closing.start()
-    closing.join(ANSWER_SECONDS / 2)
-    if closing.is_alive():
-        atexit.unregister(ray.shutdown)

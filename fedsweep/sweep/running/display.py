@@ -2,7 +2,9 @@
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import get_args
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -10,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from fedsweep.common.progress import LeftColumn, TimeLeft
-from fedsweep.results import TrialRecord, count_outcomes
+from fedsweep.results import OutcomeName, TrialRecord
 
 ROWS = 24
 STOPPING = "Stopping ... all recorded rounds are kept. Another Ctrl-C stops without waiting for trials."
@@ -37,13 +39,15 @@ class LiveTable:
         """
         self.console, self.metric, self.rounds = console, metric, rounds
         self.trials = {trial.plan.key: trial for trial in done}
+        self._ended = Counter(trial.outcome.outcome for trial in done if trial.outcome)
+        self._played = sum(map(self._progress_of, done))
         self.total, self.begun = total, time.monotonic()
         played = (BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeElapsedColumn())
         self.parallel, self.time, self.stopping = parallel, TimeLeft(), False
         self.progress = Progress(
             TextColumn("{task.description}"), *played, LeftColumn(lambda _: self.left()), console=console
         )
-        self.task = self.progress.add_task(self._counted(), total=total * rounds, completed=len(done) * rounds)
+        self.task = self.progress.add_task(self._counted(), total=total * rounds, completed=self._played)
         live = Live(console=console, refresh_per_second=4, get_renderable=self.render, transient=True)
         self.live: contextlib.AbstractContextManager[object] = live if console.is_terminal else contextlib.nullcontext()
 
@@ -55,14 +59,26 @@ class LiveTable:
         for record in trial.history:
             if record.round > max(known.last_round, 0):  # round 0 only evaluates
                 self.time.add(record.seconds)
+        self._count(before, trial)
         news = trial.outcome is not None and (before is None or before.outcome is None)
         if news and not self.console.is_terminal:
             self.console.print(self._line(trial))
         # A population gains trials. A trial that continues another one does not repeat the rounds of that trial.
         self.total = max(self.total, len(self.trials))
-        played = sum(self.rounds if one.outcome else max(one.last_round, 0) for one in self.trials.values())
         whole = self.total * self.rounds
-        self.progress.update(self.task, total=whole, completed=played, description=self._counted())
+        self.progress.update(self.task, total=whole, completed=self._played, description=self._counted())
+
+    def _count(self, before: TrialRecord | None, after: TrialRecord) -> None:
+        """Update the counts for a trial that has changed, instead of counting all trials of a large sweep again."""
+        for trial, sign in ((before, -1), (after, 1)):
+            if trial is not None:
+                self._played += sign * self._progress_of(trial)
+                if trial.outcome is not None:
+                    self._ended[trial.outcome.outcome] += sign
+
+    def _progress_of(self, trial: TrialRecord) -> int:
+        """Return the number of rounds with which a trial counts in the progress bar: all rounds if it has ended."""
+        return self.rounds if trial.outcome else max(trial.last_round, 0)
 
     def left(self) -> float | None:
         """Return the estimated number of seconds until all trials have ended, or None if it is not known yet."""
@@ -97,14 +113,13 @@ class LiveTable:
     def _line(self, trial: TrialRecord) -> str:
         label, seed, rounds, value, state = self._cells(trial)
         shown = f"{label} · seed {seed}: {state} at round {rounds}{f', {self.metric} {value}' if value else ''}"
-        ended = sum(count_outcomes(self.trials.values()).values())
+        ended = self._ended.total()
         reason = f"; {trial.outcome.reason}" if trial.outcome and trial.outcome.reason else ""
         return f"{ended} of {self.total} trials ended after {time.monotonic() - self.begun:.0f} s: {shown}{reason}"
 
     def _counted(self) -> str:
-        counts = count_outcomes(self.trials.values())
-        parts = [f"{count} {name}" for name, count in counts.items() if count]
-        return f"{sum(counts.values())} of {self.total} trials" + (f" ({', '.join(parts)})" if parts else "")
+        parts = [f"{count} {name}" for name in get_args(OutcomeName) if (count := self._ended[name])]
+        return f"{self._ended.total()} of {self.total} trials" + (f" ({', '.join(parts)})" if parts else "")
 
 
 @contextlib.contextmanager

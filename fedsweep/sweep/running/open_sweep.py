@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import platform
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from fedsweep.common.files import locked
 from fedsweep.results import Outcome, Store, SweepManifest, SweepStore, TrialRecord
 from fedsweep.results.folders import is_hidden
 from fedsweep.results.remote.mirror import SCRATCH
-from fedsweep.sweep.cluster.cluster import Cluster, processor
+from fedsweep.sweep.cluster.cluster import HERE, Cluster, processor
 from fedsweep.sweep.cluster.node_requirements import Arrival
 from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
@@ -58,16 +59,20 @@ def anything_new(plan: Plan, store: Store, fresh: bool = False) -> bool:
     return not all_reusable(plan, store, _manifest(plan, fresh))
 
 
-def new_sweep(plan: Plan, store: Store, fresh: bool = False) -> SweepStore:
+def new_sweep(plan: Plan, store: Store, fresh: bool = False, cluster: Cluster = HERE) -> SweepStore:
     """Create the folder of a new sweep, and return the folder.
 
-    If `fresh` is true, the sweep reuses no trials of earlier sweeps.
+    Args:
+        plan: The plan of the sweep.
+        store: The results folder.
+        fresh: Whether the sweep reuses no trials of earlier sweeps.
+        cluster: The machines of the sweep.
 
     Raises:
         UserError: The search cannot learn from the sweep that `search.warm_start` names.
     """
     known = warm_start.collect(plan, store)
-    manifest = _manifest(plan, fresh)
+    manifest = _manifest(plan, fresh, cluster)
     sweep = store.sweep(plan.name, manifest.id)
     warm_start.keep(known, sweep)
     sweep.create(manifest, plan.files)
@@ -92,7 +97,7 @@ def resumed_sweep(plan: Plan, store: Store, sweep: SweepStore) -> SweepStore:
     return sweep
 
 
-def _manifest(plan: Plan, fresh: bool) -> SweepManifest:
+def _manifest(plan: Plan, fresh: bool, cluster: Cluster = HERE) -> SweepManifest:
     now, space, base = datetime.datetime.now(datetime.UTC), plan.space, plan.base
     configs = [config for _, config in plan.configs]  # arms may use other domains than the experiment
     return SweepManifest(
@@ -116,6 +121,7 @@ def _manifest(plan: Plan, fresh: bool) -> SweepManifest:
         logarithmic=tuple(key for key, axis in space.space.items() if axis.loguniform or axis.loginteger),
         overrides=dict(plan.request.overrides),
         options=dict(plan.request.options),
+        machine=platform.node() or None if cluster.is_local else None,
         digests=plan.digests(),
         version=metadata.version("fedsweep"),
         commit=git_commit(),
@@ -141,13 +147,6 @@ def exclusively(sweep: SweepStore) -> Iterator[None]:
         finally:
             with contextlib.suppress(OSError):  # only a cache, and the disk may be full
                 sweep.remote.save()
-
-
-def any_left(sweep: SweepStore) -> bool:
-    """Return whether a resumed sweep may have trials to run: unfinished or failed trials, or a population."""
-    trials, planned = sweep.trials(), sweep.manifest().trials
-    ended = [trial for trial in trials if trial.outcome is not None and trial.outcome.outcome != "failed"]
-    return planned is None or len(ended) < max(planned, len(trials))
 
 
 def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool = False) -> None:

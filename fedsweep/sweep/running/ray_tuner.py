@@ -4,14 +4,16 @@ This module imports Ray, which reads its environment variables on import. Call `
 this module.
 """
 
+import contextlib
 import functools
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ray import tune
+from ray.tune.execution import class_cache
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 from rich.console import Console
@@ -207,8 +209,23 @@ def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | 
         ),
     )
     try:
-        with as_lost_workers():
+        with as_lost_workers(), _in_warm_workers():
             tuner.fit()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)  # Ray's own bookkeeping; the records are in trials/
         sweep.remote.clear(SCRATCH)
+
+
+@contextlib.contextmanager
+def _in_warm_workers() -> Iterator[None]:
+    """Let Ray Tune run trials in workers that have already imported their modules.
+
+    Ray Tune sets an environment variable for PyTorch Lightning in the workers of trials. Ray would therefore start new
+    workers for the trials, which takes several seconds.
+    """
+    patched: Any = class_cache
+    original, patched.DEFAULT_ENV_VARS = patched.DEFAULT_ENV_VARS, {}
+    try:
+        yield
+    finally:
+        patched.DEFAULT_ENV_VARS = original

@@ -72,6 +72,8 @@ class Recording(Callback, Stopper):
     stop: Stop = field(default_factory=Stop)
     _shown: dict[str, int] = field(default_factory=dict, init=False)
     _lost: Counter[str] = field(default_factory=Counter, init=False)
+    _plans: dict[str, TrialPlan] = field(default_factory=dict, init=False)
+    """The plans that this session has written."""
 
     def announce(self, plan: TrialPlan) -> None:
         """Write the plan of a trial before Ray starts the trial."""
@@ -80,6 +82,7 @@ class Recording(Callback, Stopper):
             if plan.start is not None and not trial.checkpoint.exists():
                 trial.begin_from(self.sweep.trial(plan.start.key), plan.start.round)
             trial.plan(plan)
+            self._plans[plan.key] = plan
         self.sync(plan.key)
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
@@ -107,7 +110,8 @@ class Recording(Callback, Stopper):
         """Show a reported round, which is already on disk, in the live table and in MLflow."""
         self.stop.check_abandoned()
         self.writes.disk_full |= result.get("kind") == "full"
-        self.sync(trial.config["trial"])
+        if self.state is not None or result.get("round", 0) < self.rounds:  # the end of the trial shows its last round
+            self.sync(trial.config["trial"])
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         """Record the end of a trial that reached its last round, reported an error or was stopped by the scheduler."""
@@ -209,7 +213,7 @@ class Recording(Callback, Stopper):
         Tags that describe the trial's share of a GPU are added. If the trial runs beyond a rung (a round after which
         arms are compared), its later rounds are left out until its arm is promoted at this rung.
         """
-        record = self.sweep.trial(key).read()
+        record = self.sweep.trial(key).read(self._plans.get(key))
         if self.state is not None:
             last = self._shown[key] = self.state.visible(key)
             record = replace(record, history=[one for one in record.history if one.round <= last])

@@ -1,18 +1,28 @@
-"""Functions that compute the number of parallel trials, and estimate the duration of a sweep from one round."""
+"""Functions that compute the number of parallel trials, and estimate the duration of a sweep from single rounds."""
 
 import math
+import platform
+import statistics
 import time
 from itertools import islice
+from typing import Any
 
 import torch
 
+from fedsweep.common.config import flat
+from fedsweep.common.errors import UserError
+from fedsweep.common.yaml_values import Json
 from fedsweep.federation.build_and_run import run
+from fedsweep.results import Store, SweepStore
 from fedsweep.sweep.cluster import packing
-from fedsweep.sweep.cluster.cluster import HERE, Cluster, concurrency, gpus_of, most_on_a_gpu
+from fedsweep.sweep.cluster.cluster import HERE, Cluster, concurrency, gpus_of, most_on_a_gpu, processor
 from fedsweep.sweep.cluster.gpus import meter
 from fedsweep.sweep.plan.plan import Plan
 
 WORKER_START = 20.0  # seconds until Ray has started and a worker has imported its modules, measured on two cores
+
+NO_EFFECT = ("seed", "federation.rounds", "optimizer.lr", "optimizer.momentum", "optimizer.weight_decay")
+"""Dotted names of hyperparameters that do not affect the duration of a round."""
 
 
 def side_by_side(plan: Plan, cluster: Cluster = HERE) -> int:
@@ -46,3 +56,56 @@ def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int
         fit = packing.side_by_side(taken, memory[packing.TOTAL], most)
         side = min(side, fit * max(gpus_of(resources, cluster), 1))
     return WORKER_START + math.ceil(plan.num_trials / side) * trial, side
+
+
+def from_records(plan: Plan, store: Store, side: int, cluster: Cluster = HERE) -> tuple[float, str] | None:
+    """Estimate the duration of a sweep from recorded rounds of the same experiment on this machine.
+
+    A round counts if its trial had the same data, model, method and number of local steps, and if its sweep ran on the
+    same processor with the same number of threads and the same code.
+
+    Args:
+        plan: The plan of the sweep.
+        store: The results folder.
+        side: The number of trials in parallel.
+        cluster: The machines of the sweep.
+
+    Returns:
+        The duration of the sweep in seconds, and the id of the newest sweep with such rounds. The result is None if
+        there is no such sweep, or if the memory of a trial on a GPU must be measured anyway.
+    """
+    resources, here = plan.space.resources, platform.node()
+    if not cluster.is_local or resources.gpus == "auto" or not here:
+        return None
+    same = _affecting(plan.resolve({}, plan.space.seeds[0]).model_dump(mode="json"))
+    place = here, processor(resources), plan.engine_digest
+    for sweep in reversed(store.sweeps()):
+        manifest = sweep.manifest()
+        comparable = place == (manifest.machine, manifest.processor, manifest.digests.get("engine"))
+        if comparable and (trials := _durations(sweep, same, plan.base.federation.rounds)):
+            return WORKER_START + math.ceil(plan.num_trials / side) * statistics.median(trials), manifest.id
+    return None
+
+
+def _affecting(config: dict[str, Any]) -> dict[str, Json]:
+    return {name: value for name, value in flat(config).items() if name not in NO_EFFECT}
+
+
+def _durations(sweep: SweepStore, same: dict[str, Json], rounds: int) -> list[float]:
+    """Return the estimated durations of `rounds` rounds, one for each comparable trial of an earlier sweep.
+
+    Args:
+        sweep: The earlier sweep.
+        same: The hyperparameters of a comparable trial that affect the duration of a round.
+        rounds: The number of rounds after round 0.
+    """
+    found = []
+    for key in sweep.ended():
+        try:
+            trial = sweep.trial(key).read()
+        except UserError:  # a resume of that sweep reports the damage
+            continue
+        seconds = [one.seconds for one in trial.history]
+        if len(seconds) > 1 and _affecting(trial.plan.config) == same:
+            found.append(seconds[0] + rounds * statistics.median(seconds[1:]))
+    return found

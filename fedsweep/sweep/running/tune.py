@@ -23,6 +23,7 @@ from fedsweep.sweep.space.requested_space import RequestedSpace, read
 if TYPE_CHECKING:
     from fedsweep.report import Report
     from fedsweep.sweep.cluster.cluster import Cluster
+    from fedsweep.sweep.cluster.local_ray import LocalRay
     from fedsweep.sweep.running.finish import SweepResult
     from fedsweep.sweep.running.open_sweep import Prepared
     from fedsweep.sweep.space.search_space import Resources
@@ -121,9 +122,13 @@ def tune(
     from fedsweep.sweep.cluster.ray_session import prepare_environment, ray_session
 
     console = console or Console(quiet=True)
-    with ending_signals_interrupt() as received, _prepared(options, console) as ready, contextlib.ExitStack() as held:
+    with (
+        ending_signals_interrupt() as received,
+        _ray_in_advance(options, console) as starting,
+        _prepared(options, console) as ready,
+        contextlib.ExitStack() as held,
+    ):
         from fedsweep.sweep.running.open_sweep import (
-            any_left,
             anything_new,
             check_new,
             exclusively,
@@ -139,19 +144,19 @@ def tune(
                 with waiting(console, "Looking for earlier trials"):
                     trials_to_run = anything_new(ready.plan, ready.store, options.fresh)
                 if trials_to_run:
-                    ray.enter_context(ray_session(ready.cluster, console))
-                sweep = new_sweep(ready.plan, ready.store, options.fresh)
+                    ray.enter_context(ray_session(ready.cluster, starting))
+                sweep = new_sweep(ready.plan, ready.store, options.fresh, ready.cluster)
                 ready.destination.relocate()  # before the sweep is locked
                 held.enter_context(exclusively(sweep))
             else:
                 sweep = resumed_sweep(ready.plan, ready.store, options.resumed)
                 ready.destination.relocate()  # before the sweep is locked
                 held.enter_context(exclusively(sweep))
-                if any_left(sweep):
-                    ray.enter_context(ray_session(ready.cluster, console))
+                if sweep.any_left():
+                    ray.enter_context(ray_session(ready.cluster, starting))
             if options.id_file is not None:
                 write_atomically(Path(options.id_file), f"{sweep.folder.name}\n".encode())
-            with waiting(console, "Loading Ray"):
+            with waiting(console, "Loading Ray Tune"):
                 from fedsweep.sweep.running.ray_tuner import run  # imports ray, which reads the environment
 
             session = run(ready, sweep, console)
@@ -176,6 +181,26 @@ def rehearsed(options: TuneOptions, console: Console) -> Iterator[Prepared]:
         elif known := collect(ready.plan, ready.store):
             console.print(known.note(ready.plan.base.federation.rounds))
         yield ready
+
+
+@contextlib.contextmanager
+def _ray_in_advance(options: TuneOptions, console: Console) -> Iterator[LocalRay | None]:
+    """Begin to start Ray on this machine for the duration of the block, while the sweep is checked.
+
+    Nothing is started, and None is yielded, if an error is already certain, if no trial is left to run, or if the
+    sweep uses another Ray.
+    """
+    from fedsweep.sweep.cluster.ray_session import started_early
+    from fedsweep.tracking import check_writable
+
+    root, request = options.results.root, options.request
+    if root.exists() and not root.is_dir():
+        check_writable(root)
+    if request.counted or (options.resumed is not None and not options.resumed.any_left()):
+        yield None
+        return
+    with started_early(options.address, console, request.space.resources, options.at_once) as starting:
+        yield starting
 
 
 @contextlib.contextmanager

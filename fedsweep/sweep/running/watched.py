@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from fedsweep.sweep.cluster.cluster import Cluster
-from fedsweep.sweep.cluster.ray_session import lost_process
+from fedsweep.sweep.cluster.local_ray import lost_process
 
 LOOK_SECONDS = 0.2
 """Seconds between two checks of Ray's processes on this machine."""

@@ -1,19 +1,15 @@
 """The addresses, node resources and tokens of a sweep's cluster. No Ray is started."""
 
-import io
 import os
-import signal
 import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import ray
-from rich.console import Console
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.process_usage import COUNT, SIZE
-from fedsweep.common.signals import ending_signals_interrupt
 from fedsweep.sweep.cluster import cluster
 from fedsweep.sweep.cluster import ray_session as joining
 from fedsweep.sweep.cluster.cluster import (
@@ -32,7 +28,6 @@ from fedsweep.sweep.cluster.ray_session import (
     not_followed,
     opened,
     prepare_environment,
-    ray_session,
 )
 from fedsweep.sweep.space.search_space import Resources
 from tests.tracking.helpers import MANIFEST
@@ -40,15 +35,6 @@ from tests.tracking.helpers import MANIFEST
 HEAD = Node("a", "head", 0, 0)
 CPUS = Node("b", "cpus", 16, 0)
 GPUS = Node("c", "gpus", 4, 2)
-
-
-@pytest.fixture
-def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Remove Ray's environment variables, and return an empty home folder; the environment is restored at the end."""
-    for name in [name for name in os.environ if name.startswith(("RAY_", "TUNE_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(os, "environ", dict(os.environ) | {"HOME": str(tmp_path)})
-    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -294,74 +280,6 @@ def test_an_address_without_a_cluster_is_reported_at_once(clean: Path):
     os.environ["RAY_ADDRESS"] = "ray://head:10001"
     with pytest.raises(UserError, match="is an address of Ray Client, which fedsweep does not support"):
         opened("auto").__enter__()
-
-
-def test_a_ray_that_takes_too_long_to_start_gives_a_clear_error(clean: Path, monkeypatch: pytest.MonkeyPatch):
-    def too_long(**given: object) -> None:  # ray._private.node.Node.__init__ raises a bare Exception
-        raise Exception(
-            "The current node timed out during startup. This could happen because some of the raylet failed to "
-            "startup or the GCS has become overloaded."
-        )
-
-    attempts: list[int] = []
-    monkeypatch.setattr("ray.init", lambda **given: attempts.append(1) or too_long())
-    said = io.StringIO()
-    with pytest.raises(UserError) as refused:
-        ray_session(console=Console(file=said, width=200)).__enter__()
-    assert str(refused.value) == (
-        "Ray did not start on this machine after 4 attempts of 30 seconds (The current node timed out during startup); "
-        "nothing was recorded, so run the same command again, when the machine is less busy."
-    )
-    assert len(attempts) == 4
-    assert [line for line in said.getvalue().splitlines() if "busy" in line] == [
-        f"This machine is busy: Ray has not started yet (attempt {number} of 4) ..." for number in (2, 3, 4)
-    ]
-
-
-def test_ray_that_starts_at_the_second_attempt_is_used(clean: Path, monkeypatch: pytest.MonkeyPatch):
-    answers = [Exception("The current node timed out during startup."), None]
-
-    def init(**given: object) -> None:
-        if (answer := answers.pop(0)) is not None:
-            raise answer
-
-    monkeypatch.setattr("ray.init", init)
-    with ray_session():
-        assert answers == []
-
-
-def test_another_error_at_the_start_of_ray_is_not_repeated(clean: Path, monkeypatch: pytest.MonkeyPatch):
-    attempts: list[int] = []
-
-    def init(**given: object) -> None:
-        attempts.append(1)
-        raise ValueError("no such flag")
-
-    monkeypatch.setattr("ray.init", init)
-    with pytest.raises(UserError, match=r"^Ray did not start on this machine \(no such flag\); "):
-        ray_session().__enter__()
-    assert len(attempts) == 1
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_signal_during_the_start_of_ray_takes_effect_at_the_end_of_the_attempt(
-    clean: Path, monkeypatch: pytest.MonkeyPatch, late: bool
-):
-    attempts: list[int] = []
-
-    def init(**_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # like Ray, whose handler ends the process
-        signal.raise_signal(signal.SIGTERM)
-        attempts.append(1)
-        if late:
-            raise Exception("timed out")
-
-    monkeypatch.setattr("ray.init", init)
-    monkeypatch.setattr("ray.shutdown", lambda: attempts.append(0))
-    with ending_signals_interrupt() as received, pytest.raises(KeyboardInterrupt):
-        ray_session().__enter__()
-    assert received.status == 143
-    assert attempts == [1, 0]
 
 
 def test_a_rejection_that_ray_writes_to_stderr_is_understood_and_not_shown(clean, monkeypatch, capfd):

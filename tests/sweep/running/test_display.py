@@ -69,3 +69,23 @@ def test_a_pipe_gets_one_line_for_ctrl_c():
     assert text.getvalue().splitlines() == [
         "Stopping ... all recorded rounds are kept. Another Ctrl-C stops without waiting for trials.",
     ]
+
+
+def test_the_counts_after_every_change_are_those_of_all_trials():
+    clock = Clock()
+    shown = table(clock, [trial(0, [0.1] * 13, outcome=True)])
+    changes = [
+        trial(1, []),
+        trial(1, [0.1, 1.0]),
+        trial(2, [0.1] * 13, outcome=True),
+        trial(2, [0.1] * 5),  # its arm was pruned because of a failure that is retried
+        trial(1, [0.1] * 7, outcome=True),
+        trial(2, [0.1] * 13, outcome=True),
+    ]
+    for change in changes:
+        shown.update(change)
+        anew = table(clock, list(shown.trials.values()))
+        now, then = shown.progress.tasks[0], anew.progress.tasks[0]
+        assert (now.description, now.completed, now.total) == (then.description, then.completed, then.total)
+    assert now.description == "3 of 4 trials (3 finished)"
+    assert now.completed == 3 * ROUNDS

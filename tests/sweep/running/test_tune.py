@@ -44,6 +44,7 @@ def in_process(tmp_path: Path, new_store: NewStore, monkeypatch: pytest.MonkeyPa
             recording.end(trial.key, Outcome(outcome="finished", round=last.round))
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ray_session, "started_early", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(ray_session, "ray_session", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(ray_tuner, "_tune", fit)
     monkeypatch.setattr("fedsweep.report.write_figures", lambda *_: ())

@@ -1,0 +1,192 @@
+"""The start and the end of Ray on this machine, in a thread of its own. No Ray is started."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+from rich.console import Console
+
+from fedsweep.common.errors import UserError
+from fedsweep.common.signals import ending_signals_interrupt
+from fedsweep.sweep.cluster import local_ray
+from fedsweep.sweep.cluster.cluster import OWN_RAY, ray_is_running
+from fedsweep.sweep.cluster.local_ray import MOST_WARM, STOPPING, LocalRay, begun
+from fedsweep.sweep.cluster.ray_session import ray_session, started_early
+from fedsweep.sweep.space.search_space import Resources
+
+ONE = Resources(cpus_per_trial=1)
+LATE = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
+
+
+@pytest.fixture
+def calls(clean: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace the end of Ray, and return the list of the calls that start and end it. `clean` is in conftest.py."""
+    called: list[str] = []
+    monkeypatch.setattr("ray.shutdown", lambda: called.append("shutdown"))
+    monkeypatch.setattr(local_ray, "lost_process", lambda: "")
+    return called
+
+
+@pytest.fixture
+def starts(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Return a function that lets Ray start with the given results, and returns the list of calls."""
+
+    def use(*results: Exception | None) -> list[str]:
+        left = list(results)
+
+        def init(**_: object) -> None:
+            calls.append("init")
+            if (result := left.pop(0)) is not None:
+                raise result
+
+        monkeypatch.setattr("ray.init", init)
+        return calls
+
+    return use
+
+
+def test_a_ray_that_takes_too_long_to_start_gives_a_clear_error(starts: Callable[..., list[str]]) -> None:
+    called, said = starts(*[Exception(LATE)] * 4), io.StringIO()
+    with pytest.raises(UserError) as refused, begun(Console(file=said, width=200), ONE) as starting:
+        starting.wait()
+    assert str(refused.value) == (
+        "Ray did not start on this machine after 4 attempts of 30 seconds (The current node timed out during startup); "
+        "nothing was recorded, so run the same command again, when the machine is less busy."
+    )
+    assert called.count("init") == 4
+    assert [line for line in said.getvalue().splitlines() if "busy" in line] == [
+        f"This machine is busy: Ray has not started yet (attempt {number} of 4) ..." for number in (2, 3, 4)
+    ]
+
+
+def test_ray_that_starts_at_the_second_attempt_is_used_and_stopped(starts: Callable[..., list[str]]) -> None:
+    called = starts(Exception(LATE), None)
+    with ray_session():
+        assert called == ["init", "shutdown", "init"]
+    assert called[3:] == ["shutdown"]
+
+
+def test_another_error_at_the_start_of_ray_is_not_repeated(starts: Callable[..., list[str]]) -> None:
+    called = starts(ValueError("no such flag"))
+    with pytest.raises(UserError, match=r"^Ray did not start on this machine \(no such flag\); "):
+        ray_session().__enter__()
+    assert called.count("init") == 1
+
+
+def test_nothing_waits_for_ray_before_it_is_needed(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr("ray.init", lambda **_: may_end.wait(60) and calls.append("init"))
+    with started_early("local", Console(quiet=True), ONE) as starting:
+        assert starting is not None
+        assert calls == []
+        assert not ray_is_running()  # it is the sweep's own, so the sweep may use all cores
+        may_end.set()
+        with ray_session(starting=starting):
+            assert calls == ["init"]
+        assert calls == ["init", "shutdown"]
+    assert calls == ["init", "shutdown"]
+
+
+def test_a_sweep_on_a_cluster_starts_nothing_here(starts: Callable[..., list[str]]) -> None:
+    called = starts()
+    with started_early("10.0.0.1:6379", Console(quiet=True), ONE) as starting:
+        assert starting is None
+    assert called == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_error_during_the_start_stops_ray_and_deletes_its_folder(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    folders: list[Path] = []
+
+    def init(_temp_dir: str, **_: object) -> None:
+        folders.append(Path(_temp_dir).parent)
+        assert folders[0].exists()
+        starting = cast(LocalRay, OWN_RAY[0])
+        assert starting._stopping.wait(60)
+        if fails:
+            raise Exception(LATE)
+        calls.append("init")
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(UserError, match="wrong data"), begun(Console(quiet=True), ONE):
+        raise UserError("wrong data")
+    assert calls == (["shutdown"] if fails else ["init", "shutdown"])
+    assert len(folders) == 1  # no further attempt
+    assert not folders[0].exists()
+
+
+def test_a_signal_during_the_start_interrupts_at_once_and_ray_is_stopped_after_the_attempt(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = io.StringIO()
+
+    def init(**_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert cast(LocalRay, OWN_RAY[0])._stopping.wait(60)
+        calls.append("init")
+
+    monkeypatch.setattr("ray.init", init)
+
+    def wait() -> None:
+        with begun(Console(file=said, width=200), ONE) as starting:
+            starting.wait()
+
+    with ending_signals_interrupt() as received, pytest.raises(KeyboardInterrupt):
+        wait()
+    assert received.status == 143
+    assert calls == ["init", "shutdown"]
+    assert STOPPING in said.getvalue()
+
+
+def test_a_closing_terminal_does_not_end_rays_processes(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked: list[bool] = []
+    shown = "import signal; print(signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+
+    def init(**_: object) -> None:
+        answer = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True)
+        blocked.append(answer.stdout.strip() == "True")
+
+    monkeypatch.setattr("ray.init", init)
+    with begun(Console(quiet=True), ONE) as starting:
+        starting.wait()
+        blocked.append(signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    assert blocked == [True, False]
+
+
+def test_workers_write_bytecode_and_import_the_modules_of_a_trial_when_they_start(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray._private import services
+
+    shown = (
+        "import os; print(os.getpgid(0) == os.getpid(), os.environ.get('PYTHONDONTWRITEBYTECODE'), "
+        "os.environ['RAY_preload_python_modules'], os.environ['OMP_NUM_THREADS'], end='')"
+    )
+    words: list[str] = []
+
+    def init(**_: object) -> None:
+        command = [sys.executable, "-c", f"import sys; print(sys.argv[1:]); {shown}", "--a=1"]
+        command.append(f"{local_ray.PRESTARTED}64")
+        process = services.ConsolePopen(command, env=dict(os.environ), stdout=subprocess.PIPE, text=True)
+        words.extend(process.communicate()[0].splitlines())
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr(local_ray, "available_cpus", lambda: 64)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for resources, at_once, workers in ((ONE, None, MOST_WARM), (ONE, 3, 3), (Resources(cpus_per_trial=32), None, 2)):
+        words.clear()
+        with begun(Console(quiet=True), resources, at_once) as starting:
+            starting.wait()
+        assert words[0] == str(["--a=1", f"{local_ray.PRESTARTED}{workers}"])
+        assert words[1] == f"{sys.platform == 'linux'} None {','.join(local_ray.MODULES)} {resources.threads}"
+    assert os.environ["PYTHONDONTWRITEBYTECODE"] == "1"
