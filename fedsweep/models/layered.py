@@ -41,14 +41,11 @@ class LayeredModel(nn.Module, ABC):
     only some blocks uses the block numbers of the full model.
     """
 
-    backbone: Any
-    """The network of timm, or the two encoders of CLIP."""
+    backbone: Any  # the network of timm, or the two encoders of CLIP
     class_names: tuple[str, ...] = ()
     """The names of the classes, in the order of the logits; empty on the meta device."""
-    session: Session
-    """The local sessions that train on the model at the moment; the adapted layers share this object."""
-    head_is_fresh: bool = False
-    """True if the head has random initial values instead of pre-trained weights."""
+    session: Session  # the local sessions that train at the moment; the adapted layers share this object
+    head_is_fresh: bool = False  # whether the head has random initial values instead of pre-trained weights
     mean: Tensor
     std: Tensor
 
@@ -73,7 +70,7 @@ class LayeredModel(nn.Module, ABC):
     """The prefix of the head's parameter names; without a dot, because a distilled DeiT also has a `head_dist`."""
 
     joins_clients: ClassVar[bool] = True
-    """True if the images of several clients can share a forward pass, because the logits are those of a linear head."""
+    """True if the images of several clients can share a forward pass, as in models with a linear head."""
 
     @abstractmethod
     def embed(self, pixels: Tensor) -> Tensor:

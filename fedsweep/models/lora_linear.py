@@ -77,7 +77,7 @@ class LoraLinear(Linear):
 
     def _merges(self, x: Tensor) -> bool:
         """Return whether W + s B A is formed; not under autocast, whose rounding of the sum would lose B A."""
-        if self._rate or torch.is_autocast_enabled(x.device.type):
+        if self._rate or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             return False
         out, width = self._frozen()[0].shape
         return not torch.is_grad_enabled() or (not x.is_cuda and 2 * out * width <= NARROW * (out + width))

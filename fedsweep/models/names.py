@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterable
+from functools import cache
 
 STATISTICS = ("running_mean", "running_var")
 _BLOCK = re.compile(r"^backbone\.blocks\.(\d+)\.")
 
 
+@cache  # asked for each tensor of each client
 def layer_of(name: str) -> int | None:
     """Return the number of the block to which a tensor belongs, or None for a tensor outside the blocks.
 

@@ -37,7 +37,7 @@ class DropoutMasks:
             return torch.empty_like(like).bernoulli_(1 / scale, generator=self._cuda).mul_(scale)
         draws = self._bits.random_raw(math.ceil(like.numel() / 4)).view(np.uint16)[: like.numel()]
         mask = np.multiply(draws >= dropped, scale, dtype=np.float32)
-        return torch.from_numpy(mask).view(like.shape).to(like.dtype)
+        return torch.from_numpy(mask).view(like.shape).to(like.device, like.dtype, non_blocking=True)
 
 
 @dataclass(frozen=True)

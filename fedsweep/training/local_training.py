@@ -31,7 +31,7 @@ Objective = Callable[[LayeredModel, Images, Tensor, Walk], Tensor]
 """A function that returns the loss, given the model, a batch of images, their labels (batch,), and the steps to run."""
 
 
-JOINED = {"cpu": 150_000, "cuda": 8_000_000}
+JOINED, JOINED_ON_GPU = {"cpu": 150_000}, 8_000_000
 """The largest number of elements in the tokens of clients that train together, averaged over blocks, by device.
 
 On a CPU, a step of four batches of 32 small images takes 0.6 to 0.9 of the time of four steps; with more images, the
@@ -191,7 +191,7 @@ class CohortTrainer:
         pixels, _ = tasks[0].client.train.take(torch.zeros(1, dtype=torch.int64))
         with torch.no_grad():
             tokens = self.model.embed(self.model.normalize(pixels))
-        largest = tokens.numel() * self.local.batch_size / JOINED[tokens.device.type]
+        largest = tokens.numel() * self.local.batch_size / JOINED.get(tokens.device.type, JOINED_ON_GPU)
         held = [len(task.allocation.held) / self.model.num_layers for task in tasks]
         return [largest * max(share, 1 / 4) for share in held]  # all tasks of a group could hold the same block
 

@@ -1,7 +1,7 @@
 """The arithmetic of a run's matrix products."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Literal
 
 import torch
@@ -23,7 +23,7 @@ def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        with torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext():
             yield
     finally:
         torch.set_float32_matmul_precision(before)

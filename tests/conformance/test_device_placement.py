@@ -1,13 +1,15 @@
 """Rounds of every method on a pretended GPU: all tensors are on the right device, and no local step waits."""
 
-import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedsweep.federation.rounds import Federation, federate
+from fedsweep.training import local_training
+from fedsweep.training.local_training import CohortTrainer
 from fedsweep.types import RoundListener, RoundResult
 from tests.compare import tensors_in, unkept
 from tests.pretended_gpu import GPU, DeviceTensor, PretendedGPU
@@ -28,19 +30,21 @@ HEADS = {"depthfl": {"method.heads": [2]}, "fedbrick over depthfl": {"method.ove
 class Steps(RoundListener):
     """A listener that counts local steps and collects the operations in them for which the host waits.
 
-    The first step of a session is left out, because the session's preparation precedes it.
+    A step begins when the step before it ends, or when the preparation of the session ends.
     """
 
     def __init__(self, gpu: PretendedGPU) -> None:
-        self.gpu, self.before, self.seen = gpu, 0.0, 0
-        self.steps, self.waits = 0, list[str]()
+        self.gpu, self.seen, self.steps, self.waits = gpu, 0, 0, list[str]()
+
+    def prepared(self) -> None:
+        """Leave out the operations of the preparation."""
+        self.seen = len(self.gpu.waits)
 
     def training(self, done: float, clients: int) -> None:
         """Collect the operations since the preceding step."""
-        if math.ceil(done) == math.ceil(self.before) and done > self.before:
-            self.steps += 1
-            self.waits += self.gpu.waits[self.seen :]
-        self.before, self.seen = done, len(self.gpu.waits)
+        self.steps += 1
+        self.waits += self.gpu.waits[self.seen :]
+        self.seen = len(self.gpu.waits)
 
 
 def on(gpu: PretendedGPU, federation: Federation) -> Federation:
@@ -56,9 +60,17 @@ def on(gpu: PretendedGPU, federation: Federation) -> Federation:
 
 def played(federation: Federation) -> tuple[list[RoundResult], Steps]:
     """Run a federation on the pretended GPU; return its rounds and the local steps."""
-    with PretendedGPU() as gpu:
+    with PretendedGPU() as gpu, pytest.MonkeyPatch.context() as patch:
         there = on(gpu, federation)
-        return list(federate(there)), there.trainer.reader.listener
+        steps, prepare = there.trainer.reader.listener, CohortTrainer._session
+
+        def prepared(*given: Any) -> Any:
+            session = prepare(*given)
+            steps.prepared()
+            return session
+
+        patch.setattr(CohortTrainer, "_session", prepared)
+        return list(federate(there)), steps
 
 
 MEASURED = ("fedra", "fedbrick over depthfl")
@@ -156,11 +168,18 @@ def test_a_wait_is_recorded(wait):
     assert len(gpu.waits) == 1
 
 
-def test_a_wait_in_a_local_step_is_seen(federation, monkeypatch):
+@pytest.mark.parametrize("together", [True, False])
+def test_a_wait_in_a_local_step_is_seen(federation, monkeypatch, together):
     small = unkept(federation(SMALL, train=16, test=4))
-    forward = type(small.model).forward
-    monkeypatch.setattr(
-        type(small.model), "forward", lambda *given: forward(*given) * forward(*given).isfinite().all().item()
-    )
+    if not together:
+        monkeypatch.setattr(local_training, "JOINED_ON_GPU", 1)
+    block = type(small.model).block
+
+    def waiting(model, layer, tokens):
+        out = block(model, layer, tokens)
+        return out * out.isfinite().all().item() if torch.is_grad_enabled() else out
+
+    monkeypatch.setattr(type(small.model), "block", waiting)
     _, steps = played(small)
-    assert steps.waits == ["aten._local_scalar_dense"] * 2
+    assert steps.steps == (2 if together else 4)
+    assert set(steps.waits) == {"aten._local_scalar_dense"}

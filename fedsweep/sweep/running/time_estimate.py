@@ -12,7 +12,8 @@ import torch
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
-from fedsweep.federation.build_and_run import run
+from fedsweep.federation.build_and_run import build
+from fedsweep.federation.rounds import federate
 from fedsweep.results import Store, SweepStore
 from fedsweep.sweep.cluster import packing
 from fedsweep.sweep.cluster.cluster import HERE, Cluster, concurrency, gpus_of, most_on_a_gpu, processor
@@ -48,9 +49,14 @@ def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int
     torch.set_num_threads(resources.threads)
     measure.start()
     begun = time.monotonic()
-    untuned, first = islice(run(plan.resolve({}, plan.space.seeds[0]), resources.device), 2)
-    build = time.monotonic() - begun - untuned.seconds - first.seconds
-    trial = build + untuned.seconds + plan.base.federation.rounds * first.seconds
+    federation = build(plan.resolve({}, plan.space.seeds[0]), resources.device)
+    _, first = islice(federate(federation), 2)
+    beside = time.monotonic() - begun - first.seconds  # building, and the evaluation of the untuned model
+    begun, rounds = time.monotonic(), range(1, federation.config.rounds + 1)
+    federation.evaluate(first.state, 1)
+    evaluation = time.monotonic() - begun
+    training = max(0.0, first.seconds - evaluation * federation.evaluates(1))
+    trial = beside + len(rounds) * training + evaluation * sum(map(federation.evaluates, rounds))
     if memory := measure.read():
         taken, most = memory[packing.PEAK] + memory[packing.BESIDE], most_on_a_gpu(resources, cluster)
         fit = packing.side_by_side(taken, memory[packing.TOTAL], most)
