@@ -14,6 +14,7 @@ from fedsweep.common.randomness import stream
 from fedsweep.methods import FederatedMethod, Server
 from fedsweep.methods.base import Allocations
 from fedsweep.methods.capabilities import (
+    DomainModels,
     Messages,
     OwnMetrics,
     SeparateModels,
@@ -28,7 +29,15 @@ from fedsweep.training.aggregation import lora_residual
 from fedsweep.training.attacks import Attack, attacked, malicious_clients
 from fedsweep.training.costs import round_costs
 from fedsweep.training.drift_and_structural_bias import Placed, drift, structural_bias
-from fedsweep.training.evaluation import EvaluationConfig, Predict, accuracy, client_scores, evaluate, stratified
+from fedsweep.training.evaluation import (
+    EvaluationConfig,
+    Predict,
+    accuracy,
+    client_scores,
+    evaluate,
+    in_one_pass,
+    stratified,
+)
 from fedsweep.training.local_training import CohortTrainer
 from fedsweep.training.precision import Precision, arithmetic
 from fedsweep.training.tsne import draw, embed
@@ -166,6 +175,8 @@ class Federation:
         if round == 0 and type(self.method).predict is FederatedMethod.predict:
             # Arms that differ only in their training share these logits, which are cached on the node.
             predict = partial(self.trainer.reader.untuned_logits, state.layers, state.adapter)
+        if not DomainModels.of_method(self.method).uses_domains:
+            predict = in_one_pass(predict, [*domains, *held_out])
         return {**evaluate(predict, domains, held_out), **of_clients}
 
     def _evaluate_clients(self, state: ServerState) -> dict[str, float]:

@@ -116,6 +116,15 @@ class SeparateModels(PersonalModels):
         return state.adapter
 
 
+class DomainModels(Capability):
+    """A base class for methods whose global model uses the domain of an image."""
+
+    @property
+    def uses_domains(self) -> bool:
+        """True if predictions depend on the domain. Otherwise, all domains are predicted in one pass."""
+        return False
+
+
 class FrozenBlocks(Capability):
     """A base class for methods that freeze the lowest blocks.
 

@@ -64,7 +64,7 @@ def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool 
     """
     from peft import inject_adapter_in_model
 
-    from fedsweep.models.lora_linear import LoraLinear
+    from fedsweep.models.lora_linear import LoraLinear, SessionDropout
 
     targets = [
         f"backbone.blocks.{layer}.{place}"
@@ -77,9 +77,11 @@ def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool 
     peft_config = _peft_config(config, target_modules=targets)
     peft_config._register_custom_module({nn.Linear: LoraLinear})  # PEFT's way to adapt a layer with a class of ours
     inject_adapter_in_model(peft_config, model)
-    for name, module in model.named_modules():
+    for name, module in list(model.named_modules()):
         if isinstance(module, LoraLinear):
             module.name, module.session = name, model.session
+        elif config.dropout and name.endswith(".lora_dropout"):
+            cast(nn.ModuleDict, module)["default"] = SessionDropout(config.dropout, model.session)
     for name, parameter in model.named_parameters():
         adapter = ".lora_B." in name if freeze_a else ".lora_" in name
         parameter.requires_grad_(adapter or name.startswith(model.head_prefix))

@@ -87,6 +87,21 @@ class LoraLinear(Linear):
         return getattr(self.lora_dropout["default"], "p", 0.0) if self.training else 0.0
 
     def _dropped(self, x: Tensor, masks: DropoutMasks | None) -> Tensor:
-        if not (rate := self._rate):
-            return x
-        return F.dropout(x, rate) if masks is None else x * masks.next(x, rate)
+        return dropped(x, rate, masks) if (rate := self._rate) else x
+
+
+class SessionDropout(nn.Module):
+    """Dropout with the masks of the client that trains alone, for PEFT's other layers, such as convolutions."""
+
+    def __init__(self, rate: float, session: Session) -> None:
+        super().__init__()
+        self.p, self.session = rate, session
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the input with some entries set to 0 and the others scaled up; outside of training, the input."""
+        return dropped(x, self.p, self.session.masks) if self.training else x
+
+
+def dropped(x: Tensor, rate: float, masks: DropoutMasks | None) -> Tensor:
+    """Apply dropout to `x`, with the next mask of a client's stream, or of torch's global generator for None."""
+    return F.dropout(x, rate) if masks is None else x * masks.next(x, rate)

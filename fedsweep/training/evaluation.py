@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedsweep.common.config import Config
 from fedsweep.common.randomness import stream
+from fedsweep.data.image_sets import pool
 from fedsweep.models.layered import LayeredModel, Walk
 from fedsweep.results.history import TESTED
 from fedsweep.types import ClientId, Domain, ImageSet
@@ -88,6 +89,17 @@ def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Dom
         "loss/test": sum(losses) / len(losses),
         TESTED: float(sum(len(domain.test) for domain in (*domains, *held_out))),
     }
+
+
+def in_one_pass(predict: Predict, domains: Sequence[Domain]) -> Predict:
+    """Predict the test images of all domains in one pass, and return a function that looks up the logits of a domain.
+
+    The batches of one pass are larger than those of a pass for each domain. `predict` must not depend on the domain.
+    """
+    sets = [domain.test for domain in domains]
+    parts = torch.split(predict(pool(sets), domain=None), [len(images) for images in sets])
+    known = {id(images): logits for images, logits in zip(sets, parts, strict=True)}
+    return lambda images, *, domain: known[id(images)]
 
 
 def stratified(domain: Domain, count: int, seed: int) -> Domain:

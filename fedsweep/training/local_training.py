@@ -1,4 +1,4 @@
-"""Local training of a cohort, one client after another, on a single model in memory."""
+"""Local training of a cohort on a single model in memory: one client after another, or several clients together."""
 
 from __future__ import annotations
 
@@ -114,10 +114,10 @@ def cross_entropy(model: LayeredModel, images: Images, labels: Tensor, walk: Wal
 
 @dataclass(frozen=True)
 class CohortTrainer:
-    """A trainer that trains the clients of a cohort one after another on a single model.
+    """A trainer that trains the clients of a cohort on a single model, either alone or together.
 
     Attributes:
-        model: The model, into which the tensors of each client are copied.
+        model: The model, into which the tensors of a client that trains alone are copied.
         optimizer: The options of the local optimizer.
         base: The base optimizer, which is a federated optimizer such as FedProx.
         local: The options that set the number of local steps and the batch size.
@@ -230,7 +230,7 @@ class CohortTrainer:
         session, train = self._session(task, parameters, parameters), task.client.train
         devices = [model.mean.device] if model.mean.is_cuda else []
         masks, frozen = model.session.drawing(session.masks), model.frozen(session.walk, session.done)
-        # Dropout outside of LoRA's linear layers uses torch's global generator, which is restored afterwards.
+        # Dropout outside of LoRA uses torch's global generator, which is restored afterwards.
         with torch.random.fork_rng(devices=devices), masks, frozen:
             torch.manual_seed(session.dropout)
             for step, batch in enumerate(map(torch.from_numpy, session.order)):

@@ -25,7 +25,7 @@ def verbs(capability: type[Capability]) -> set[str]:
 
 
 def test_all_capabilities_are_found():
-    assert len(CAPABILITIES) == 10
+    assert len(CAPABILITIES) == 11
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda one: one.__name__)

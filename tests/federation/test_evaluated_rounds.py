@@ -121,6 +121,6 @@ def test_a_tuned_model_is_never_taken_for_the_untuned_one(federation, tmp_path):
     seen.clear()
     for result in (start, end):
         assert small.evaluate(result.state, 1)["loss/test"] == pytest.approx(result.metrics["loss/test"], rel=1e-5)
-    assert len(seen) == 2 * len(small.domains)
+    assert len(seen) == 2  # one pass over all domains
     assert small.evaluate(end.state, 0)["loss/test"] == pytest.approx(end.metrics["loss/test"], rel=1e-5)
     assert start.metrics["loss/test"] != pytest.approx(end.metrics["loss/test"], rel=1e-3)

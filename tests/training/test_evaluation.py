@@ -1,16 +1,19 @@
 """The evaluation of a model, compared with a plain loop."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
+from fedsweep.federation.rounds import federate
 from fedsweep.methods.capabilities import predicted
 from fedsweep.training.evaluation import (
     accuracy,
     client_metric_names,
     client_scores,
     evaluate,
+    in_one_pass,
     metric_names,
 )
 from fedsweep.types import Domain, ImageSet
@@ -49,7 +52,7 @@ def test_metrics_equal_a_plain_loop():
     assert metrics.pop("loss/test") == pytest.approx(sum(losses) / 2, rel=1e-6)
     assert metrics == {
         "accuracy/mean": 0.75, "accuracy/worst_domain": 0.5, "accuracy/domain_spread": 0.25,
-        "accuracy/domain/good": 1.0, "accuracy/domain/bad": 0.5,
+        "accuracy/domain/good": 1.0, "accuracy/domain/bad": 0.5, "evaluation/images": 9.0,
     }  # fmt: skip
 
 
@@ -92,3 +95,15 @@ def test_evaluation_uses_the_adapter_of_the_state_and_not_of_the_model(federatio
     before = small.evaluate(state, 0)
     small.model.load_adapter({name: torch.ones_like(tensor) for name, tensor in state.adapter.items()})
     assert small.evaluate(state, 0) == before
+
+
+@pytest.mark.parametrize("changes", [{}, {"method": "depthfl"}, {"evaluation.batch_size": 7}], ids=str)
+def test_one_pass_over_all_domains_gives_the_logits_of_a_pass_for_each(federation, changes):
+    small = federation({"federation.rounds": 1, **changes})
+    _, last = federate(small)
+    predict = partial(predicted, small.method, last.state, small.trainer.reader)
+    small.model.load_adapter(last.state.adapter)
+    together = in_one_pass(predict, small.domains)
+    for domain in small.domains:
+        alone = predict(domain.test, domain=domain.name)
+        torch.testing.assert_close(together(domain.test, domain=domain.name), alone, rtol=1e-5, atol=1e-5)

@@ -18,7 +18,14 @@ from torch import Tensor
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server, state_as, synthetic_of
-from fedsweep.methods.capabilities import ExportObstacle, OwnMetrics, OwnWeights, SeparateModels, SideInputs
+from fedsweep.methods.capabilities import (
+    DomainModels,
+    ExportObstacle,
+    OwnMetrics,
+    OwnWeights,
+    SeparateModels,
+    SideInputs,
+)
 from fedsweep.methods.fedag.domain_adapters import (
     AdaptersConfig,
     ClipConfig,
@@ -67,7 +74,7 @@ def of(state: ServerState) -> FedAGState:
     return state_as(FedAGState, state)
 
 
-class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics, ExportObstacle):
+class FedAG(FederatedMethod, OwnWeights, SeparateModels, DomainModels, SideInputs, OwnMetrics, ExportObstacle):
     """A method in which small models on the clients and a CLIP model on the server learn from each other.
 
     Every client trains all blocks of the small model, and the hyperparameter `federation.depths` is ignored.
@@ -224,6 +231,11 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         If the client has not trained yet, return the model that the server sends to it.
         """
         return state.adapter | of(state).own[client] if client in of(state).own else self.sent_adapter(state, client)
+
+    @property
+    def uses_domains(self) -> bool:
+        """True, because the server has an adapter for each domain."""
+        return True
 
     def server_features(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:
         """Return CLIP's features (n, width) of n images as a dict with the single key `clip` (Eq. 3).
