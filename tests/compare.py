@@ -58,6 +58,13 @@ def memory(node: Any) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors_in(node)}
 
 
+def assert_close(first: AdapterState, second: AdapterState) -> None:
+    """Assert that two adapters differ only by rounding, as those of clients that trained together and alone."""
+    assert set(first) == set(second)
+    for name, tensor in first.items():
+        torch.testing.assert_close(tensor, second[name], rtol=0, atol=1e-5)
+
+
 def copied(state: AdapterState) -> AdapterState:
     """Return a copy of an adapter that shares no tensor with it."""
     return {name: tensor.clone() for name, tensor in state.items()}

@@ -15,6 +15,7 @@ from fedsweep.methods import FederatedMethod, Server
 from fedsweep.methods.base import Allocations
 from fedsweep.methods.capabilities import (
     DomainModels,
+    FrozenBlocks,
     Messages,
     OwnMetrics,
     SeparateModels,
@@ -172,7 +173,8 @@ class Federation:
         of_clients = self._evaluate_clients(state)
         self.model.load_adapter(state.adapter)
         predict: Predict = partial(predicted, self.method, state, self.trainer.reader)
-        if round == 0 and type(self.method).predict is FederatedMethod.predict:
+        frozen = FrozenBlocks.of_method(self.method).num_frozen_blocks(state)
+        if round == 0 and not frozen and type(self.method).predict is FederatedMethod.predict:
             # Arms that differ only in their training share these logits, which are cached on the node.
             predict = partial(self.trainer.reader.untuned_logits, state.layers, state.adapter)
         if not DomainModels.of_method(self.method).uses_domains:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 MEASURED = ("memory", "system")  # fields of a record that are not written if they were not measured
 TESTED = "evaluation/images"
-"""The metric for the number of test images, over all domains, on which the global model was evaluated in a round."""
+"""The metric for the number of test images of the clients' domains on which the global model was evaluated."""
 ACCUMULATED = ("megabytes/sent", "bytes/up", "bytes/down", "seconds/round")
 """Metrics whose value for a run is the sum over its rounds."""
 

@@ -77,8 +77,9 @@ def written(folder: Path, config: RunConfig, model: LayeredModel, layers: tuple[
 def check(folder: Path, config: RunConfig, model: LayeredModel, layers: tuple[int, ...]) -> None:
     expected = model(images(config.backbone.image_size), layers)
     assert expected.std() > 0.1
+    scale = 1 if model.joins_clients else 100  # CLIP multiplies cosines by 100, and their rounding errors too
     for logits in (load(folder).logits, as_its_readme_says(folder)):
-        torch.testing.assert_close(logits(images(config.backbone.image_size)), expected, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(logits(images(config.backbone.image_size)), expected, rtol=1e-5, atol=1e-4 * scale)
 
 
 def as_its_readme_says(folder: Path) -> Callable[[Tensor], Tensor]:

@@ -51,9 +51,9 @@ def test_metrics_of_the_evaluation_are_measured_in_the_same_rounds(federation, m
 def test_rounds_between_the_first_and_the_last_are_evaluated_on_some_images(federation):
     held_out = {"data.held_out_domains": ["noisy"], "federation.depths": [12]}
     small = federation({"federation.rounds": 3, "evaluation.images_per_domain": 4, **held_out})
-    whole = sum(len(one.test) for one in (*small.domains, *small.held_out))
+    whole = sum(len(one.test) for one in small.domains)
     rounds = list(federate(small))
-    assert [result.metrics[TESTED] for result in rounds] == [whole, 12, 12, whole]
+    assert [result.metrics[TESTED] for result in rounds] == [whole, 8, 8, whole]
     plain = list(federate(federation({"federation.rounds": 3, **held_out})))
     assert dict(rounds[3].metrics) == dict(plain[3].metrics)
     assert rounds[1].metrics["loss/test"] != plain[1].metrics["loss/test"]

@@ -14,7 +14,7 @@ from fedsweep.methods.fedbrick.bricks import Blend
 from fedsweep.models.names import layer_of
 from fedsweep.training.local_training import CohortTrainer, LocalTask
 from fedsweep.types import ClientUpdate
-from tests.compare import identical, moved
+from tests.compare import assert_close, identical, moved
 from tests.conformance.rounds import one_round
 from tests.references import fedbrick as reference
 
@@ -73,8 +73,8 @@ def test_without_missing_blocks_and_penalties_adapters_and_heads_equal_the_depth
     ours = list(federate(make(whole, lambda_w=0.0, over={"name": base})))
     theirs = list(federate(federation({"method": base, **SAME_IMAGES, **whole})))
     for one, other in zip(ours, theirs, strict=True):
-        assert identical(others_in(one.state.adapter), other.state.adapter)
-        assert one.metrics["loss/test"] == other.metrics["loss/test"]
+        assert_close(others_in(one.state.adapter), other.state.adapter)
+        assert one.metrics["loss/test"] == pytest.approx(other.metrics["loss/test"], rel=1e-5)
     assert len(moved(bricks_in(ours[0].state.adapter), bricks_in(ours[1].state.adapter))) == 3 * 12 * 4
 
 
@@ -193,7 +193,7 @@ def test_without_stage_one_adapters_and_heads_equal_the_depth_methods(make, fede
     plain = federation({"method": "fedra", **SAME_IMAGES})
     _, theirs = one_round(plain)
     for one, other in zip(updates, theirs, strict=True):
-        assert identical(others_in(one.adapter), dict(other.adapter))
+        assert_close(others_in(one.adapter), dict(other.adapter))
         held = set(one.allocation.held)
         assert {int(name.split(".")[2]) for name in bricks_in(one.adapter)} == held
 

@@ -15,6 +15,7 @@ from fedsweep.models.layered import LayeredModel
 from fedsweep.training import local_training
 from fedsweep.training.local_training import CohortTrainer, LocalConfig, LocalTask, cross_entropy
 from fedsweep.types import LayerAllocation, RoundListener
+from tests.compare import assert_close
 
 SEVERAL = {"federation.rounds": 3, "local.batch_size": 15}
 CHANGES = {
@@ -61,8 +62,7 @@ def test_a_whole_run_is_the_same_except_for_rounding(federation, sizes, monkeypa
         assert max(sizes) == (3 if together else 1)
         sizes.clear()
     for ours, theirs in zip(*runs, strict=True):
-        for tensor, value in theirs.state.adapter.items():
-            torch.testing.assert_close(ours.state.adapter[tensor], value, rtol=0, atol=1e-5)
+        assert_close(ours.state.adapter, theirs.state.adapter)
         assert ours.metrics == pytest.approx(dict(theirs.metrics), rel=1e-3, abs=1e-4)
 
 
@@ -85,8 +85,7 @@ def test_cached_tokens_of_frozen_blocks_are_used(federation, sizes, tmp_path: Pa
     assert sizes == [3, 3]
     assert list(tmp_path.iterdir())
     for ours, theirs in zip(found, plain, strict=True):
-        for name, tensor in theirs.adapter.items():
-            torch.testing.assert_close(ours.adapter[name], tensor, rtol=0, atol=1e-6)
+        assert_close(ours.adapter, theirs.adapter)
 
 
 def test_groups_are_limited_and_balanced(federation, sizes, monkeypatch):
