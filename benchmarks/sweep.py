@@ -106,6 +106,8 @@ class Processes(threading.Thread):
         except psutil.Error:
             return
         kind = "driver" if process == self.driver else "workers" if command.startswith("ray::") else "Ray"
+        if not command:  # the process has ended
+            kind = self.spent.get(process.pid, (kind, 0.0))[0]
         self.spent[process.pid] = (kind, times.user + times.system)
 
     def total(self, kind: str) -> float:
