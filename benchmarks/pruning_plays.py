@@ -8,7 +8,8 @@ from pruning_problems import Array, Problem, Rounds  # in the same folder
 from pruning_workers import asha, medians, work
 from scipy import stats
 
-from fedsweep.sweep.pruning.arm_rules import halve, places, rungs
+from fedsweep.sweep.pruning.arm_rules import halve, places
+from fedsweep.sweep.space.settings import rungs
 
 Play = Callable[[Problem], Rounds]
 

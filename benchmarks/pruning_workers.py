@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 from pruning_problems import Array, Rounds, Trial  # in the same folder
 
-from fedsweep.sweep.pruning.arm_rules import Verdicts, halve, rungs
+from fedsweep.sweep.pruning.arm_rules import Verdicts, halve
 from fedsweep.sweep.pruning.trial_rules import Decision, Decisions, Medians, Rungs
-from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler
+from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler, rungs
 
 NO_LOG = Path("not written")
 

@@ -38,7 +38,7 @@ def run(
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
 ) -> None:
-    """Run one federated experiment and print the accuracy after each round.
+    """Run one federated experiment and print the accuracy after each evaluated round.
 
     Example: `fedsweep run fedra_digits seed=1 method=all_small`
     """

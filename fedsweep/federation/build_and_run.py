@@ -243,10 +243,10 @@ def run_resumably(
         measure: A function that is called after each round. It returns measurements of the CPU, the memory and the GPU,
             which are added to the record of the round.
         listener: An object that follows the progress within each round.
-        compared: Rounds that are evaluated in addition to those of `federation.evaluate_every` and to `until`.
+        compared: Rounds that are evaluated in addition to those of `federation.evaluate_every`.
     """
     forget_peak()
-    federation = build(config, device, listener, {*compared, *([] if until is None else [until])})
+    federation = build(config, device, listener, compared)
     history: list[RoundRecord] = []
     start: RoundResult | None = None
     if checkpoint.exists():

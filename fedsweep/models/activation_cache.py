@@ -56,7 +56,8 @@ class FrozenFunction:
         """
         padding = images[:1].expand(-len(images) % GROUP, *images.shape[1:])
         with torch.no_grad():
-            return self.compute(torch.cat([images, padding]) if len(padding) else images)[: len(images)]
+            outputs = self.compute(torch.cat([images, padding]) if len(padding) else images)[: len(images)]
+        return outputs.float() if outputs.dtype == torch.bfloat16 else outputs  # NumPy has no bfloat16
 
 
 @dataclass

@@ -249,12 +249,7 @@ class Reader:
         left_out = {*idle, *(name.replace(".lora_B.", ".lora_A.") for name in idle)}
         state = {name: tensor for name, tensor in adapter.items() if name not in left_out}
         key = walk_key(f"logits {self.plain_identity}", tuple(walk), True, state, self.model.mean.device)
-        function = FrozenFunction(key, lambda pixels: _float(self.model(pixels, walk)))
+        function = FrozenFunction(key, lambda pixels: self.model(pixels, walk))
         logits = self.kept.all(function, images, self.batch_size)
         self.listener.tested(len(images))
         return logits
-
-
-def _float(values: Tensor) -> Tensor:
-    """Convert values in bfloat16, which NumPy does not have, to float32."""
-    return values.float() if values.dtype == torch.bfloat16 else values

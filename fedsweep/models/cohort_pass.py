@@ -33,13 +33,13 @@ class ClientPass:
 def joinable(model: LayeredModel, trained: Iterable[str]) -> bool:
     """Return whether clients that train the tensors named `trained` can share a forward pass.
 
-    They can if these tensors are LoRA factors in the blocks and the head, and if the images do not meet other tensors
+    They can if these tensors are the head and LoRA factors in the blocks, and if the images do not meet other tensors
     that depend on the client, such as the text prompts of CLIP.
     """
-    head = _head_names(model)
-    return model.joins_clients and all(
-        name in head or (".lora_" in name and layer_of(name) is not None) for name in trained
-    )
+    names = set(trained)
+    factors = names - set(_head_names(model))
+    has_head = len(names) == len(factors) + 2
+    return model.joins_clients and has_head and all(".lora_" in name and layer_of(name) is not None for name in factors)
 
 
 def cohort_logits(model: LayeredModel, passes: Sequence[ClientPass]) -> list[Tensor]:

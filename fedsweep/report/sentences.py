@@ -106,22 +106,32 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
 
 
 def evaluated_images(trials: Sequence[TrialRecord]) -> str | None:
-    """Return a sentence on the test images of rounds before the last, or None if all rounds have the same images."""
-    last = {one.history[-1].metrics.get(TESTED) for one in trials if ended(one) == "finished" and one.history}
-    before = {record.metrics.get(TESTED) for one in trials for record in one.history[1:-1]}
-    if not (last and before) or before <= last:
-        return None
-    counts = sorted(int(count) for count in before - last if count is not None)
+    """Return sentences that say which rounds are evaluated on fewer test images, or not at all.
+
+    Return None if all rounds are evaluated on all images.
+    """
+    fewer, whole, skipped, pruned = set[int](), set[int](), False, False
+    for trial in trials:
+        first = trial.history[0].metrics.get(TESTED) if trial.history else None
+        for record in trial.history[1:] if first is not None else ():
+            count = record.metrics.get(TESTED)
+            skipped |= count is None
+            if first is not None and count is not None and count < first:
+                fewer.add(int(count))
+                whole.add(int(first))
+                pruned |= ended(trial) == "pruned"
     found = []
-    if counts:
-        whole = ", ".join(str(int(count)) for count in sorted(one for one in last if one is not None))
+    if fewer:
+        of_all, of_some = (", ".join(map(str, sorted(counts))) for counts in (whole, fewer))
         found.append(
-            f"The last round and the untuned model are evaluated on all {whole} test images, and the rounds between on "
-            f"{', '.join(map(str, counts))} of them."
+            f"The last round and the untuned model are evaluated on all {of_all} test images, and the rounds between "
+            f"on {of_some} of them."
         )
-    if None in before:
+    if pruned:
+        found.append("The values of pruned trials come from the smaller set.")
+    if skipped:
         found.append("Not every round is evaluated.")
-    return " ".join(found)
+    return " ".join(found) or None
 
 
 def _baseline(baseline: Arm | None, arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> str | None:

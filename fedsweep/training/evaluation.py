@@ -34,7 +34,7 @@ class Predict(Protocol):
 
 
 class EvaluationConfig(Config):
-    """The options of the evaluation after each round."""
+    """The options of the evaluations between rounds."""
 
     batch_size: int = Field(256, gt=0, description="number of images per forward pass; it does not change the results")
     images_per_domain: int | None = Field(
@@ -44,7 +44,7 @@ class EvaluationConfig(Config):
         "the same share of each class; `null`: all images, as in round 0 and in the last round",
     )
     metrics: tuple[Literal["drift", "structural_bias"], ...] = Field(
-        (), description="additional metrics to measure in each round: drift, structural_bias, or both"
+        (), description="additional metrics to measure in each evaluated round: drift, structural_bias, or both"
     )
     tsne_classes: int | None = Field(
         None,

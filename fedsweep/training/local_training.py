@@ -31,8 +31,8 @@ Objective = Callable[[LayeredModel, Images, Tensor, Walk], Tensor]
 """A function that returns the loss, given the model, a batch of images, their labels (batch,), and the steps to run."""
 
 
-JOINED, JOINED_ON_GPU = {"cpu": 150_000}, 8_000_000
-"""The largest number of elements in the tokens of clients that train together, averaged over blocks, by device.
+JOINED_ON_CPU, JOINED_ON_GPU = 150_000, 8_000_000
+"""The largest number of elements in the tokens of clients that train together, averaged over the blocks.
 
 On a CPU, a step of four batches of 32 small images takes 0.6 to 0.9 of the time of four steps; with more images, the
 tokens leave the processor's cache. On a GPU, a small step takes as long as launching its kernels.
@@ -169,16 +169,18 @@ class CohortTrainer:
     def _groups(self, tasks: Sequence[LocalTask], parameters: Mapping[str, Tensor]) -> list[Sequence[LocalTask]]:
         """Divide the tasks into groups that train together, without changing their order.
 
-        Only tasks with the cross-entropy and the same first tensors are grouped.
+        Only tasks with the cross-entropy and the same first tensors are grouped. The sizes of such tasks are shares of
+        the largest group, so their sum, rounded up, is the number of groups. Each task belongs to the group in which
+        the sum of the sizes before it lies.
         """
         groups: list[Sequence[LocalTask]] = []
-        for (joins, _), alike in groupby(tasks, lambda task: (self._joins(task, parameters), id(task.start))):
-            found = list(alike)
-            sizes = self._sizes(found) if joins else [1.0] * len(found)
+        for (joins, _), similar in groupby(tasks, lambda task: (self._joins(task, parameters), id(task.start))):
+            listed = list(similar)
+            sizes = self._sizes(listed) if joins else [1.0] * len(listed)
             total = sum(sizes)
-            befores = accumulate(sizes[:-1], initial=0.0)
-            numbers = [int(before / total * math.ceil(total) + 1e-9) for before in befores]
-            numbered = groupby(zip(numbers, found, strict=True), itemgetter(0))
+            starts = accumulate(sizes[:-1], initial=0.0)
+            numbers = [int(start / total * math.ceil(total) + 1e-9) for start in starts]
+            numbered = groupby(zip(numbers, listed, strict=True), itemgetter(0))
             groups += [[task for _, task in group] for _, group in numbered]
         return groups
 
@@ -191,9 +193,10 @@ class CohortTrainer:
         pixels, _ = tasks[0].client.train.take(torch.zeros(1, dtype=torch.int64))
         with torch.no_grad():
             tokens = self.model.embed(self.model.normalize(pixels))
-        largest = tokens.numel() * self.local.batch_size / JOINED.get(tokens.device.type, JOINED_ON_GPU)
+        largest = JOINED_ON_CPU if tokens.device.type == "cpu" else JOINED_ON_GPU
+        whole = tokens.numel() * self.local.batch_size / largest
         held = [len(task.allocation.held) / self.model.num_layers for task in tasks]
-        return [largest * max(share, 1 / 4) for share in held]  # all tasks of a group could hold the same block
+        return [whole * max(share, 1 / 4) for share in held]  # all tasks of a group could hold the same block
 
     def _fit_together(
         self, tasks: Sequence[LocalTask], parameters: dict[str, Tensor], place: int, of: int
@@ -209,7 +212,8 @@ class CohortTrainer:
             for number in training:
                 one, train = sessions[number], tasks[number].client.train
                 batch = torch.from_numpy(next(one.order))
-                images = self.reader.batch(train, batch, one.prefix, one.done, {})
+                with model.frozen(one.walk, one.done):
+                    images = self.reader.batch(train, batch, one.prefix, one.done, {})
                 segment = Segment(len(batch), segments[number], one.masks)
                 passes.append(ClientPass(images, cast("Sequence[int]", one.walk), segment))
                 labels.append(train.labels[batch].to(model.mean.device, non_blocking=True))

@@ -48,6 +48,21 @@ def test_the_legend_says_on_which_images_the_values_were_measured(manifest, fini
     assert caption(manifest(), finished) == plain
 
 
+def test_arms_with_other_domains_are_not_taken_for_smaller_sets(manifest, trials):
+    trials.arms({4: [0.5], 8: [0.6]})
+    first = measured(trials.records[:1], dict.fromkeys(range(5), 2160))
+    other = measured(trials.records[1:], dict.fromkeys(range(5), 1440))
+    other = [replace(one, outcome=None, history=one.history[:3]) for one in other]
+    assert "test images" not in caption(manifest(), [*first, *other])
+
+
+def test_the_legend_says_that_pruned_trials_were_measured_on_the_smaller_set(manifest, trials):
+    trials.arms({8: [0.6]})
+    trials.add(4, 0, [0.2, 0.3], "pruned")
+    told = caption(manifest(), measured(trials.records, {0: 600, 1: 60, 2: 60, 3: 60, 4: 600}))
+    assert "on 60 of them. The values of pruned trials come from the smaller set." in told
+
+
 @pytest.mark.parametrize(("rounds", "marked"), [([0, 1, 2, 3, 4], False), ([0, 2, 4], True), ([0, 4], True)])
 def test_a_curve_marks_its_evaluated_rounds_unless_all_are(manifest, finished, drawn, rounds, marked):
     trials = measured(finished, dict.fromkeys(rounds, 600))

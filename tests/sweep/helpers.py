@@ -36,6 +36,7 @@ from fedsweep.tracking.destination import tracking_uri
 ROUNDS = 3
 SMALL: dict[str, Any] = {
     "federation.rounds": ROUNDS,
+    "federation.evaluate_every": 1,
     "federation.depths": [12, 3],
     "data.domains": ["plain", "rotated"],
     "local.steps": 1,

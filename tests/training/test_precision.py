@@ -19,6 +19,28 @@ def test_bfloat16_changes_the_digits_and_keeps_the_state_in_float32(federation):
     assert rounded.metrics["bytes/up"] == plain.metrics["bytes/up"]
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_bfloat16_follows_every_step(federation, monkeypatch, together):
+    """If autocast kept the rounded weights of the first step, the loss would not fall as in float32."""
+    if not together:
+        monkeypatch.setattr("fedsweep.training.local_training.JOINED_ON_CPU", 1)
+    losses = []
+    for precision in ("float32", "bfloat16"):
+        changes = {"precision": precision, "federation.rounds": 1, "local.steps": 8}
+        losses.append(list(federate(federation(changes)))[-1].metrics["loss/train"])
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"method": "fedclip", "backbone": "digits_clip", "federation.depths": [6]}], ids=["vit", "clip"]
+)
+def test_bfloat16_outputs_can_be_cached(federation, tmp_path, changes):
+    small = federation({**changes, "precision": "bfloat16", "federation.rounds": 1})
+    assert small.trainer.reader.kept.folder is not None
+    assert [one.round for one in federate(small)] == [0, 1]
+    assert list(small.trainer.reader.kept.folder.glob("*.float32.*"))
+
+
 def test_tf32_is_float32_on_a_cpu(federation):
     first, second = (
         list(federate(federation({"precision": precision, "federation.rounds": 1})))[-1].metrics

@@ -48,7 +48,7 @@ def sizes(monkeypatch) -> list[int]:
 
 
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_training, "JOINED", {"cpu": 1})
+    monkeypatch.setattr(local_training, "JOINED_ON_CPU", 1)
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -95,13 +95,13 @@ def test_groups_are_limited_and_balanced(federation, sizes, monkeypatch):
     trainer = replace(small.trainer, local=config)
     limits = {1: [1] * 6, 2: [2, 2, 2], 3: [3, 3], 4: [3, 3], 5: [3, 3], 6: [6], 100: [6]}
     for limit, expected in limits.items():
-        monkeypatch.setattr(local_training, "JOINED", {"cpu": limit * tokens * config.batch_size})
+        monkeypatch.setattr(local_training, "JOINED_ON_CPU", limit * tokens * config.batch_size)
         sizes.clear()
         updates = trainer.fit(tasks(small, lambda place: list(range(12))))
         assert sizes == expected
         assert [update.client for update in updates] == [client.id for client in small.clients]
     # Clients with half of the blocks fill a group only half.
-    monkeypatch.setattr(local_training, "JOINED", {"cpu": 3 * tokens * config.batch_size})
+    monkeypatch.setattr(local_training, "JOINED_ON_CPU", 3 * tokens * config.batch_size)
     sizes.clear()
     trainer.fit(tasks(small, lambda place: [place % 2 + 2 * block for block in range(6)]))
     assert sizes == [6]

@@ -56,7 +56,7 @@ class LocalRay:
         workers = min(int(self._cpus / resources.cpus_per_trial), at_once or MOST_WARM, MOST_WARM)
         self._processes = _Processes(workers, resources.threads)
         self._news: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._error: UserError | None = None
+        self._error: Exception | None = None
         self._started, self._stopping, self._ended = threading.Event(), threading.Event(), threading.Event()
 
     def begin(self) -> None:
@@ -67,6 +67,9 @@ class LocalRay:
         try:
             OWN_RAY.append(self)
             threading.Thread(target=self._run, args=(mask | {signal.SIGHUP},), name="ray", daemon=True).start()
+        except RuntimeError:  # the system has no thread left, so nobody would end this instance
+            OWN_RAY.remove(self)
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -111,7 +114,7 @@ class LocalRay:
                 self._finish_start()
                 self._stopping.wait()
                 stop_ray()
-        except UserError as error:
+        except Exception as error:  # `wait` raises it in the main thread
             self._error = error
         finally:
             self._finish_start()

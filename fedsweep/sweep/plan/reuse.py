@@ -6,6 +6,7 @@ from fedsweep.common.errors import UserError, warn
 from fedsweep.results import OutcomeName, Store, SweepManifest, SweepStore, TrialPlan, TrialStore
 from fedsweep.results.records import TAKEN_FROM
 from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.space.settings import compared_rounds
 
 FINAL: tuple[OutcomeName, ...] = ("finished", "diverged")
 """Outcomes that are reused together with the recorded rounds, so that the trial does not run."""
@@ -14,10 +15,18 @@ FINAL: tuple[OutcomeName, ...] = ("finished", "diverged")
 class Reuse:
     """The trials that a new sweep can reuse, because they have ended in another sweep in the same results folder."""
 
-    def __init__(self, store: Store, sweep: SweepStore) -> None:
-        self.sweep, self._found = sweep, _ended_elsewhere(store, sweep.manifest())
+    def __init__(self, store: Store, sweep: SweepStore, compared: Collection[int] = ()) -> None:
+        """Find the trials.
 
-    def give(self, plan: TrialPlan, together: bool = False, compared: Collection[int] = ()) -> TrialPlan:
+        Args:
+            store: The results folder of the sweeps.
+            sweep: The new sweep.
+            compared: The rounds at which its scheduler compares trials. A trial that ran through one of these rounds
+                without an evaluation is not reused.
+        """
+        self.sweep, self._found, self._compared = sweep, _ended_elsewhere(store, sweep.manifest()), compared
+
+    def give(self, plan: TrialPlan, together: bool = False) -> TrialPlan:
         """Reuse a trial of an earlier sweep, if possible.
 
         The results are copied from the earlier sweep, and the returned plan has a tag that names the earlier sweep. The
@@ -28,8 +37,6 @@ class Reuse:
             plan: The plan of the trial.
             together: Whether the scheduler compares whole arms. If so, the outcome of the trial depends on the other
                 arms of this sweep, so the recorded rounds are copied without the outcome.
-            compared: The rounds at which arms are compared. The trial is not reused if it ran through one of these
-                rounds without an evaluation.
         """
         trial = self.sweep.trial(plan.key)
         if plan.key not in self._found or trial.planned:
@@ -42,8 +49,7 @@ class Reuse:
             return plan
         if outcome is None or outcome == "failed":
             return plan
-        metric = self.sweep.manifest().metric
-        if any(metric not in record.metrics for record in other.history() if record.round in compared):
+        if not _evaluated(other, self.sweep.manifest().metric, self._compared):
             return plan
         marked = plan.model_copy(update={"marks": {**plan.marks, TAKEN_FROM: origin}})
         # An outcome that depends on the other arms is decided anew in this sweep.
@@ -67,7 +73,10 @@ def all_reusable(plan: Plan, store: Store, started: SweepManifest) -> bool:
         return False
     found = _ended_elsewhere(store, started)
     try:
-        return all(one.key in found and _outcome(found[one.key][1]) in FINAL for one in plan.grid())
+        trials = [found[one.key][1] for one in plan.grid() if one.key in found]
+        compared, metric = compared_rounds(plan.space.scheduler, plan.base.federation.rounds), started.metric
+        ended = all(_outcome(one) in FINAL and _evaluated(one, metric, compared) for one in trials)
+        return ended and len(trials) == plan.num_trials
     except UserError:  # `Reuse.give` warns about a damaged trial
         return False
 
@@ -93,6 +102,11 @@ def _ended_elsewhere(store: Store, started: SweepManifest) -> Mapping[str, tuple
         if manifest.id != started.id and same_processor and same_packages:
             found |= {key: (manifest.id, other.trial(key)) for key in other.ended()}
     return found
+
+
+def _evaluated(trial: TrialStore, metric: str, compared: Collection[int]) -> bool:
+    """Return whether a trial has a value of `metric` in each of the rounds `compared` that it reached."""
+    return all(metric in record.metrics for record in trial.history() if record.round in compared)
 
 
 def _outcome(trial: TrialStore) -> OutcomeName | None:

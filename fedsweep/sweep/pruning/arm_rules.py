@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from fedsweep.results.arms import is_accuracy
-from fedsweep.sweep.space.settings import Scheduler
 
 Arm = TypeVar("Arm", bound=Hashable)
 Trials = Mapping[int, Mapping[int, float]]
@@ -76,29 +75,6 @@ class Verdicts(Generic[Arm]):
     Idle workers may run these arms in advance.
     """
     pruned: dict[Arm, Pruned] = field(default_factory=dict)
-
-
-def compared_rounds(scheduler: Scheduler, rounds: int) -> list[int]:
-    """Return the rounds at which a scheduler with rungs compares trials or arms; for other schedulers, no rounds."""
-    if scheduler.name not in ("asha", "arms"):
-        return []
-    return rungs(scheduler.grace_rounds, scheduler.reduction_factor, rounds)
-
-
-def rungs(grace_rounds: int, reduction_factor: float, rounds: int) -> list[int]:
-    """Return the rungs, which are the rounds after which arms or trials are compared.
-
-    The rungs are g, g * eta, g * eta^2, ..., rounded down. Only rungs below `rounds` are returned. g is `grace_rounds`,
-    and eta is `reduction_factor`.
-
-    >>> rungs(1, 3, 20), rungs(30, 3, 20)
-    ([1, 3, 9], [])
-    """
-    found, milestone = list[int](), float(grace_rounds)
-    while milestone < rounds:
-        found.append(int(milestone))
-        milestone *= reduction_factor
-    return list(dict.fromkeys(found))
 
 
 def places(arms: int, reduction_factor: float, rung: int) -> int:

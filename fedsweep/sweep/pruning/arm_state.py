@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from fedsweep.results import Outcome, SweepStore, TrialPlan
 from fedsweep.results.arms import agrees, identity
-from fedsweep.sweep.pruning.arm_rules import Verdicts, halve, rungs
-from fedsweep.sweep.space.settings import ArmsScheduler
+from fedsweep.sweep.pruning.arm_rules import Verdicts, halve
+from fedsweep.sweep.space.settings import ArmsScheduler, rungs
 
 if TYPE_CHECKING:
     from fedsweep.sweep.plan.plan import Plan

@@ -14,8 +14,7 @@ from ray.tune.schedulers import FIFOScheduler
 from fedsweep.common.files import write_atomically
 from fedsweep.results.arms import identity
 from fedsweep.results.remote import NOTHING, Remote
-from fedsweep.sweep.pruning.arm_rules import rungs
-from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler, Objective
+from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler, Objective, rungs
 
 
 @dataclass(frozen=True)

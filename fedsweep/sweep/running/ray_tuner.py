@@ -28,7 +28,6 @@ from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.plan.reuse import Reuse
-from fedsweep.sweep.pruning.arm_rules import compared_rounds
 from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_replacement import Generations
 from fedsweep.sweep.pruning.trial_rules import Medians, Rungs, StoppingScheduler
@@ -40,6 +39,7 @@ from fedsweep.sweep.running.time_estimate import side_by_side
 from fedsweep.sweep.running.trainable import train
 from fedsweep.sweep.running.watched import RayLostError, Watch, run_watched
 from fedsweep.sweep.search.ray_searchers import ArmScheduler, JointSearch, PlannedSearch, SampledSearch
+from fedsweep.sweep.space.settings import compared_rounds
 from fedsweep.tracking import Recorder
 
 
@@ -73,11 +73,8 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
     with waiting(console, "Recording the sweep in MLflow, and looking for earlier trials"):
         recorder.open_sweep(sweep.manifest(), sweep.folder)
         sweep.remote.push()
-        reuse = Reuse(ready.store, sweep)
-        give = functools.partial(
-            reuse.give, together=scheduler.name == "arms", compared=compared_rounds(scheduler, rounds)
-        )
-        planned = None if plan.sampled else [give(one) for one in plan.grid()]
+        reuse = Reuse(ready.store, sweep, compared_rounds(scheduler, rounds))
+        planned = None if plan.sampled else [reuse.give(one, together=scheduler.name == "arms") for one in plan.grid()]
         trials = sweep.trials()
     done = [trial for trial in trials if trial.outcome is not None]
     if reused := sum(TAKEN_FROM in trial.plan.marks for trial in done):

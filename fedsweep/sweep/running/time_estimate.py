@@ -13,12 +13,14 @@ from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
 from fedsweep.federation.build_and_run import build
-from fedsweep.federation.rounds import federate
+from fedsweep.federation.rounds import Federation, federate
 from fedsweep.results import Store, SweepStore
 from fedsweep.sweep.cluster import packing
 from fedsweep.sweep.cluster.cluster import HERE, Cluster, concurrency, gpus_of, most_on_a_gpu, processor
 from fedsweep.sweep.cluster.gpus import meter
 from fedsweep.sweep.plan.plan import Plan
+from fedsweep.training.precision import arithmetic
+from fedsweep.types import RoundResult
 
 WORKER_START = 20.0  # seconds until Ray has started and a worker has imported its modules, measured on two cores
 
@@ -51,17 +53,23 @@ def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int
     begun = time.monotonic()
     federation = build(plan.resolve({}, plan.space.seeds[0]), resources.device)
     _, first = islice(federate(federation), 2)
-    beside = time.monotonic() - begun - first.seconds  # building, and the evaluation of the untuned model
-    begun, rounds = time.monotonic(), range(1, federation.config.rounds + 1)
-    federation.evaluate(first.state, 1)
-    evaluation = time.monotonic() - begun
-    training = max(0.0, first.seconds - evaluation * federation.evaluates(1))
-    trial = beside + len(rounds) * training + evaluation * sum(map(federation.evaluates, rounds))
+    once = time.monotonic() - begun - first.seconds  # building, and the evaluation of the untuned model
+    last = federation.config.rounds
+    some, whole = (_evaluation_seconds(federation, first, round) for round in (min(1, last - 1), last))
+    training = max(0.0, first.seconds - (whole if last == 1 else some) * federation.evaluates(1))
+    trial = once + last * training + some * sum(map(federation.evaluates, range(1, last))) + whole
     if memory := measure.read():
         taken, most = memory[packing.PEAK] + memory[packing.BESIDE], most_on_a_gpu(resources, cluster)
         fit = packing.side_by_side(taken, memory[packing.TOTAL], most)
         side = min(side, fit * max(gpus_of(resources, cluster), 1))
     return WORKER_START + math.ceil(plan.num_trials / side) * trial, side
+
+
+def _evaluation_seconds(federation: Federation, result: RoundResult, round: int) -> float:
+    begun = time.monotonic()
+    with arithmetic(federation.precision, federation.model.mean.device):
+        federation.evaluate(result.state, round)
+    return time.monotonic() - begun
 
 
 def from_records(plan: Plan, store: Store, side: int, cluster: Cluster = HERE) -> tuple[float, str] | None:
@@ -113,5 +121,5 @@ def _durations(sweep: SweepStore, same: dict[str, Json], rounds: int) -> list[fl
             continue
         seconds = [one.seconds for one in trial.history]
         if len(seconds) > 1 and _affecting(trial.plan.config) == same:
-            found.append(seconds[0] + rounds * statistics.median(seconds[1:]))
+            found.append(seconds[0] + rounds * statistics.fmean(seconds[1:]))
     return found

@@ -7,7 +7,6 @@ import tempfile
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +68,8 @@ def train(
             if arrival is not None:
                 arrival.enter()
             measure = meter(device, config["gpus"])
-            play = partial(_rounds, store, config["until"], compared, threads, device, measure, system_metrics)
-            with closing(play()) as rounds:
+            played = _rounds(store, config["until"], compared, threads, device, measure, system_metrics)
+            with closing(played) as rounds:
                 for number, record in enumerate(rounds):
                     if number >= recorded:
                         memory = measure.read()

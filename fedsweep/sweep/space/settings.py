@@ -150,6 +150,32 @@ Scheduler = Annotated[
 ]
 
 
+def compared_rounds(scheduler: Scheduler, rounds: int) -> list[int]:
+    """Return the rounds before the last at which a scheduler compares trials.
+
+    These rounds are always evaluated. The median rule has no fixed rounds: it compares evaluated rounds only.
+    """
+    if scheduler.name in ("asha", "arms"):
+        return rungs(scheduler.grace_rounds, scheduler.reduction_factor, rounds)
+    return [*range(scheduler.interval, rounds, scheduler.interval)] if scheduler.name == "pbt" else []
+
+
+def rungs(grace_rounds: int, reduction_factor: float, rounds: int) -> list[int]:
+    """Return the rungs, which are the rounds after which arms or trials are compared.
+
+    The rungs are g, g * eta, g * eta^2, ..., rounded down. Only rungs below `rounds` are returned. g is `grace_rounds`,
+    and eta is `reduction_factor`.
+
+    >>> rungs(1, 3, 20), rungs(30, 3, 20)
+    ([1, 3, 9], [])
+    """
+    found, milestone = list[int](), float(grace_rounds)
+    while milestone < rounds:
+        found.append(int(milestone))
+        milestone *= reduction_factor
+    return list(dict.fromkeys(found))
+
+
 class GridSearch(Config):
     """The search that runs every arm of a grid with every seed."""
 

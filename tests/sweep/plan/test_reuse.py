@@ -54,6 +54,17 @@ def test_an_ended_trial_is_reused_with_its_outcome_and_tagged_with_its_origin(
     assert mine.trial("k").checkpoint.read_bytes() == earlier.trial("k").checkpoint.read_bytes()
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_trial_without_an_evaluation_at_a_rung_is_run_again(earlier, tmp_path, together):
+    trial = earlier.trial("k")
+    first, _, last = trial.history()
+    skipped = RoundRecord(1, {"loss/train": 1.0}, 1.0)
+    save(trial.checkpoint, Checkpoint(2, ServerState({}, (0,)), (first, skipped, last)))
+    mine = sweep(tmp_path, "mine")
+    assert Reuse(Store(tmp_path), mine, [1, 3]).give(PLAN, together) == PLAN
+    assert Reuse(Store(tmp_path), mine, [2, 3]).give(PLAN, together).marks[TAKEN_FROM] == "earlier"
+
+
 def test_the_outcome_is_not_reused_for_arms_that_are_judged_together(earlier: SweepStore, tmp_path: Path) -> None:
     mine = sweep(tmp_path, "mine")
     Reuse(Store(tmp_path), mine).give(PLAN, together=True)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.sweep.pruning.arm_rules import Pruned, Verdicts, halve, judge, places, rungs
+from fedsweep.sweep.pruning.arm_rules import Pruned, Verdicts, halve, judge, places
+from fedsweep.sweep.space.settings import rungs
 
 Values = dict[int, dict[int, float]]
 Histories = dict[int, dict[int, dict[int, float]]]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from fedsweep.results import Outcome, TrialPlan
 from fedsweep.results.arms import identity
 from fedsweep.results.history import RoundRecord
-from fedsweep.sweep.pruning.arm_rules import halve, rungs
+from fedsweep.sweep.pruning.arm_rules import halve
 from fedsweep.sweep.pruning.arm_state import ArmState
-from fedsweep.sweep.space.settings import ArmsScheduler, Objective
+from fedsweep.sweep.space.settings import ArmsScheduler, Objective, rungs
 
 ROUNDS, ETA = 9, 2
 CONFIG = ArmsScheduler(grace_rounds=1, reduction_factor=ETA)
