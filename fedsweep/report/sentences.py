@@ -122,7 +122,7 @@ def evaluated_images(trials: Sequence[TrialRecord]) -> str | None:
                 pruned |= ended(trial) == "pruned"
     found = []
     if fewer:
-        of_all, of_some = (", ".join(map(str, sorted(counts))) for counts in (whole, fewer))
+        of_all, of_some = (", ".join(f"{count:,}" for count in sorted(counts)) for counts in (whole, fewer))
         found.append(
             f"The last round and the untuned model are evaluated on all {of_all} test images, and the rounds between "
             f"on {of_some} of them."
