@@ -29,7 +29,8 @@ def write(path: Path | None, packages: Sequence[str], **measured: Any) -> None:
     if path:
         script = Path(sys.argv[0])
         module = script.parent.name if script.stem == "__main__" else script.stem
-        command = " ".join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
+        given = ["DIR" if os.sep in one else one for one in sys.argv[1:]]  # results name no path of a machine
+        command = " ".join(["python", "-m", f"benchmarks.{module}", *given])
         content = {**provenance(*packages), "command": command.split(" --out")[0], **measured}
         path.write_text(json.dumps(content, indent=2) + "\n")
 
