@@ -161,7 +161,7 @@ def wait_for_rounds(folder: Path, name: str, rounds: int, process: subprocess.Po
     deadline = time.monotonic() + 280
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
-        started = list((folder / "mlruns").rglob("sweep.json"))
+        started = list((folder / "mlruns" / "sweeps" / name).glob("*/sweep.json"))
         if started and played(folder, name) >= rounds:
             return
         time.sleep(0.05)
