@@ -1,26 +1,19 @@
 """The page docs/performance.md, whose tables and figure come from the files in benchmarks/results/."""
 
-import importlib.util
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.scripts import SCRIPTS, load_script
 
 
 @pytest.fixture(scope="module")
 def script():
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        spec = importlib.util.spec_from_file_location("performance_page", ROOT / "scripts" / "performance_page.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
+        patch.syspath_prepend(SCRIPTS)
+        yield load_script("performance_page")
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 """The figures of docs/results.md, which are drawn from the tables of its appendices."""
 
-import importlib.util
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.scripts import load_script
 
 ROOT = Path(__file__).parents[1]
 PAGES, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "images"
@@ -14,12 +14,7 @@ PAGES, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "images"
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("results_figures", ROOT / "scripts" / "results_figures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("results_figures")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,8 +22,11 @@ class DropoutMasks:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._bits = np.random.SFC64(seed)
         self._cuda: torch.Generator | None = None
+
+    @cached_property
+    def _bits(self) -> np.random.SFC64:  # only when a mask is drawn, because most sessions draw none
+        return np.random.SFC64(self._seed)
 
     def next(self, like: Tensor, rate: float) -> Tensor:
         """Return the next mask, in the shape of `like` and on its device.
