@@ -1,5 +1,6 @@
 """The option `--experiment` of `fedsweep tune`, which runs a search space with another experiment."""
 
+import os
 import subprocess
 import sys
 
@@ -66,7 +67,8 @@ def test_a_dry_run_with_recorded_rounds_imports_neither_timm_nor_ray_nor_mlflow(
         "print(sorted({'ray', 'mlflow', 'optuna', 'timm', 'peft', 'pandas'} & set(sys.modules)))"
     )
     command = [sys.executable, "-c", code, "tune", SPACE, "--dry-run"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    wide = {**os.environ, "COLUMNS": "200"}  # the sentence in one line
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=wide)
     *_, estimate, imported = done.stdout.splitlines()
     assert estimate == f"Estimated time: 2 min 56 s, from the rounds of sweep {sweep.folder.name} on this machine."
     assert imported == "[]"
