@@ -81,6 +81,9 @@ def test_every_arm_of_a_search_space_resolves(path):
     # All arms, or all bounds of sampled ranges, with one seed; seeds have the same effect in every space.
     plan = Plan.read(name_of(path), {}, {"seeds": [0]})
     assert plan.num_trials * len(read_yaml(path)["seeds"]) >= 2
+    assert plan.num_trials <= plan.space.most_trials()
+    if plan.space.design == "full" and not any(axis.conditions for axis in plan.space.space.values()):
+        assert plan.num_trials == plan.space.most_trials()
     if plan.sampled is not None:
         return
     arms = plan.arms

@@ -111,6 +111,10 @@ class Destination:
         """The address of the server, or None for the local database."""
         return self.uri if self.artifacts is None else None
 
+    def exists(self) -> bool:
+        """Return whether the local database has been created. Servers exist."""
+        return self.artifacts is None or (self.artifacts.parent / "mlflow.db").exists()
+
     def client(self) -> MlflowClient:
         """Return an MLflow client that has short timeouts and does not retry.
 

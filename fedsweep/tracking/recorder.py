@@ -8,13 +8,14 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
 from fedsweep.common.errors import UserError, one_line, warn
 from fedsweep.common.files import LockedError, locked, write_atomically
 from fedsweep.results import Store, SweepManifest, SweepStore, TrialRecord, count_outcomes
-from fedsweep.tracking.destination import SERVER, Destination
+from fedsweep.tracking.destination import SERVER, Destination, check_writable
 from fedsweep.tracking.experiment import error_sentence
 from fedsweep.tracking.parent_and_child_runs import Runs
 
@@ -35,13 +36,21 @@ class Recorder:
     """
 
     def __init__(self, store: Store, experiment: str, destination: Destination | None = None) -> None:
-        """Open or create the local database. A server is not contacted until the first write.
+        """Open the local database if it exists. A server is not contacted until the first write.
+
+        If the database does not exist yet, nothing is written until `begin` or `deliver` is called. MLflow needs
+        seconds to create its tables, which would delay the start of the first trials.
 
         Raises:
-            UserError: The local database cannot be opened or created.
+            UserError: The local database cannot be opened, or its folder is not writable.
         """
         self.destination = destination or Destination.of(store.root)
-        self.runs = self._open(experiment)
+        self._experiment = experiment
+        if self.destination.artifacts is not None:
+            if self.destination.exists():
+                _ = self.runs
+            else:
+                check_writable(self.destination.artifacts.parent)
         self.outage: str | None = None
         """The error message while MLflow cannot be used, or None."""
         self._news = threading.Condition()
@@ -51,13 +60,19 @@ class Recorder:
         self._tries: Counter[str] = Counter()
         self._thread: threading.Thread | None = None
         self._now = threading.Event()
+        self._held = not self.destination.exists()
 
-    def _open(self, experiment: str) -> Runs:
-        """Return the runs of an MLflow experiment. In a local database, create the tables and the experiment."""
+    @cached_property
+    def runs(self) -> Runs:
+        """The runs of the MLflow experiment. In a local database, the tables and the experiment are created.
+
+        Raises:
+            UserError: The local database cannot be opened or created.
+        """
         if self.destination.server:
-            return Runs(self.destination, experiment)
+            return Runs(self.destination, self._experiment)
         try:
-            runs = Runs(self.destination, experiment)
+            runs = Runs(self.destination, self._experiment)
             with self.destination.lock():
                 _ = runs.experiment.id
         except Exception as error:  # MLflow and the libraries below it raise many types
@@ -67,10 +82,17 @@ class Recorder:
         return runs
 
     def __enter__(self) -> Self:
+        self.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.deliver()
+
+    def begin(self) -> None:
+        """Begin to write, and create the local database if it does not exist."""
+        with self._news:
+            self._held = False
+            self._start()
 
     def open_sweep(self, manifest: SweepManifest, folder: Path) -> None:
         """Queue the opening of a sweep's parent run, which is created if it does not exist.
@@ -122,6 +144,7 @@ class Recorder:
             refused, self._refused = self._refused, {}
         for what, job in sorted(refused.items(), key=lambda one: one[0] == END):
             self._put(what, job)
+        self.begin()
         self._now.set()
         left, deadline = -1, 0.0
         with contextlib.suppress(KeyboardInterrupt), self._news:
@@ -139,9 +162,13 @@ class Recorder:
         with self._news:
             self._refused.pop(what, None)
             self._due[what] = job
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._write, name="mlflow", daemon=True)
-                self._thread.start()
+            self._start()
+
+    def _start(self) -> None:
+        """Start the thread if there is anything to write."""
+        if self._due and self._thread is None and not self._held:
+            self._thread = threading.Thread(target=self._write, name="mlflow", daemon=True)
+            self._thread.start()
 
     def _write(self) -> None:
         """Perform the queued writes until the queue is empty. The thread runs this function."""
@@ -178,6 +205,8 @@ class Recorder:
         outage = None
         try:
             self.runs.client.search_experiments(max_results=1)
+        except UserError as trouble:  # the database cannot be created
+            outage = str(trouble)
         except Exception as trouble:
             outage = error_sentence(self.destination, trouble)
         with self._news:

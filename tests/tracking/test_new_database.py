@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 
 from fedsweep.common.errors import UserError
 from fedsweep.results import Store
-from fedsweep.tracking import Destination, Recorder
+from fedsweep.tracking import Destination, Recorder, recorder
 from tests.sweep.helpers import environment
+from tests.tracking.helpers import trial
 
 PROCESSES = 8
 OPEN = """
@@ -25,7 +27,7 @@ from fedsweep.tracking import Recorder
 Path(f"ready-{sys.argv[1]}").touch()
 while not Path("go").exists():
     time.sleep(0.001)
-Recorder(Store(Path("mlruns").absolute()), "tiny")
+Recorder(Store(Path("mlruns").absolute()), "tiny").runs
 """
 
 
@@ -62,5 +64,50 @@ def test_the_tables_are_created_under_the_lock(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(mlflow, "MlflowClient", created)
     with pytest.raises(UserError, match=r"^MLflow cannot open .*/mlflow\.db: not created in this test\.$"):
-        Recorder(Store(tmp_path), "tiny")
+        _ = Recorder(Store(tmp_path), "tiny").runs
     assert held == [f"sqlite:///{tmp_path / 'mlflow.db'}"]
+
+
+def test_a_missing_database_is_created_once_writing_begins_and_an_existing_one_is_opened_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, trying = tmp_path / "mlruns" / "mlflow.db", threading.Event()
+    held = Recorder(Store(database.parent), "tiny")
+
+    def client(destination: Destination) -> None:
+        trying.set()
+        raise OSError(destination.uri)
+
+    monkeypatch.setattr(Destination, "client", client)
+    monkeypatch.setattr(recorder, "PATIENCE", 0.1)
+    held.sync(trial(1))
+    assert not trying.wait(0.2)
+    assert not database.exists()
+    held.begin()
+    assert trying.wait(60)
+    assert not held.deliver()
+    assert held.outage == f"MLflow cannot open {database}: sqlite:///{database}."
+    database.touch()
+    with pytest.raises(UserError, match=rf"^MLflow cannot open {database}: sqlite:///{database}\.$"):
+        Recorder(Store(database.parent), "tiny")
+
+
+@pytest.mark.parametrize("end", ["deliver", "with"])
+def test_a_recorder_that_never_began_writes_in_the_end(end: str, tmp_path: Path) -> None:
+    made = Recorder(Store(tmp_path), "tiny")
+    if end == "with":
+        with made:
+            made.sync(trial(1))
+            assert made._thread is not None
+    else:
+        made.sync(trial(1))
+        assert made.deliver()
+    assert (made.unsynced, len(made.runs.experiment.search({}))) == ({}, 1)
+
+
+def test_a_missing_database_in_a_folder_that_cannot_be_written_is_an_error_before_the_first_write(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"^the results folder .*/file/mlruns cannot be written: Not a directory\.$"):
+        Recorder(Store(tmp_path / "file" / "mlruns"), "tiny")

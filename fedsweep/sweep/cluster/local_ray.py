@@ -50,7 +50,7 @@ class LocalRay:
         Args:
             console: The console for progress messages.
             resources: The resources of each trial.
-            at_once: The largest number of parallel trials, if the user requested one.
+            at_once: The largest number of parallel trials, if it is known.
         """
         self.console, self._cpus = console, available_cpus()
         workers = min(int(self._cpus / resources.cpus_per_trial), at_once or MOST_WARM, MOST_WARM)

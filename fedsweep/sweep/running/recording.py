@@ -104,6 +104,10 @@ class Recording(Callback, Stopper):
         """End Ray Tune's loop if the sweep was interrupted."""
         self.stop.check()
 
+    def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        """Let MLflow create its database only now, because it would slow down the imports of the first worker."""
+        self.recorder.begin()
+
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
     ) -> None:

@@ -199,7 +199,8 @@ def _ray_in_advance(options: TuneOptions, console: Console) -> Iterator[LocalRay
     if request.counted or (options.resumed is not None and not options.resumed.any_left()):
         yield None
         return
-    with started_early(options.address, console, request.space.resources, options.at_once) as starting:
+    workers = min(most := request.space.most_trials(), options.at_once or most)
+    with started_early(options.address, console, request.space.resources, workers) as starting:
         yield starting
 
 

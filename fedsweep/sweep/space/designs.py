@@ -144,15 +144,20 @@ def ablation_arms(components: Sequence[str], subsets: Subsets) -> list[Arm]:
     return [{ABLATED: list(chosen)} for size in sizes for chosen in combinations(components, size)]
 
 
-def too_many_arms(levels: Iterable[int], components: int, subsets: Subsets) -> Iterator[str]:
-    """Yield an error message if the full factorial design is too large to be listed.
+def grid_size(levels: Iterable[int], components: int, subsets: Subsets) -> int:
+    """Return the number of arms of a full factorial design, if no factor depends on another.
 
     Args:
         levels: The number of levels of each factor.
         components: The number of components that arms can leave out.
         subsets: Which sets of components arms leave out, as for `ablation_arms`.
     """
-    if (count := prod(levels) * (2**components if subsets == "all" else components + 1)) > MOST_ARMS:
+    return prod(levels) * (2**components if subsets == "all" else components + 1)
+
+
+def too_many_arms(count: int) -> Iterator[str]:
+    """Yield an error message if a full factorial design of `count` arms is too large to be listed."""
+    if count > MOST_ARMS:
         yield (
             f"a grid can have at most {MOST_ARMS:,} arms, but this one has {count:,}; give fewer values, or sample "
             "arms with `search: {name: random, samples: 100}` and a `choice` for each axis"

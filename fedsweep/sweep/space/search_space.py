@@ -12,7 +12,7 @@ from fedsweep.common.process_usage import logical_gpus
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
 from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, concerns, names_of
-from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_arms, too_many_arms
+from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_arms, grid_size, too_many_arms
 from fedsweep.sweep.space.settings import (
     GridSearch,
     NoScheduler,
@@ -176,8 +176,15 @@ class SearchSpace(Config):
     def too_large(self) -> Iterator[str]:
         """Yield an error message if the arms of a grid cannot be listed, because there are too many."""
         if self.search.name == "grid" and (self.design == "full" or self.reference is not None):
-            levels = [*(len(axis.grid or [0]) for axis in self.space.values()), len(self.named or [0])]
-            yield from too_many_arms(levels, len(self.ablate or ()), self.subsets)
+            yield from too_many_arms(self._most_arms())
+
+    def most_trials(self) -> int:
+        """Return the number of trials, or more where conditions or the design leave out arms of a grid."""
+        return self.search.samples if self.search.name != "grid" else self._most_arms() * len(self.seeds)
+
+    def _most_arms(self) -> int:
+        levels = [*(len(axis.grid or [0]) for axis in self.space.values()), len(self.named or [0])]
+        return grid_size(levels, len(self.ablate or ()), self.subsets)
 
     def _wrong_in_a_sampled(self, search: TPESearch | RandomSearch) -> Iterator[str]:
         needs_grid, seeds = f"needs `search` grid, but it is {search.name}", list(self.seeds)

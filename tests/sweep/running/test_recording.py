@@ -32,6 +32,14 @@ def lose(recording: Recording, error_file: Path | None = None) -> Any:
     return recording.sweep.trial("k").outcome()
 
 
+def test_mlflow_begins_to_write_when_a_trial_starts(recording: Recording) -> None:
+    recording.sync("k")
+    recorder: Any = recording.recorder
+    assert (recorder.sync.call_count, recorder.begin.call_count) == (1, 0)
+    recording.on_trial_start(0, [], MagicMock())
+    assert recorder.begin.call_count == 1
+
+
 def test_a_trial_that_loses_its_worker_too_often_has_failed(recording: Recording) -> None:
     for _ in range(LOST_WORKERS):
         assert lose(recording) is None
