@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import compress
 
 import numpy as np
@@ -92,7 +93,7 @@ class ArmStatistics:
     comparison: Comparison | None = None
     """The comparison with the baseline; None for baselines, and in sweeps without a baseline."""
 
-    @property
+    @cached_property
     def key(self) -> str:
         """A string that identifies the arm by its hyperparameter values."""
         return identity(self.arm.values)
@@ -107,7 +108,7 @@ class ArmStatistics:
         """The number of finished trials."""
         return len(self.values)
 
-    @property
+    @cached_property
     def marks(self) -> dict[str, str]:
         """The provenance tags of the arm's trials, such as the source of their synthetic images."""
         return {name: mark for trial in self.arm.trials for name, mark in trial.plan.marks.items()}

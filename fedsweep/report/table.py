@@ -53,17 +53,17 @@ class AblationTable:
     manifest: SweepManifest
     arms: Sequence[ArmStatistics]
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The dotted names of the hyperparameters that differ between arms."""
         return names(self.manifest, self.arms)
 
-    @property
+    @cached_property
     def compared(self) -> bool:
         """True if a baseline arm is among the rows."""
         return any(one.is_baseline for one in self.arms)
 
-    @property
+    @cached_property
     def means(self) -> dict[str, str]:
         """The metrics of the columns `in domain` and `out of domain`, as a dict from heading to metric.
 
