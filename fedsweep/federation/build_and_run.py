@@ -24,6 +24,7 @@ from fedsweep.methods.capabilities import OwnWeights
 from fedsweep.models import build_model
 from fedsweep.models.activation_cache import FrozenRows
 from fedsweep.models.base import Reader
+from fedsweep.models.resident_images import ResidentImages
 from fedsweep.results.checkpoint import Checkpoint
 from fedsweep.results.checkpoint import load as load_checkpoint
 from fedsweep.results.checkpoint import save as save_checkpoint
@@ -154,6 +155,7 @@ def build(
                 config.evaluation.batch_size,
                 listener or RoundListener(),
                 _plain_identity(config, data.class_names),
+                ResidentImages.on(model.mean.device),
             ),
         ),
         config=config.federation,

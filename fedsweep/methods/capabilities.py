@@ -255,7 +255,7 @@ def predicted(
     steps = FrozenBlocks.of_method(method).num_frozen_blocks(state, owner)
     if client is None and side_inputs is None:
         side_inputs = SideInputs.of_method(method).server_features(reader, images)
-    parts: Iterable[Images] = (pixels for pixels, _ in images.batches(reader.batch_size))
+    parts: Iterable[Images] = reader.batches(images)
     if steps or side_inputs:
         prefix = reader.prefix(state.layers, steps, adapter_of(method, state, owner)) if steps else None
         places = torch.split(torch.arange(len(images)), reader.batch_size)

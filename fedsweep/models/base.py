@@ -1,7 +1,7 @@
 """The base class of backbone configurations, and a reader that supplies pixels or cached activations to a model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
@@ -15,6 +15,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
 from fedsweep.models.activation_cache import FrozenFunction, FrozenRows, walk_key
 from fedsweep.models.layered import Images, LayeredModel, Walk
+from fedsweep.models.resident_images import ResidentImages
 from fedsweep.types import AdapterState, Batch, ImageSet, RoundListener
 
 SHAPE = (
@@ -182,6 +183,7 @@ class Reader:
         kept: The activation cache, which stores outputs of frozen blocks.
         batch_size: The number of images per forward pass outside training.
         listener: The object that follows the progress within a round.
+        resident: The images that have a copy on the GPU; None on a CPU.
     """
 
     model: LayeredModel
@@ -190,6 +192,19 @@ class Reader:
     batch_size: int = 256
     listener: RoundListener = field(default_factory=RoundListener)
     plain_identity: str = ""
+    resident: ResidentImages | None = None
+
+    def pixels(self, images: ImageSet, index: Tensor) -> Tensor:
+        """Return the pixels (k, 3, h, w) of the images at `index` (k,), on the GPU if it has a copy of them."""
+        return images.take(index)[0] if self.resident is None else self.resident.take(images, index)
+
+    def batches(self, images: ImageSet) -> Iterator[Tensor]:
+        """Yield the pixels of all images in order, in batches of `batch_size`. On a CPU, batches can be views."""
+        if self.resident is None:
+            yield from (pixels for pixels, _ in images.batches(self.batch_size))
+        else:
+            for index in torch.split(torch.arange(len(images)), self.batch_size):
+                yield self.resident.take(images, index)
 
     def prefix(self, walk: Walk, steps: int, adapter: AdapterState) -> FrozenFunction:
         """Return the first `steps` blocks of a forward pass as a function whose outputs can be cached.
@@ -228,7 +243,7 @@ class Reader:
             the cached outputs of the frozen blocks and the additional inputs.
         """
         if function is None and not side_inputs:
-            return images.take(index)[0]
+            return self.pixels(images, index)
         rows = {name: known[index] for name, known in side_inputs.items()}
         tokens = None if function is None else self.kept.rows(function, images, index)
         return Batch(images, index, tokens, done, rows)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.federation.rounds import Federation, federate
+from fedsweep.models.resident_images import ResidentImages
 from fedsweep.training import local_training
 from fedsweep.training.local_training import CohortTrainer
 from fedsweep.types import RoundListener, RoundResult
@@ -50,7 +51,7 @@ class Steps(RoundListener):
 def on(gpu: PretendedGPU, federation: Federation) -> Federation:
     """Return a copy of a federation whose model is on the pretended GPU."""
     federation.model.to(GPU)
-    reader = replace(federation.trainer.reader, listener=Steps(gpu))
+    reader = replace(federation.trainer.reader, listener=Steps(gpu), resident=ResidentImages(GPU, 2**30))
     return replace(
         federation,
         fresh={name: one.to(GPU) for name, one in federation.fresh.items()},
