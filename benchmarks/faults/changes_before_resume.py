@@ -1,6 +1,7 @@
 """Change the YAML files, the images or the code of a sweep between its death and its resume.
 
     python -m benchmarks.faults.changes_before_resume
+    python -m benchmarks.faults.changes_before_resume --changes code
 
 A sweep over own images is killed with SIGKILL. Before each resume, one input of the sweep is changed. The sweep must
 refuse to continue with one sentence that names the changed input. Then the change is undone. At the end, the sweep must
@@ -10,6 +11,7 @@ The last change replaces pixels of the prepared images without changing the size
 this change without an option, so the script only reports what happens.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -117,7 +119,10 @@ def brighten(folder: Path) -> Callable[[], object]:
 
 
 def main() -> int:
-    """Run all cases, and return the exit code."""
+    """Run the cases, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--changes", nargs="*", default=[*CHANGED], choices=CHANGED)
+    given = parser.parse_args()
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     wrong: list[str] = []
     with tempfile.TemporaryDirectory() as root:
@@ -132,7 +137,7 @@ def main() -> int:
         process = start(folder, "tune", NAME)
         wait_for_rounds(folder, NAME, 2, process)
         kill(process)
-        for name, words in CHANGED.items():
+        for name, words in ((name, CHANGED[name]) for name in given.changes):
             undo = change(name, folder, code)
             done = call(folder, code, "tune", NAME, "--resume")
             last = (done.stderr.strip().splitlines() or [""])[-1]

@@ -1,6 +1,7 @@
 """Make MLflow's database read-only before a sweep starts, before it is resumed, and while it runs.
 
     python -m benchmarks.faults.read_only_database
+    python -m benchmarks.faults.read_only_database --only before
 
 Permissions do not restrict root. For root, the script therefore uses the attribute "immutable" of the file system
 (`chattr +i`), which also restricts root. For other users, it removes the permission to write.
@@ -9,6 +10,7 @@ The sweep must run in all three cases, and its results must be kept. One sentenc
 to complete MLflow's records later, and a resume must complete them. The exit code is 1 if anything differs.
 """
 
+import argparse
 import contextlib
 import os
 import subprocess
@@ -31,6 +33,8 @@ from tests.sweep.helpers import (
 
 NAME = "read_only"
 SPACE = {**GRID, "fixed": {**GRID["fixed"], "federation.rounds": 6}, "seeds": [0]}
+CASES = ("before", "resumed", "running")
+"""The moments at which the database becomes read-only: before a sweep starts, before a resume, or while it runs."""
 CAUSES = ("mlflow.db cannot be used: ", "MLflow rejected them (attempt to write a readonly database)")
 REMEDY = "The results folder has everything; run `fedsweep ui --deliver`"
 
@@ -78,21 +82,30 @@ def during(folder: Path) -> list[str]:
 
 
 def main() -> int:
-    """Run all cases, compare the results and MLflow, and return the exit code."""
+    """Run the cases, compare the results and MLflow, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=CASES, help="run only one of the three cases")
+    only = parser.parse_args().only
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     with tempfile.TemporaryDirectory() as root:
         calm, killed, running = (Path(root) / name for name in ("calm", "killed", "running"))
         for folder in (calm, killed, running):
             write_space(folder, NAME, SPACE)
         launch(calm, "tune", NAME)
-        wrong = before(calm, "--fresh")
-        process = start(killed, "tune", NAME)
-        wait_for_rounds(killed, NAME, 2, process)
-        kill(process)
-        wrong += before(killed, "--resume")
-        launch(killed, "tune", NAME, "--resume")
-        wrong += during(running)
-        for folder in (killed, running):
+        wrong, compared = [], list[Path]()
+        if only in (None, "before"):
+            wrong += before(calm, "--fresh")
+        if only in (None, "resumed"):
+            process = start(killed, "tune", NAME)
+            wait_for_rounds(killed, NAME, 2, process)
+            kill(process)
+            wrong += before(killed, "--resume")
+            launch(killed, "tune", NAME, "--resume")
+            compared.append(killed)
+        if only in (None, "running"):
+            wrong += during(running)
+            compared.append(running)
+        for folder in compared:
             wrong += [] if histories(newest(folder, NAME)) == histories(newest(calm, NAME)) else [f"{folder.name}"]
             try:
                 assert_mlflow_equals_store(folder, NAME)

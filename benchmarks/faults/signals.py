@@ -143,6 +143,7 @@ def main() -> int:
     """Run all cases, print the table, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--signals", nargs="*", default=[one.name for one in SIGNALS])
+    parser.add_argument("--victims", nargs="*", default=VICTIMS, choices=VICTIMS)
     parser.add_argument("--out", type=Path, help="file for the Markdown table")
     given = parser.parse_args()
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -154,7 +155,7 @@ def main() -> int:
         write_space(calm, NAME, SPACE)
         launch(calm, "tune", NAME)
         for number in (signal.Signals[name] for name in given.signals):
-            for victim in VICTIMS:
+            for victim in given.victims:
                 folder = Path(root) / f"{number.name}-{victim}"
                 new = play(folder, number, victim)
                 for row in new:

@@ -36,7 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only test this script")
-    parser.add_argument("--quick", action="store_true", help="measure less: fewer rounds, images and trials")
+    parser.add_argument("--quick", action="store_true", help="measure less: fewer runs, rounds, images and trials")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     good, console = True, Console(width=120)

@@ -38,12 +38,12 @@ SCRIPTS = {
     "engine": "--cohorts 2 --rounds 1 --turns 1",
     "sweep": "--trials 2 --rounds 1",
     "gpu": "agreement throughput sharing --device cpu --quick",
-    "faults.changes_before_resume": "",
+    "faults.changes_before_resume": "--changes code",
     "faults.clock_jumps": "",
     "faults.mlflow_outage": "--away 2 --rounds 5",
     "faults.node_lost": "--rounds 2",
-    "faults.read_only_database": "",
-    "faults.signals": "--signals SIGTERM",
+    "faults.read_only_database": "--only before",
+    "faults.signals": "--signals SIGTERM --victims worker",
     "faults.ui_exposed": "",
 }
 """The options of a short run of each script. Names with `.py` are run as files, and other names as modules."""
