@@ -33,6 +33,8 @@ MOST_WARM = 16
 """Largest number of workers that start together with Ray. Each needs memory, even if there are fewer trials."""
 PRESTARTED = "--num_prestart_python_workers="
 """The raylet's option for the number of workers that start with Ray, for which `ray.init` has no argument."""
+NOT_INHERITED = ("PYTHONDONTWRITEBYTECODE", "RAY_gcs_rpc_server_reconnect_timeout_s")
+"""Environment variables of this process that its Ray processes do not get."""
 STOPPING = "Stopping as soon as Ray's start has ended; this command has recorded nothing so far."
 
 
@@ -233,10 +235,12 @@ class _Processes:
         """Return the environment variables of Ray's processes. `inherited` are those of this process.
 
         A worker imports the modules of a trial as soon as it starts. PYTHONDONTWRITEBYTECODE is left out. With this
-        variable, each worker would compile all modules that have no bytecode yet, for several seconds.
+        variable, each worker would compile all modules that have no bytecode yet, for several seconds. The longer wait
+        for a lost GCS is left out, too. It is meant for this process only, and would keep two of Ray's processes alive
+        for ten minutes after this process was killed.
         """
         own = {"RAY_preload_python_modules": ",".join(MODULES), "OMP_NUM_THREADS": str(self.threads)}
-        return {name: one for name, one in (own | dict(inherited)).items() if name != "PYTHONDONTWRITEBYTECODE"}
+        return {name: one for name, one in (own | dict(inherited)).items() if name not in NOT_INHERITED}
 
 
 def lost_process() -> str:

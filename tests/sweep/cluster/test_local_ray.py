@@ -169,7 +169,8 @@ def test_workers_write_bytecode_and_import_the_modules_of_a_trial_when_they_star
 
     shown = (
         "import os; print(os.getpgid(0) == os.getpid(), os.environ.get('PYTHONDONTWRITEBYTECODE'), "
-        "os.environ['RAY_preload_python_modules'], os.environ['OMP_NUM_THREADS'], end='')"
+        "os.environ['RAY_preload_python_modules'], os.environ['OMP_NUM_THREADS'], "
+        "os.environ.get('RAY_gcs_rpc_server_reconnect_timeout_s'), end='')"
     )
     words: list[str] = []
 
@@ -182,11 +183,13 @@ def test_workers_write_bytecode_and_import_the_modules_of_a_trial_when_they_star
     monkeypatch.setattr("ray.init", init)
     monkeypatch.setattr(local_ray, "available_cpus", lambda: 64)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for resources, at_once, workers in ((ONE, None, MOST_WARM), (ONE, 3, 3), (Resources(cpus_per_trial=32), None, 2)):
         words.clear()
         with begun(Console(quiet=True), resources, at_once) as starting:
             starting.wait()
         assert words[0] == str(["--a=1", f"{local_ray.PRESTARTED}{workers}"])
-        assert words[1] == f"{sys.platform == 'linux'} None {','.join(local_ray.MODULES)} {resources.threads}"
+        assert os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] == "600"
+        assert words[1] == f"{sys.platform == 'linux'} None {','.join(local_ray.MODULES)} {resources.threads} None"
     assert os.environ["PYTHONDONTWRITEBYTECODE"] == "1"
