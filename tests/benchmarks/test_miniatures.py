@@ -36,6 +36,7 @@ SCRIPTS = {
     "cache": "--only LFFT --trials 2 --rounds 1",
     "counted": "",
     "engine": "--cohorts 2 --rounds 1 --turns 1",
+    "hot_paths": "",
     "sweep": "--trials 2 --rounds 1",
     "gpu": "agreement throughput sharing --device cpu --quick",
     "faults.changes_before_resume": "--changes code",
