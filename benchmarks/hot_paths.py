@@ -118,13 +118,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     found = measure()
-    column = {"seconds": found.seconds, "operations": found.operations}
-    known = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}
-    columns = {**known.get("columns", {}), given.label: column}
+    facts: dict[str, Any] = {"date": date.today().isoformat(), "machine": f"{os.cpu_count()} x {platform.machine()}"}
+    facts |= {"load": round(os.getloadavg()[0], 1), "versions": {"torch": version("torch")}}
+    known = json.loads(given.out.read_text())["columns"] if given.out and given.out.exists() else {}
+    columns = {**known, given.label: {**facts, "seconds": found.seconds, "operations": found.operations}}
     Console(width=120).print(table(columns))
     if given.out:
-        facts = {"date": date.today().isoformat(), "machine": f"{os.cpu_count()} x {platform.machine()}"}
-        facts["versions"] = {"torch": version("torch")}
         given.out.write_text(json.dumps({**facts, "columns": columns}, indent=2) + "\n")
 
 

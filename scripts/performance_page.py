@@ -41,6 +41,25 @@ def engine(found: Content) -> str:
     return f"{numbers(head, rows, 0)}\n\n{numbers(heads, ([*row.values()] for row in found['arithmetic']))}"
 
 
+def hot_paths(found: Content) -> str:
+    """Return the table of benchmarks/hot_paths.py."""
+    columns = found["columns"].values()
+    head = ["phase", "kind", *(f"{what} {label}" for label in found["columns"] for what in ("CPU s", "operations"))]
+    kinds = [(phase, kind) for phase, seconds in next(iter(columns))["seconds"].items() for kind in seconds]
+    rows = [
+        (phase, kind, *(
+            cell
+            for one in columns
+            for cell in (
+                f"{one['seconds'][phase].get(kind, 0.0):.2f}",
+                f"{one['operations'][phase].get(kind, 0):,}",
+            )
+        ))
+        for phase, kind in kinds
+    ]  # fmt: skip
+    return numbers(head, rows, 2)
+
+
 def sweep(found: Content) -> str:
     """Return the table of benchmarks/sweep.py."""
     spent, rounds = found["cpu_seconds"], found["cpu_seconds_of_rounds"]
@@ -83,7 +102,8 @@ def counted(found: Content) -> str:
 
 
 TABLES: dict[str, Callable[[Content], str]] = {
-    "engine_cpu": engine, "sweep_cpu": sweep, "cache_cpu": cache, "peers_cpu": peers, "counted": counted,
+    "engine_cpu": engine, "hot_paths_cpu": hot_paths, "sweep_cpu": sweep,
+    "cache_cpu": cache, "peers_cpu": peers, "counted": counted,
 }  # fmt: skip
 
 

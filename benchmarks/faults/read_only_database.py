@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,7 @@ SPACE = {**GRID, "fixed": {**GRID["fixed"], "federation.rounds": 6}, "seeds": [0
 CASES = ("before", "resumed", "running")
 """The moments at which the database becomes read-only: before a sweep starts, before a resume, or while it runs."""
 CAUSES = ("mlflow.db cannot be used: ", "MLflow rejected them (attempt to write a readonly database)")
+SECONDS = 120.0  # the longest time until MLflow's database exists
 REMEDY = "The results folder has everything; run `fedsweep ui --deliver`"
 
 
@@ -49,6 +51,15 @@ def read_only(folder: Path) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["chattr", "-i", path] if as_root else ["chmod", "u+w", path], check=True)
+
+
+def wait_for_database(folder: Path) -> None:
+    """Wait until MLflow's database exists, which is created while the first trials run."""
+    deadline = time.monotonic() + SECONDS
+    while not (folder / "mlruns" / "mlflow.db").exists():
+        if time.monotonic() > deadline:
+            raise SystemExit("MLflow's database was not created")
+        time.sleep(0.1)
 
 
 def told(out: str, error: str) -> bool:
@@ -71,6 +82,7 @@ def during(folder: Path) -> list[str]:
     """Make the database read-only while the sweep runs, resume the sweep afterwards, and return a text per fault."""
     process = start(folder, "tune", NAME)
     wait_for_rounds(folder, NAME, 1, process)
+    wait_for_database(folder)
     with read_only(folder):
         out, error = process.communicate(timeout=900)
     print(f"while the sweep runs: exit code {process.returncode}:\n{out}{error}", flush=True)
@@ -98,6 +110,7 @@ def main() -> int:
         if only in (None, "resumed"):
             process = start(killed, "tune", NAME)
             wait_for_rounds(killed, NAME, 2, process)
+            wait_for_database(killed)
             kill(process)
             wrong += before(killed, "--resume")
             launch(killed, "tune", NAME, "--resume")

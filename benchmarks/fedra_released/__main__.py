@@ -18,7 +18,9 @@ from the paper or are missing in it:
 The exit code is 1 if a tensor differs by more than the tolerance, or has not changed during training.
 
 Time and memory: FedRA runs with the released dropout, on one thread. The programs take turns at every step of a round.
-The memory of each program is measured in a separate process.
+The memory of each program is measured in a separate process. The images in memory are read from JPEG files separately.
+The time of a whole run is put together from these parts, with the numbers of rounds and evaluations of the released
+main loop.
 """
 
 import argparse
@@ -35,7 +37,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from . import agreement, timing
+from . import agreement, reading, timing
 from .released import COMPARISONS, SOURCES, without_cuda
 from .setting import SETTINGS, TOLERANCE
 
@@ -67,7 +69,13 @@ def compare(code: Path) -> dict[str, list[agreement.Groups]]:
 
 def measure(code: Path, repeats: int) -> dict[str, Any]:
     """Return the CPU times and the peak memory of the released code and of fedsweep."""
-    return {"cpu": timing.time_in_turn(code, repeats, console), "peak_mib": timing.memory(code)}
+    cpu = timing.time_in_turn(code, repeats, console)
+    with console.status("reading images"):
+        read = reading.measure(code)
+    whole = timing.whole_runs(cpu["median"], read)
+    return {
+        "cpu": cpu, "reading_ms_per_image": read, "whole_run_seconds": whole, "peak_mib": timing.memory(code)
+    }  # fmt: skip
 
 
 def provenance(code: Path, repeats: int) -> dict[str, Any]:

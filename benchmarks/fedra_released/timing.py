@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from operator import mul
 from pathlib import Path
@@ -28,6 +28,11 @@ LABELS = {
     "server_ms_per_round": "server, ms per round",
     "evaluation_ms_per_image": "evaluation, ms / image",
 }
+
+ROUNDS, EVALUATED = 100, 8
+"""The number of rounds of the released main loop, and of the rounds after which it evaluates the model."""
+TRAINED, HELD_OUT = sum(EQUAL), sum(EQUAL) * 3 // 7
+"""The number of training images and of test images of a run, in DomainNet's proportion of about 7 to 3."""
 
 Step = tuple[str, Callable[[], object]]
 """The kind of a step of a round (server, training or evaluation), and a function that runs the step."""
@@ -103,6 +108,26 @@ def _times(kinds: list[str], seconds: np.ndarray) -> dict[str, float]:
     }
 
 
+def whole_runs(cpu: Mapping[str, Mapping[str, float]], reading: Mapping[str, float]) -> dict[str, float]:
+    """Return the CPU seconds of a whole run of each program, put together from the times of its parts.
+
+    The run has the released main loop's numbers of rounds and evaluations. It reads its images from JPEG files, which
+    fedsweep decodes only once.
+
+    Args:
+        cpu: The median CPU milliseconds of each program, for each kind of step.
+        reading: The CPU milliseconds of reading an image, and of fedsweep's preparation of an image (`once`).
+    """
+    found = {}
+    for side, spent in cpu.items():
+        first = side if side == "released" else "fedsweep"
+        training = spent["training_ms_per_layer_sample"] * sum(map(mul, DEPTHS, EQUAL)) + spent["server_ms_per_round"]
+        testing = (spent["evaluation_ms_per_image"] + reading[first]) * HELD_OUT
+        once = reading.get(f"{first}, once", 0.0) * (TRAINED + HELD_OUT)
+        found[side] = (ROUNDS * (training + reading[first] * TRAINED) + EVALUATED * testing + once) / 1000
+    return found
+
+
 def memory(code: Path) -> dict[str, float]:
     """Return the peak memory in MiB of a round with each program, and of a process that runs no round (`nothing`)."""
     peaks = {}
@@ -127,6 +152,11 @@ def table(timed: dict[str, Any]) -> Table:
     median, least = timed["cpu"]["median"], timed["cpu"]["least"]
     for key, label in LABELS.items():
         made.add_row(label, *(f"{median[side][key]:.2f} ({least[side][key]:.2f})" for side in SIDES))
+    read, whole = timed["reading_ms_per_image"], timed["whole_run_seconds"]
+    made.add_row(
+        "reading, ms / image", *(f"{read['released' if side == 'released' else 'fedsweep']:.2f}" for side in SIDES)
+    )
+    made.add_row("whole run with reading and 8 evaluations, s", *(f"{whole[side]:.0f}" for side in SIDES))
     peaks = timed["peak_mib"]
     above = [f"{peaks[side] - peaks['nothing']:.0f}" if side in peaks else "" for side in SIDES]
     made.add_row("peak memory above imports, MiB", *above)

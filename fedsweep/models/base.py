@@ -195,7 +195,7 @@ class Reader:
     resident: ResidentImages | None = None
 
     def pixels(self, images: ImageSet, index: Tensor) -> Tensor:
-        """Return the pixels (k, 3, h, w) of the images at `index` (k,), on the GPU if it has a copy of them."""
+        """Return the pixels (k, 3, h, w) of the images at `index` (k,), on the GPU if there is one."""
         return images.take(index)[0] if self.resident is None else self.resident.take(images, index)
 
     def batches(self, images: ImageSet) -> Iterator[Tensor]:
@@ -203,8 +203,8 @@ class Reader:
         if self.resident is None:
             yield from (pixels for pixels, _ in images.batches(self.batch_size))
         else:
-            for index in torch.split(torch.arange(len(images)), self.batch_size):
-                yield self.resident.take(images, index)
+            for start in range(0, len(images), self.batch_size):
+                yield self.resident.take(images, torch.arange(start, min(start + self.batch_size, len(images))))
 
     def prefix(self, walk: Walk, steps: int, adapter: AdapterState) -> FrozenFunction:
         """Return the first `steps` blocks of a forward pass as a function whose outputs can be cached.

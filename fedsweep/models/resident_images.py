@@ -1,5 +1,6 @@
 """Copies of image tensors on a GPU, from which batches are gathered without the host's memory."""
 
+import contextlib
 from dataclasses import dataclass, field
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from fedsweep.types import ImageSet
 
 SHARE = 1 / 32
-"""The largest share of a GPU's memory that a trial's images take; several trials can share a GPU."""
+"""The largest share of a trial's GPU memory that its images take."""
 
 
 @dataclass
@@ -31,19 +32,19 @@ class ResidentImages:
         """Return the images for a model on `device`, or None on a CPU, whose batches need no copies."""
         if device.type != "cuda":
             return None
-        return cls(device, int(SHARE * torch.cuda.get_device_properties(device).total_memory))
+        own = torch.cuda.get_per_process_memory_fraction(device)  # several trials can share a GPU
+        return cls(device, int(SHARE * own * torch.cuda.get_device_properties(device).total_memory))
 
     def take(self, images: ImageSet, index: Tensor) -> Tensor:
-        """Return the images (k, 3, height, width) of the examples at `index` (k,).
+        """Return the images (k, 3, height, width) of the examples at `index` (k,) on the GPU.
 
-        The result is on the GPU if all tensors that contain these images have a copy there, and otherwise on the CPU.
+        The GPU gathers them if all tensors that contain these images have a copy there, and otherwise the host.
         """
-        places = images.places(index)
-        parts: list[Tensor] = []
+        places, parts = images.places(index), list[Tensor]()
         for part, _, own in places:
             copied = self._copy(part)
             if copied is None:
-                return images.take(index)[0]
+                return images.take(index)[0].to(self.device, non_blocking=True)
             parts.append(copied.index_select(0, own.to(self.device, non_blocking=True)))
         if len(parts) == 1:
             return parts[0]
@@ -52,8 +53,10 @@ class ResidentImages:
 
     def _copy(self, part: Tensor) -> Tensor | None:
         if (key := part.data_ptr()) not in self._copies:
-            fits = part.nbytes <= self.left
-            self.left -= part.nbytes * fits
-            # The host's tensor is kept too, so that no other tensor can take its address.
-            self._copies[key] = part, part.to(self.device, non_blocking=True) if fits else None
+            copied = None
+            if part.nbytes <= self.left:
+                with contextlib.suppress(torch.OutOfMemoryError):  # the copy only saves time
+                    copied = part.to(self.device, non_blocking=True)
+                    self.left -= part.nbytes
+            self._copies[key] = part, copied  # with the host's tensor, so that no other tensor takes its address
         return self._copies[key][1]

@@ -43,6 +43,7 @@ def check_writable(root: Path) -> None:
         raise UserError(f"the results folder {root} cannot be written: {reason}.") from None
 
 
+UNNAMED = ".mlflow.new.db"  # a local database whose tables are being created
 SERVER = "mlflow.txt"  # a file in a sweep's folder with the address of its MLflow server, without the password
 CLIENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -112,14 +113,16 @@ class Destination:
         return self.uri if self.artifacts is None else None
 
     def exists(self) -> bool:
-        """Return whether the local database has been created. Servers exist."""
+        """Return whether the local database exists. For a server, return True."""
         return self.artifacts is None or (self.artifacts.parent / "mlflow.db").exists()
 
     def client(self) -> MlflowClient:
         """Return an MLflow client that has short timeouts and does not retry.
 
         MLflow's client creates the tables of a local database. If two processes create the tables at the same time,
-        one of them fails, so the client of a local database is created under a lock.
+        one of them fails, so the client of a local database is created under a lock. A process that is killed while it
+        creates the tables would leave a database that MLflow cannot open. A new database therefore gets its name only
+        when it is complete.
         """
         for name, value in CLIENT.items():
             os.environ.setdefault(name, value)
@@ -133,6 +136,11 @@ class Destination:
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         self.relocate()
         with self.lock():
+            if self.artifacts is not None and not self.exists():
+                unnamed = self.artifacts.parent / UNNAMED
+                unnamed.unlink(missing_ok=True)
+                MlflowClient(tracking_uri=f"sqlite:///{unnamed}")
+                unnamed.replace(self.artifacts.parent / "mlflow.db")
             return MlflowClient(tracking_uri=self.uri)
 
     def relocate(self) -> None:

@@ -89,7 +89,7 @@ class Recorder:
         self.deliver()
 
     def begin(self) -> None:
-        """Begin to write, and create the local database if it does not exist."""
+        """Start the queued writes, the first of which creates the local database if it does not exist."""
         with self._news:
             self._held = False
             self._start()
@@ -149,7 +149,8 @@ class Recorder:
         left, deadline = -1, 0.0
         with contextlib.suppress(KeyboardInterrupt), self._news:
             while self._due:
-                if len(self._due) != left:
+                opening = "runs" not in vars(self) and not self._errors  # it may take long on a busy machine
+                if len(self._due) != left or opening:
                     left, deadline = len(self._due), time.monotonic() + PATIENCE
                 if (remaining := deadline - time.monotonic()) <= 0:
                     break
@@ -165,7 +166,7 @@ class Recorder:
             self._start()
 
     def _start(self) -> None:
-        """Start the thread if there is anything to write."""
+        """Start the thread if a write is due, `begin` was called and no thread is running."""
         if self._due and self._thread is None and not self._held:
             self._thread = threading.Thread(target=self._write, name="mlflow", daemon=True)
             self._thread.start()
@@ -202,13 +203,12 @@ class Recorder:
         If MLflow is available, it has rejected the write. The write is then repeated after the other writes. After
         `TRIES` attempts, it is postponed until the next update of the run or the next call of `deliver`.
         """
-        outage = None
-        try:
-            self.runs.client.search_experiments(max_results=1)
-        except UserError as trouble:  # the database cannot be created
-            outage = str(trouble)
-        except Exception as trouble:
-            outage = error_sentence(self.destination, trouble)
+        outage = str(error) if isinstance(error, UserError) else None  # the local database cannot be created
+        if outage is None:
+            try:
+                self.runs.client.search_experiments(max_results=1)
+            except Exception as trouble:
+                outage = error_sentence(self.destination, trouble)
         with self._news:
             self.outage = outage
             self._errors[what] = "".join(traceback.format_exception(error))
@@ -251,6 +251,7 @@ def deliver_all(
             warn(f"the run {path.as_posix()} is left out: {error}")
             continue
         recorder = Recorder(store, path.parent.as_posix(), destination)
+        _ = recorder.runs
         recorder.sync(record)  # not `interrupt`, because a run without an outcome may still be running
         recorder.deliver(tell)
         yield path.as_posix(), recorder.unsynced
@@ -261,6 +262,7 @@ def _deliver_sweep(
 ) -> dict[str, str]:
     manifest = sweep.manifest()
     recorder = Recorder(store, manifest.name, destination)
+    _ = recorder.runs  # if the local database cannot be created, this ends the command
     recorder.open_sweep(manifest, sweep.folder)
     for trial in trials:
         (recorder.sync if trial.outcome else recorder.interrupt)(trial)

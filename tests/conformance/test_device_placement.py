@@ -49,9 +49,10 @@ class Steps(RoundListener):
 
 
 def on(gpu: PretendedGPU, federation: Federation) -> Federation:
-    """Return a copy of a federation whose model is on the pretended GPU."""
+    """Return a copy of a federation whose model is on the pretended GPU, with the images of the first domain."""
     federation.model.to(GPU)
-    reader = replace(federation.trainer.reader, listener=Steps(gpu), resident=ResidentImages(GPU, 2**30))
+    resident = ResidentImages(GPU, federation.domains[0].train.parts[0].nbytes)
+    reader = replace(federation.trainer.reader, listener=Steps(gpu), resident=resident)
     return replace(
         federation,
         fresh={name: one.to(GPU) for name, one in federation.fresh.items()},

@@ -1,4 +1,4 @@
-"""Copies of image tensors on a GPU; a second tensor on the CPU stands for the copy."""
+"""Copies of image tensors on a GPU. A pretended GPU, or the CPU, stands for the GPU."""
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from fedsweep.data.image_sets import pool
 from fedsweep.models.resident_images import ResidentImages
 from fedsweep.types import ImageSet
+from tests.pretended_gpu import GPU, DeviceTensor, PretendedGPU
 
 CPU = torch.device("cpu")
 
@@ -33,7 +34,7 @@ def test_each_tensor_is_copied_once_and_only_if_it_fits(monkeypatch: pytest.Monk
     real = torch.Tensor.to
 
     def to(tensor: torch.Tensor, *given: object, **named: object) -> torch.Tensor:
-        if tensor.dtype == torch.uint8:
+        if any(tensor is part for part in POOLED.parts):
             copied.append(len(tensor))
             return tensor.clone()
         return real(tensor, *given, **named)  # type: ignore[call-overload]
@@ -44,6 +45,39 @@ def test_each_tensor_is_copied_once_and_only_if_it_fits(monkeypatch: pytest.Monk
         for images in (FIRST, FIRST.select(torch.tensor([2])), SECOND, POOLED):
             resident.take(images, torch.tensor([0]))
     assert (copied, resident.left) == ([7], 1)
+
+
+def test_the_batch_is_on_the_gpu_whether_or_not_the_images_fit() -> None:
+    with PretendedGPU():
+        resident = ResidentImages(GPU, FIRST.parts[0].nbytes)
+        batches = [resident.take(images, torch.tensor([0, 2])) for images in (FIRST, SECOND, POOLED)]
+        assert {type(one) for one in batches} == {DeviceTensor}
+        expected = [images.take(torch.tensor([0, 2]))[0] for images in (FIRST, SECOND, POOLED)]
+        assert [one.cpu().tolist() for one in batches] == [one.tolist() for one in expected]
+
+
+def test_a_tensor_at_the_address_of_another_one_is_not_mistaken_for_it() -> None:
+    resident = ResidentImages(CPU, 10**9)
+    for seed in range(20):  # without the reference to the host's tensor, torch would reuse its memory
+        images = made(7, seed)
+        index = torch.arange(7)
+        assert torch.equal(resident.take(images, index), images.take(index)[0])
+
+
+def test_a_gpu_without_room_gathers_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, tried = torch.Tensor.to, []
+
+    def to(tensor: torch.Tensor, *given: object, **named: object) -> torch.Tensor:
+        if tensor is FIRST.images:
+            tried.append(given)
+            raise torch.OutOfMemoryError
+        return real(tensor, *given, **named)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    resident = ResidentImages(CPU, 10_000)
+    for _ in range(2):
+        assert torch.equal(resident.take(FIRST, torch.tensor([3])), FIRST.take(torch.tensor([3]))[0])
+    assert (len(tried), resident.left) == (1, 10_000)
 
 
 def test_a_model_on_the_cpu_needs_no_copies() -> None:

@@ -1,5 +1,7 @@
 """Several processes that open MLflow's database in one new results folder at the same time."""
 
+import contextlib
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -11,6 +13,7 @@ import pytest
 from fedsweep.common.errors import UserError
 from fedsweep.results import Store
 from fedsweep.tracking import Destination, Recorder, recorder
+from fedsweep.tracking.destination import UNNAMED
 from tests.sweep.helpers import environment
 from tests.tracking.helpers import trial
 
@@ -60,12 +63,23 @@ def test_the_tables_are_created_under_the_lock(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(Timeout):
             FileLock(tmp_path / ".mlflow.lock", blocking=False).acquire()
         held.append(tracking_uri)
+        assert not (tmp_path / "mlflow.db").exists(), "a database without tables has no name that others could open"
         raise OSError("not created in this test")
 
     monkeypatch.setattr(mlflow, "MlflowClient", created)
     with pytest.raises(UserError, match=r"^MLflow cannot open .*/mlflow\.db: not created in this test\.$"):
         _ = Recorder(Store(tmp_path), "tiny").runs
-    assert held == [f"sqlite:///{tmp_path / 'mlflow.db'}"]
+    assert held == [f"sqlite:///{tmp_path / UNNAMED}"]
+
+
+def test_what_a_killed_process_left_of_a_new_database_does_not_matter(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / UNNAMED)) as database:
+        database.execute("CREATE TABLE latest_metrics (key TEXT)")  # which MLflow could not create again
+    assert [one.name for one in Recorder(Store(tmp_path), "tiny").runs.client.search_experiments()] == [
+        "tiny",
+        "Default",
+    ]
+    assert not (tmp_path / UNNAMED).exists()
 
 
 def test_a_missing_database_is_created_once_writing_begins_and_an_existing_one_is_opened_at_once(
@@ -79,7 +93,8 @@ def test_a_missing_database_is_created_once_writing_begins_and_an_existing_one_i
         raise OSError(destination.uri)
 
     monkeypatch.setattr(Destination, "client", client)
-    monkeypatch.setattr(recorder, "PATIENCE", 0.1)
+    monkeypatch.setattr(recorder, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(recorder, "PATIENCE", 1.0)
     held.sync(trial(1))
     assert not trying.wait(0.2)
     assert not database.exists()
@@ -87,6 +102,12 @@ def test_a_missing_database_is_created_once_writing_begins_and_an_existing_one_i
     assert trying.wait(60)
     assert not held.deliver()
     assert held.outage == f"MLflow cannot open {database}: sqlite:///{database}."
+    thread = held._thread
+    held._due.clear()
+    held._now.set()
+    assert thread is not None
+    with contextlib.suppress(KeyError):  # the write that is no longer due
+        thread.join(60)
     database.touch()
     with pytest.raises(UserError, match=rf"^MLflow cannot open {database}: sqlite:///{database}\.$"):
         Recorder(Store(database.parent), "tiny")

@@ -30,7 +30,7 @@ NEEDLESS = ("start_api_server", "start_monitor", "start_log_monitor")
 MODULES = ("fedsweep.sweep.running.trainable", "fedsweep.federation.build_and_run", "timm", "peft")
 """The slow modules of a trial. Ray's option for such a list logs an error if a module cannot be imported."""
 MOST_WARM = 16
-"""Largest number of workers that start together with Ray. Each needs memory, even if there are fewer trials."""
+"""Largest number of workers that start together with Ray. Each worker needs memory."""
 PRESTARTED = "--num_prestart_python_workers="
 """The raylet's option for the number of workers that start with Ray, for which `ray.init` has no argument."""
 NOT_INHERITED = ("PYTHONDONTWRITEBYTECODE", "RAY_gcs_rpc_server_reconnect_timeout_s")
@@ -235,9 +235,9 @@ class _Processes:
         """Return the environment variables of Ray's processes. `inherited` are those of this process.
 
         A worker imports the modules of a trial as soon as it starts. PYTHONDONTWRITEBYTECODE is left out. With this
-        variable, each worker would compile all modules that have no bytecode yet, for several seconds. The longer wait
-        for a lost GCS is left out, too. It is meant for this process only, and would keep two of Ray's processes alive
-        for ten minutes after this process was killed.
+        variable, each worker would compile all modules that have no bytecode yet, for several seconds. The variable
+        RAY_gcs_rpc_server_reconnect_timeout_s is left out, too. It is meant for this process only. After this process
+        was killed, the two agents that the raylet has started would wait that long for the GCS before they end.
         """
         own = {"RAY_preload_python_modules": ",".join(MODULES), "OMP_NUM_THREADS": str(self.threads)}
         return {name: one for name, one in (own | dict(inherited)).items() if name not in NOT_INHERITED}

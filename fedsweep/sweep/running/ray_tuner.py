@@ -70,7 +70,7 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
     clear_leftovers(sweep, rounds, retry=retried, together=scheduler.name == "arms")
     sweep.show(plan.space.columns, asked="columns" in plan.request.options)
     recorder, writes = Recorder(ready.store, plan.name, ready.destination), WriteGuard()
-    with waiting(console, "Recording the sweep in MLflow, and looking for earlier trials"):
+    with waiting(console, "Looking for MLflow's runs and earlier trials"):
         recorder.open_sweep(sweep.manifest(), sweep.folder)
         sweep.remote.push()
         reuse = Reuse(ready.store, sweep, compared_rounds(scheduler, rounds))

@@ -105,7 +105,7 @@ class Recording(Callback, Stopper):
         self.stop.check()
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Let MLflow create its database only now, because it would slow down the imports of the first worker."""
+        """Start MLflow's writes. Creating its database earlier would slow down the imports of the first worker."""
         self.recorder.begin()
 
     def on_trial_result(

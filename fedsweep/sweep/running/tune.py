@@ -115,8 +115,8 @@ def tune(
         The trials, the report and the exit status. Every round is in the store, and also in MLflow if MLflow answers.
 
     Raises:
-        UserError: The search space is invalid, or a machine, the store or the MLflow server cannot be used. The error
-            is raised before any trial starts.
+        UserError: The search space is invalid, or a machine, the store, the MLflow server or an existing MLflow
+            database cannot be used. The error is raised before any trial starts.
     """
     from fedsweep.common.signals import ending_signals_interrupt
     from fedsweep.sweep.cluster.ray_session import prepare_environment, ray_session

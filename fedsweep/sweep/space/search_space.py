@@ -179,7 +179,11 @@ class SearchSpace(Config):
             yield from too_many_arms(self._most_arms())
 
     def most_trials(self) -> int:
-        """Return the number of trials, or more where conditions or the design leave out arms of a grid."""
+        """Return an upper bound on the number of trials.
+
+        The conditions or the design of a grid can leave out arms. For population-based training, the result is the size
+        of the first generation.
+        """
         return self.search.samples if self.search.name != "grid" else self._most_arms() * len(self.seeds)
 
     def _most_arms(self) -> int:
