@@ -1,11 +1,13 @@
 """Profile the two hottest paths of a trial, local training and evaluation, by kind of operation.
 
     uv run python -m benchmarks.hot_paths
-    PYTHONPATH=OLD uv run python benchmarks/hot_paths.py --label before --out benchmarks/results/hot_paths_cpu.json
+    uv run python -m benchmarks.hot_paths --label now --out benchmarks/results/NAME.json
 
-One round of the experiment `fedra_digits` is profiled after a round that is not. The table shows the CPU seconds of
-each kind of operation, with one thread, and the number of operations. With `--out`, the column is added to the columns
-that the file already contains, so that other code can be profiled for comparison: OLD is a folder with that code.
+The last round of the experiment `fedra_digits` is profiled. The table shows the CPU seconds of each kind of operation,
+with one thread, and the number of operations. With `--out`, the column is added to the columns that the file already
+contains. To compare with other code, run this file in the folder OLD of that code first:
+
+    (cd OLD && PYTHONPATH=. python NEW/benchmarks/hot_paths.py --label before --out NEW/benchmarks/results/NAME.json)
 """
 
 import argparse

@@ -22,14 +22,17 @@ from fedsweep.models import BackboneConfig, DigitsViT, LoraConfig, TimmBackbone,
 from fedsweep.models.activation_cache import FrozenRows
 from fedsweep.models.base import Reader
 from fedsweep.models.layered import LayeredModel
+from fedsweep.models.resident_images import ResidentImages
 from fedsweep.training.base_optimizers import FedAvg
 from fedsweep.training.evaluation import evaluate
 from fedsweep.training.local_training import CohortTrainer, LocalConfig, LocalTask, batches, cross_entropy
 from fedsweep.training.optimizers import SGDConfig
+from fedsweep.training.precision import Precision, arithmetic
 from fedsweep.types import Client, Domain, ImageSet, LayerAllocation, ServerState
 
 CLASSES, TESTED, TURNS, SMALL = 10, 256, 3, 16
 SGD = SGDConfig(lr=0.01)
+PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ class Bench:
         self.train = ImageSet(pixels[: work.batch * work.steps], labels[: work.batch * work.steps])
         self.test = ImageSet(pixels[: TESTED * work.tests], labels[: TESTED * work.tests])
         self.start = self.model.adapter()
-        self.reader = Reader(self.model, "benchmark", FrozenRows(), TESTED)
+        resident = ResidentImages.on(self.device)
+        self.reader = Reader(self.model, "benchmark", FrozenRows(), TESTED, resident=resident)
         self.plain = copy.deepcopy(self.model)
 
     def fit(self) -> float:
@@ -139,10 +143,10 @@ class Bench:
             torch.cuda.synchronize()
 
 
-def ceiling(device: Device, quick: bool) -> float:
+def ceiling(device: Device, quick: bool, precision: Precision) -> float:
     """Return the measured floating-point operations per second of a large matrix product."""
-    size = 512 if quick else 8192
-    one, other = (torch.randn(size, size, device=device) for _ in range(2))
+    size, dtype = 512 if quick else 8192, torch.bfloat16 if precision == "bfloat16" else torch.float32
+    one, other = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     seconds = []
     for _ in range(5):
         begun = time.perf_counter()
@@ -151,7 +155,7 @@ def ceiling(device: Device, quick: bool) -> float:
     return 2 * size**3 / statistics.median(seconds[1:])
 
 
-def row(bench: Bench, phase: str, precision: str, peak: float) -> dict[str, Any]:
+def row(bench: Bench, phase: str, precision: Precision, peak: float) -> dict[str, Any]:
     """Measure one phase, `train` or `test`, with fedsweep and with the plain loop."""
     images = bench.train if phase == "train" else bench.test
     ours, theirs = (bench.fit, bench.plain_fit) if phase == "train" else (bench.score, bench.plain_score)
@@ -185,12 +189,12 @@ def measure(device: Device, quick: bool) -> Iterator[dict[str, Any]]:
     """Yield the measurements of each phase, in each arithmetic that suits the work."""
     for work in works(quick):
         bench = Bench(work, device)
-        # TF32 is an arithmetic of GPUs, and the embedded ViT is bound by the launches of its kernels.
-        for precision in ("float32",) if device == "cpu" or work.size == SMALL else ("float32", "tf32"):
-            torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
-            peak = ceiling(device, quick)
-            yield from (row(bench, phase, precision, peak) for phase in ("train", "test"))
-        torch.set_float32_matmul_precision("highest")
+        # On a GPU, the embedded ViT is bound by the launches of its kernels.
+        for precision in PRECISIONS[:1] if work.size == SMALL else PRECISIONS:
+            with arithmetic(precision, bench.device):
+                peak = ceiling(device, quick, precision)
+                rows = [row(bench, phase, precision, peak) for phase in ("train", "test")]
+            yield from rows
 
 
 def accepted(row: dict[str, Any]) -> bool:
