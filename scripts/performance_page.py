@@ -43,9 +43,11 @@ def engine(found: Content) -> str:
 
 def hot_paths(found: Content) -> str:
     """Return the table of benchmarks/hot_paths.py."""
-    columns = found["columns"].values()
+    columns = [*found["columns"].values()]
     head = ["phase", "kind", *(f"{what} {label}" for label in found["columns"] for what in ("CPU s", "operations"))]
-    kinds = [(phase, kind) for phase, seconds in next(iter(columns))["seconds"].items() for kind in seconds]
+    seconds = columns[-1]["seconds"]
+    kinds = [(phase, kind) for phase in ("training", "evaluation") for kind in seconds[phase]]
+    kinds.sort(key=lambda one: -seconds[one[0]][one[1]] - 1000 * (one[0] == "training"))
     rows = [
         (phase, kind, *(
             cell
