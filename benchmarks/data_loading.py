@@ -133,6 +133,36 @@ def memory(config: PreparedData, processes: int) -> dict[str, float]:
             trial.communicate("\n")
 
 
+READER = """
+import sys
+from pathlib import Path
+import torch
+from fedsweep.data.prepared.dataset import PreparedData
+def private():
+    rolled = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+    return sum(int(line.split()[1]) for line in rolled if line.startswith("Private_Dirty"))
+def read(images, most):
+    for index in torch.randperm(len(images)).split(64)[:most]:
+        images.take(index)
+config = PreparedData(set="bench", size=int(sys.argv[1]), domains=tuple(sys.argv[2:]))
+sets = [part for domain in config.load().domains for part in (domain.train, domain.test)]
+read(sets[0], 1)
+before = private()
+for images in sets:
+    read(images, None)
+print((private() - before) / 1024)
+"""
+
+
+def private_of_reading(config: PreparedData) -> float:
+    """Return the memory in MiB that a process takes for itself while it reads all images of a data set.
+
+    Pages of the file that are in memory belong to all processes that read it, and do not count.
+    """
+    command = [sys.executable, "-c", READER, str(config.size), *config.domains]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
 def main() -> None:
     """Prepare the images, time the loaders, measure memory, and print or write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -169,6 +199,7 @@ def main() -> None:
             "prepare_seconds": prepared,
             "epoch_seconds": seconds,
             "ratio": {name: seconds[name] / seconds["store"] for name in sides if name != "store"},
+            "private_mib_of_reading": private_of_reading(config),
             "memory_mib": {str(count): memory(config, count) for count in (1, 4)},
         }
     print(json.dumps(figures, indent=2))
