@@ -115,7 +115,12 @@ def ui(
     loopback = bool(destination.server) or check_free(host, port)
     if deliver or (home.uri and not destination.server):  # the database of a remote store is local
         output.show_delivery(output.progress_console(), home, destination)
-    if not destination.server and not (home.root / "mlflow.db").exists():
+    if not destination.exists():
+        if home.sweeps() or home.runs():
+            raise UserError(
+                f"MLflow has no database in {home.where} yet. A sweep creates it when its first trial starts, and "
+                "`fedsweep ui --deliver` creates it from finished sweeps and runs."
+            )
         start = "start with `fedsweep tune ablations/lora_rank`"
         raise UserError(f"nothing is recorded in {home.where} yet; {start}.")
     url = destination.server or page_url(host, port)

@@ -545,6 +545,15 @@ def test_the_error_of_report_suggests_existing_sweeps(refused: Refused, tmp_path
     assert refused("report", "mined") == f"there is no sweep of mined in {tmp_path / 'mlruns'}; did you mean `mine`?"
 
 
+def test_ui_of_a_sweep_that_has_only_begun_says_when_the_database_is_created(refused: Refused, tmp_path):
+    write("search_spaces", "mine", GRID)
+    start(store := Store(tmp_path / "mlruns"))
+    assert refused("ui") == (
+        f"MLflow has no database in {store.root} yet. A sweep creates it when its first trial starts, and "
+        "`fedsweep ui --deliver` creates it from finished sweeps and runs."
+    )
+
+
 def test_ui_needs_recorded_results_and_a_free_port(refused: Refused, tmp_path):
     store = tmp_path / "mlruns"
     nothing = f"nothing is recorded in {store} yet; start with `fedsweep tune {SPACE}`."
