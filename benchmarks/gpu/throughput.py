@@ -189,8 +189,9 @@ def measure(device: Device, quick: bool) -> Iterator[dict[str, Any]]:
     """Yield the measurements of each phase, in each arithmetic that suits the work."""
     for work in works(quick):
         bench = Bench(work, device)
-        # On a GPU, the embedded ViT is bound by the launches of its kernels.
-        for precision in PRECISIONS[:1] if work.size == SMALL else PRECISIONS:
+        # On a GPU, the embedded ViT is bound by the launches of its kernels. Many CPUs emulate bfloat16.
+        few = work.size == SMALL or device == "cpu"
+        for precision in PRECISIONS[:1] if few else PRECISIONS:
             with arithmetic(precision, bench.device):
                 peak = ceiling(device, quick, precision)
                 rows = [row(bench, phase, precision, peak) for phase in ("train", "test")]
