@@ -40,14 +40,14 @@ MEAN, STD = torch.full((3, 1, 1), 0.5), torch.full((3, 1, 1), 0.5)
 console = Console(stderr=True, highlight=False)
 
 
-def write_images(root: Path, count: int, size: int) -> None:
+def write_images(root: Path, count: int, width: int, height: int) -> None:
     """Write JPEG images of random smooth colours, whose files are about as large as those of photographs."""
     rng = np.random.default_rng(0)
     for number in track(range(count), description="write JPEGs", console=console):
         folder = root / f"domain{number % 2}" / f"class{number // 2 % 7}"
         folder.mkdir(parents=True, exist_ok=True)
-        coarse = Image.fromarray(rng.integers(256, size=(size // 4, size // 4, 3), dtype=np.uint8))
-        coarse.resize((size, size), Image.Resampling.BICUBIC).save(folder / f"{number}.jpg", quality=90)
+        coarse = Image.fromarray(rng.integers(256, size=(height // 4, width // 4, 3), dtype=np.uint8))
+        coarse.resize((width, height), Image.Resampling.BICUBIC).save(folder / f"{number}.jpg", quality=90)
 
 
 def from_folder(root: Path, size: int, workers: int) -> Callable[[], int]:
@@ -177,7 +177,7 @@ def main() -> None:
         os.environ["FEDSWEEP_DATA"] = f"{scratch}/data"
         root = given.root or Path(scratch) / "images"
         if given.root is None:
-            write_images(root, given.count, given.size)
+            write_images(root, given.count, given.size, given.size)
         prepare = ["data", "prepare", "bench", "--root", str(root), "--layout", "domains", "--size", str(given.size)]
         begun = time.perf_counter()
         subprocess.run([sys.executable, "-m", "fedsweep.cli", *prepare], check=True, stdout=sys.stderr)

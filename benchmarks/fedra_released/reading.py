@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
-from PIL import Image
 from torchvision import transforms
 
+from benchmarks.data_loading import write_images
 from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.models.layered import standardize_
 
@@ -22,17 +21,6 @@ from .setting import BATCH, MEAN, PIXELS, STD
 
 IMAGES, WIDE, HIGH = 512, 512, 384
 """The number of JPEG images, and their size, which is about that of photographs in DomainNet."""
-
-
-def write_images(root: Path) -> list[Path]:
-    """Write JPEG images of random smooth colours, whose files are about as large as those of photographs."""
-    rng, paths = np.random.default_rng(0), []
-    for number in range(IMAGES):
-        coarse = Image.fromarray(rng.integers(256, size=(HIGH // 4, WIDE // 4, 3), dtype=np.uint8))
-        paths.append(root / "photo" / f"class{number % 2}" / f"{number}.jpg")
-        paths[-1].parent.mkdir(parents=True, exist_ok=True)
-        coarse.resize((WIDE, HIGH), Image.Resampling.BICUBIC).save(paths[-1], quality=90)
-    return paths
 
 
 def released(code: Path, paths: list[Path]) -> float:
@@ -66,9 +54,10 @@ def ours(root: Path) -> tuple[float, float]:
     )
     after = os.times()
     preparing = after.children_user + after.children_system - before.children_user - before.children_system
-    (domain,) = PreparedData(set="bench", size=PIXELS, domains=("photo",)).load().domains
+    names = tuple(sorted(one.name for one in (root / "images").iterdir()))
+    domains = PreparedData(set="bench", size=PIXELS, domains=names).load().domains
     mean, std = (torch.tensor(one).view(-1, 1, 1) for one in (MEAN, STD))
-    sets = (domain.train, domain.test)
+    sets = [images for domain in domains for images in (domain.train, domain.test)]
     for images in sets:
         images.take(torch.arange(len(images)))  # the first time, the system reads the file
     begun = time.process_time()
@@ -81,7 +70,8 @@ def ours(root: Path) -> tuple[float, float]:
 def measure(code: Path) -> dict[str, float]:
     """Return the CPU milliseconds per image of reading with each program, and of fedsweep's preparation."""
     with tempfile.TemporaryDirectory() as folder:
-        paths = write_images(Path(folder) / "images")
+        write_images(Path(folder) / "images", IMAGES, WIDE, HIGH)
+        paths = sorted((Path(folder) / "images").rglob("*.jpg"))
         released(code, paths[:BATCH])
         preparing, reading = ours(Path(folder))
         return {"released": released(code, paths), "fedsweep": reading, "fedsweep, once": preparing}

@@ -46,11 +46,12 @@ class Recorder:
         """
         self.destination = destination or Destination.of(store.root)
         self._experiment = experiment
+        self._held = not self.destination.exists()
         if self.destination.artifacts is not None:
-            if self.destination.exists():
-                _ = self.runs
-            else:
+            if self._held:
                 check_writable(self.destination.artifacts.parent)
+            else:
+                _ = self.runs
         self.outage: str | None = None
         """The error message while MLflow cannot be used, or None."""
         self._news = threading.Condition()
@@ -60,7 +61,6 @@ class Recorder:
         self._tries: Counter[str] = Counter()
         self._thread: threading.Thread | None = None
         self._now = threading.Event()
-        self._held = not self.destination.exists()
 
     @cached_property
     def runs(self) -> Runs:
