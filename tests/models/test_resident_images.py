@@ -29,6 +29,11 @@ def test_a_batch_is_that_of_the_host(images: ImageSet, data: st.DataObject) -> N
     assert torch.equal(ResidentImages(CPU, limit).take(images, index), images.take(index)[0])
 
 
+def test_the_images_of_several_tensors_are_in_the_order_of_the_index() -> None:
+    for index in map(torch.tensor, ([3, 4, 0], [0, 3, 1, 4, 2], [7, 0, 6, 1, 5])):
+        assert torch.equal(ResidentImages(CPU, 10_000).take(POOLED, index), POOLED.take(index)[0])
+
+
 def test_each_tensor_is_copied_once_and_only_if_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[int] = []
     real = torch.Tensor.to
