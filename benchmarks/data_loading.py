@@ -180,7 +180,7 @@ def main() -> None:
             write_images(root, given.count, given.size, given.size)
         prepare = ["data", "prepare", "bench", "--root", str(root), "--layout", "domains", "--size", str(given.size)]
         begun = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "fedsweep.cli", *prepare], check=True, stdout=sys.stderr)
+        subprocess.run([sys.executable, "-m", "fedsweep", *prepare], check=True, stdout=sys.stderr)
         prepared = time.perf_counter() - begun
         config = PreparedData(set="bench", size=given.size, domains=tuple(sorted(one.name for one in root.iterdir())))
         sets = [part for domain in config.load().domains for part in (domain.train, domain.test)]

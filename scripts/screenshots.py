@@ -30,7 +30,7 @@ COLOURS = 256
 HIDE_PATH = "[...document.querySelectorAll('body *')].filter(one => one.textContent.startsWith('Path: '))"
 HIDE_PATH += ".forEach(one => one.style.visibility = 'hidden')"
 """JavaScript that hides the local paths of artifacts."""
-FEDSWEEP = [sys.executable, "-m", "fedsweep.cli"]
+FEDSWEEP = [sys.executable, "-m", "fedsweep"]
 
 
 def main() -> None:

@@ -29,13 +29,12 @@ from fedsweep.methods.fedms import gate
 from fedsweep.models import LayeredModel, build_model
 from fedsweep.models.clip import backbone as clip_backbone
 from fedsweep.models.timm import digits_vit as vit
-from fedsweep.models.weight_cache import built
+from fedsweep.models.weight_cache import Mould, built
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
 from fedsweep.results import Store
 from fedsweep.sweep.plan.plan import engine_digest
 from fedsweep.types import Domain, ImageSet
-from tests.mould import Mould
 
 NewStore = Callable[[Path], Store]
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "fedra_digits.yaml"
@@ -211,14 +210,14 @@ def tiny(experiment: RunConfig, random_weights: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture(scope="session")
-def built_models() -> dict[tuple[Any, ...], Mould]:
+def built_models() -> dict[tuple[Any, ...], Mould[Any]]:
     """Return an empty cache of models with adapters by configuration, because inserting adapters is slow."""
     return {}
 
 
 @pytest.fixture
 def federation(
-    tiny: RunConfig, built_models: dict[tuple[Any, ...], Mould], monkeypatch: pytest.MonkeyPatch
+    tiny: RunConfig, built_models: dict[tuple[Any, ...], Mould[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Federation]:
     """Return a function that builds a federation, as in `federation({"method": "all_small"})`.
 

@@ -63,7 +63,7 @@ class Page:
 def page(folder: Path) -> Iterator[Page]:
     """Record a short run in `folder`, and serve its page during the context."""
     short = ["federation.rounds=1", "local.steps=1", "data.domains=[plain]", "federation.depths=[12]"]
-    fedsweep = [sys.executable, "-m", "fedsweep.cli"]
+    fedsweep = [sys.executable, "-m", "fedsweep"]
     subprocess.run([*fedsweep, "run", "fedra_digits", *short], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     client = MlflowClient(tracking_uri(folder / "mlruns"))
     (run,) = client.search_runs([one.experiment_id for one in client.search_experiments()])

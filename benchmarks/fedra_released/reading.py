@@ -50,7 +50,7 @@ def ours(root: Path) -> tuple[float, float]:
     command = ["data", "prepare", "bench", "--root", str(root / "images"), "--layout", "domains"]
     before = os.times()
     subprocess.run(
-        [sys.executable, "-m", "fedsweep.cli", *command, "--size", str(PIXELS)], check=True, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "fedsweep", *command, "--size", str(PIXELS)], check=True, stdout=subprocess.DEVNULL
     )
     after = os.times()
     preparing = after.children_user + after.children_system - before.children_user - before.children_system

@@ -48,7 +48,7 @@ def watched(device: Device) -> Iterator[list[tuple[float, float]]]:
 def sweep(share: str, store: Path, device: Device, quick: bool) -> dict[str, Any]:
     """Run `ablations/lora_rank` with this share of the GPU for each trial, and return what was measured."""
     rounds, seeds = (1, "0") if quick else (3, "0,1")
-    command = [sys.executable, "-m", "fedsweep.cli", "tune", "ablations/lora_rank", f"federation.rounds={rounds}"]
+    command = [sys.executable, "-m", "fedsweep", "tune", "ablations/lora_rank", f"federation.rounds={rounds}"]
     command += ["--seeds", seeds, "--gpus-per-trial", share, "--store", str(store)]
     logical = {} if device == "cuda" else {"FEDSWEEP_LOGICAL_GPUS": "1", "FEDSWEEP_LOGICAL_GPU_GB": "16"}
     begun = time.perf_counter()

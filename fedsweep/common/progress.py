@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from fedsweep.common.imports import without_collections
+
 Handler = Callable[[int, FrameType | None], object]
 
 
@@ -42,11 +44,11 @@ def waiting(console: Console, step: str, always: bool = False) -> Iterator[None]
 
 @contextlib.contextmanager
 def loading(console: Console, package: str, module: str) -> Iterator[None]:
-    """Show that a slow package is being imported within the block, unless `module` has already been imported."""
+    """Import a slow package within the block, and show this on the console, unless `module` is already imported."""
     if module in sys.modules:
         yield
         return
-    with waiting(console, f"Loading {package}", always=True):
+    with waiting(console, f"Loading {package}", always=True), without_collections():
         yield
 
 

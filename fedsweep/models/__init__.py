@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fedsweep.models.clip.backbone import ClipBackbone, DigitsClip
 from fedsweep.models.layered import LayeredModel
-from fedsweep.models.lora import LoraConfig, add_lora, relative_norm, train_head_alone
+from fedsweep.models.lora import Adapters, LoraConfig, add_lora, draw_adapters, relative_norm, train_head_alone
 from fedsweep.models.timm.backbone import TimmBackbone
 from fedsweep.models.timm.digits_vit import DigitsViT
 from fedsweep.models.weight_cache import built
@@ -41,13 +41,14 @@ def build_model(
     with torch.random.fork_rng(devices=[]):  # the constructors' random values are overwritten below
         content, names = backbone.fingerprint(), None if class_names is None else tuple(class_names)
         drawn = seed if content == "none" else 0  # with pre-trained weights, only a fresh head depends on the seed
-        model = built("backbone", backbone, content, num_classes, drawn, names)
+        adapters = None if lora is None else Adapters(lora, freeze_a)
+        model = built("backbone", backbone, content, num_classes, drawn, names, change=adapters)
         if model.head_is_fresh:
             model.draw_head(seed)
-        if lora is None:
+        if adapters is None:
             train_head_alone(model)
         else:
-            add_lora(model, lora, seed, freeze_a)
+            draw_adapters(model, seed)
     model.class_names = model.class_names or tuple(class_names or ())
     return model.eval()
 

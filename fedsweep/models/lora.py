@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,39 +53,63 @@ class LoraConfig(Config):
 def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool = False) -> None:
     """Insert LoRA adapters into a model in place, and make only the adapters and the head trainable.
 
-    The factor B is initialised with zeros, and A with Kaiming-uniform values that depend only on the seed and the
-    tensor's name. If two arms with the same seed and rank adapt the same layer, the layer's adapter therefore has the
-    same initial values in both arms.
-
     Args:
         model: The model.
         config: The configuration of the adapters.
-        seed: The seed of the initial values.
+        seed: The seed of the initial values; see `draw_adapters`.
         freeze_a: Whether the factor A is frozen, so that only B is trainable.
     """
-    from peft import inject_adapter_in_model
+    Adapters(config, freeze_a)(model)
+    draw_adapters(model, seed)
 
-    from fedsweep.models.lora_linear import LoraLinear, SessionDropout
 
-    targets = [
-        f"backbone.blocks.{layer}.{place}"
-        for layer, block in enumerate(model.backbone.blocks)
-        for place in model.positions()[config.position]
-        if place.split(".")[0] in dict(block.named_children())  # lower blocks of CLIP's deeper encoder have no partner
-    ]
-    if config.patch_embed:
-        targets.append(model.patch_projection)
-    peft_config = _peft_config(config, target_modules=targets)
-    peft_config._register_custom_module({nn.Linear: LoraLinear})  # PEFT's way to adapt a layer with a class of ours
-    inject_adapter_in_model(peft_config, model)
-    for name, module in list(model.named_modules()):
-        if isinstance(module, LoraLinear):
-            module.name, module.session = name, model.session
-        elif config.dropout and name.endswith(".lora_dropout"):
-            cast(nn.ModuleDict, module)["default"] = SessionDropout(config.dropout, model.session)
+@dataclass(frozen=True)
+class Adapters:
+    """LoRA adapters whose factor A has no meaningful values yet, to be inserted into a model.
+
+    They depend on neither the seed nor the weights, so that a cache can keep a model with adapters for several trials.
+    """
+
+    config: LoraConfig
+    freeze_a: bool = False
+    """True if the factor A is frozen, so that only B is trainable."""
+
+    def __call__(self, model: LayeredModel) -> None:
+        """Insert the adapters into the model, and make only the adapters and the head trainable."""
+        from peft import inject_adapter_in_model
+
+        from fedsweep.models.lora_linear import LoraLinear, SessionDropout
+
+        config = self.config
+        targets = [
+            f"backbone.blocks.{layer}.{place}"
+            for layer, block in enumerate(model.backbone.blocks)
+            for place in model.positions()[config.position]
+            if place.split(".")[0] in dict(block.named_children())  # lower blocks of CLIP's deeper encoder: no partner
+        ]
+        if config.patch_embed:
+            targets.append(model.patch_projection)
+        peft_config = _peft_config(config, target_modules=targets)
+        peft_config._register_custom_module({nn.Linear: LoraLinear})  # PEFT's way to adapt a layer with a class of ours
+        inject_adapter_in_model(peft_config, model)
+        for name, module in list(model.named_modules()):
+            if isinstance(module, LoraLinear):
+                module.name, module.session = name, model.session
+            elif config.dropout and name.endswith(".lora_dropout"):
+                cast(nn.ModuleDict, module)["default"] = SessionDropout(config.dropout, model.session)
+        for name, parameter in model.named_parameters():
+            adapter = ".lora_B." in name if self.freeze_a else ".lora_" in name
+            parameter.requires_grad_(adapter or name.startswith(model.head_prefix))
+
+
+def draw_adapters(model: LayeredModel, seed: int) -> None:
+    """Draw the initial values of a model's adapters in place.
+
+    The factor B keeps its zeros, and A gets Kaiming-uniform values that depend only on the seed and the tensor's name.
+    If two arms with the same seed and rank adapt the same layer, the layer's adapter therefore has the same initial
+    values in both arms.
+    """
     for name, parameter in model.named_parameters():
-        adapter = ".lora_B." in name if freeze_a else ".lora_" in name
-        parameter.requires_grad_(adapter or name.startswith(model.head_prefix))
         if ".lora_A." in name:
             generator = torch.Generator().manual_seed(derived_seed(seed, "adapter", name))
             fresh = torch.empty(parameter.shape)

@@ -141,3 +141,17 @@ def test_a_reaction_that_a_library_sets_in_c_does_not_outlast_the_block():
         with pytest.raises(SignalInterrupt):
             end_self()
     assert received.status == 143
+
+
+def test_ctrl_c_while_the_command_line_is_imported_ends_without_a_traceback():
+    body = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'fedsweep.cli': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from fedsweep.__main__ import main\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

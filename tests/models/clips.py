@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from fedsweep.models import ClipBackbone, LoraConfig, add_lora
 from fedsweep.models.clip.backbone import SHIPPED
 from fedsweep.models.clip.model import LayeredClip
+from fedsweep.models.weight_cache import Mould
 from tests.models.small import stirred
-from tests.mould import Mould
 
 NAMES = ("7", "no_one", "OneHand", "three")
 READ = ("7", "no one", "One Hand", "three")

@@ -20,8 +20,8 @@ from fedsweep.models.timm.transformer_families import (
     LayeredMixer,
     LayeredViT,
 )
+from fedsweep.models.weight_cache import Mould
 from tests.models.small import TINY, stirred, timm_network
-from tests.mould import Mould
 
 NO_HEADS = {**TINY, "num_heads": None}
 CASES: dict[str, tuple[type[LayeredModel], dict[str, Any]]] = {

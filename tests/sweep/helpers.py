@@ -80,7 +80,7 @@ def write_space(folder: Path, name: str, space: dict[str, Any]) -> None:
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "fedsweep.cli", *words]
+    return [sys.executable, "-m", "fedsweep", *words]
 
 
 def environment() -> dict[str, str]:

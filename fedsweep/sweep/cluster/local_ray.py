@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.imports import without_collections
 from fedsweep.common.process_usage import logical_gpus
 from fedsweep.common.signals import ENDING, kept_actions
 from fedsweep.sweep.cluster.cluster import LOCAL, OWN_RAY, available_cpus
@@ -27,8 +28,14 @@ STARTS = 4
 """Number of attempts to start Ray on this machine. Ray gives up an attempt after 30 seconds."""
 NEEDLESS = ("start_api_server", "start_monitor", "start_log_monitor")
 """Methods with which a node of Ray starts its dashboard, autoscaler and log reader; a sweep uses none of them."""
-MODULES = ("fedsweep.sweep.running.trainable", "fedsweep.federation.build_and_run", "timm", "peft")
-"""The slow modules of a trial. Ray's option for such a list logs an error if a module cannot be imported."""
+PRELOADED = "fedsweep.sweep.running.worker_imports"
+"""The module that each worker imports as soon as it starts. Ray logs an error if the import fails."""
+KEPT_MILLISECONDS = 600_000
+"""Time for which Ray keeps a worker without a trial. Its default is one second if no CPU is free.
+
+Ray Tune reserves the CPUs of a trial before it asks for a worker. In between, Ray would stop the workers that have
+started in advance, and the first trials would wait until new workers have imported their modules.
+"""
 MOST_WARM = 16
 """Largest number of workers that start together with Ray. Each worker needs memory."""
 PRESTARTED = "--num_prestart_python_workers="
@@ -63,7 +70,8 @@ class LocalRay:
 
     def begin(self) -> None:
         """Begin to start Ray, and return at once."""
-        import ray  # noqa: F401  (in this thread, because two threads that import the same modules can interlock)
+        with without_collections():
+            import ray  # noqa: F401  (in this thread, because two threads that import the same modules can interlock)
 
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, *ENDING))  # until the thread can be ended
         try:
@@ -239,7 +247,11 @@ class _Processes:
         RAY_gcs_rpc_server_reconnect_timeout_s is left out, too. It is meant for this process only. After this process
         was killed, the two agents that the raylet has started would wait that long for the GCS before they end.
         """
-        own = {"RAY_preload_python_modules": ",".join(MODULES), "OMP_NUM_THREADS": str(self.threads)}
+        own = {
+            "RAY_preload_python_modules": PRELOADED,
+            "RAY_idle_worker_killing_time_threshold_ms": str(KEPT_MILLISECONDS),
+            "OMP_NUM_THREADS": str(self.threads),
+        }
         return {name: one for name, one in (own | dict(inherited)).items() if name not in NOT_INHERITED}
 
 

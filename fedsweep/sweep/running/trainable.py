@@ -115,6 +115,9 @@ def _rounds(
     if history and history[-1].round >= until:
         yield from (record for record in history if record.round <= until)
         return
+    import fedsweep.sweep.running.worker_imports  # noqa: F401  (it imports the other modules in less time)
+
+    # isort: split
     import torch
 
     from fedsweep.common.process_usage import SystemMeter

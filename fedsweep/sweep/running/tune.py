@@ -14,6 +14,7 @@ from rich.console import Console
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.files import write_atomically
+from fedsweep.common.imports import without_collections
 from fedsweep.common.paths import find
 from fedsweep.common.progress import loading, waiting
 from fedsweep.common.yaml_values import Json
@@ -156,11 +157,11 @@ def tune(
                     ray.enter_context(ray_session(ready.cluster, starting))
             if options.id_file is not None:
                 write_atomically(Path(options.id_file), f"{sweep.folder.name}\n".encode())
-            with waiting(console, "Loading Ray Tune"):
+            with waiting(console, "Loading Ray Tune"), without_collections():
                 from fedsweep.sweep.running.ray_tuner import run  # imports ray, which reads the environment
 
             session = run(ready, sweep, console)
-        with waiting(console, "Loading the report"):
+        with waiting(console, "Loading the report"), without_collections():
             from fedsweep.sweep.running.finish import finish  # imports the report, which would delay the trials
 
         return finish(session, console, show, received.status)

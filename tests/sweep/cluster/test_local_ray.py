@@ -190,5 +190,5 @@ def test_workers_write_bytecode_and_import_the_modules_of_a_trial_when_they_star
         with begun(Console(quiet=True), resources, at_once) as starting:
             starting.wait()
         assert words[0] == str(["--a=1", f"{local_ray.PRESTARTED}{workers}"])
-        assert words[1] == f"{sys.platform == 'linux'} None {','.join(local_ray.MODULES)} {resources.threads} None"
+        assert words[1] == f"{sys.platform == 'linux'} None {local_ray.PRELOADED} {resources.threads} None"
     assert os.environ["PYTHONDONTWRITEBYTECODE"] == "1"

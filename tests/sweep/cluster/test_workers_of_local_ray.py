@@ -1,0 +1,46 @@
+"""The workers that start together with Ray on this machine."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+RESERVED = """
+import json, os, time
+import psutil, ray
+from rich.console import Console
+from fedsweep.sweep.cluster.local_ray import begun
+from fedsweep.sweep.space.search_space import Resources
+
+def workers():
+    return [one.pid for one in psutil.Process().children(recursive=True) if one.name().startswith("ray::IDLE")]
+
+with begun(Console(quiet=True), Resources(cpus_per_trial=1), at_once=2) as starting:
+    starting.wait()
+    early = workers()
+    cpus = int(ray.available_resources()["CPU"])
+    group = ray.util.placement_group([{"CPU": 1}] * cpus)
+    ray.get(group.ready())
+    time.sleep(3)  # Ray Tune may take this long until it asks for a worker, on a busy machine
+
+    class Trial:
+        def process(self):
+            import sys
+            return os.getpid(), "peft" in sys.modules
+
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group)
+    trial = ray.remote(Trial).options(num_cpus=1, scheduling_strategy=strategy).remote()
+    print(json.dumps([early, *ray.get(trial.process.remote())]))
+"""
+
+
+def test_a_worker_that_has_started_with_ray_waits_for_its_first_trial() -> None:
+    """By default, Ray stops workers one second after all CPUs are reserved."""
+    done = subprocess.run([sys.executable, "-c", RESERVED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    early, process, imported = json.loads(done.stdout.splitlines()[-1])
+    assert process in early
+    assert imported
