@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 PACKAGE = ROOT / "fedsweep"
 ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} | {
-    path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__"
+    path.stem for path in PACKAGE.glob("*.py") if path.stem not in ("__init__", "__main__")
 }
 
 

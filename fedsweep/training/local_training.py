@@ -160,8 +160,10 @@ class CohortTrainer:
         self.model.train()
         try:
             for group in self._groups(tasks, parameters):
-                fit = self._fit_one if len(group) == 1 else self._fit_together
-                updates += fit(group, parameters, len(updates), len(tasks))
+                if len(group) == 1:
+                    updates.append(self._fit_one(group[0], parameters, len(updates), len(tasks)))
+                else:
+                    updates += self._fit_together(group, parameters, len(updates), len(tasks))
         finally:
             self.model.eval()
         return updates
@@ -226,10 +228,8 @@ class CohortTrainer:
             self.reader.listener.training(place + share, of)
         return [one.update(task.client, task.allocation, self.round) for task, one in zip(tasks, sessions, strict=True)]
 
-    def _fit_one(
-        self, tasks: Sequence[LocalTask], parameters: dict[str, Tensor], place: int, of: int
-    ) -> list[ClientUpdate]:
-        model, (task,) = self.model, tasks
+    def _fit_one(self, task: LocalTask, parameters: dict[str, Tensor], place: int, of: int) -> ClientUpdate:
+        model = self.model
         copy_into(parameters, task.start)
         session, train = self._session(task, parameters, parameters), task.client.train
         devices = [model.mean.device] if model.mean.is_cuda else []
@@ -244,7 +244,7 @@ class CohortTrainer:
                 gradients = torch.autograd.grad(loss, session.leaves)
                 session.step(list(gradients), loss.detach(), self.base)
                 self.reader.listener.training(place + (step + 1) / session.steps, of)
-        return [session.update(task.client, task.allocation, self.round)]
+        return session.update(task.client, task.allocation, self.round)
 
     def _session(self, task: LocalTask, parameters: Mapping[str, Tensor], leaves: Mapping[str, Tensor]) -> LocalSession:
         """Return the state with which a task begins; tensors that are not in `leaves` are copied from its start."""

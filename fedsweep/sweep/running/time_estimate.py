@@ -22,7 +22,7 @@ from fedsweep.sweep.plan.plan import Plan
 from fedsweep.training.precision import arithmetic
 from fedsweep.types import RoundResult
 
-WORKER_START = 20.0  # seconds until Ray has started and a worker has imported its modules, measured on two cores
+WORKER_START = 12.0  # seconds until Ray has started and a worker has imported its modules, measured on two cores
 
 NO_EFFECT = ("seed", "federation.rounds", "optimizer.lr", "optimizer.momentum", "optimizer.weight_decay")
 """Dotted names of hyperparameters that do not affect the duration of a round."""

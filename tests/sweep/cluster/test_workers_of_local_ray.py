@@ -38,7 +38,7 @@ with begun(Console(quiet=True), Resources(cpus_per_trial=1), at_once=2) as start
 
 
 def test_a_worker_that_has_started_with_ray_waits_for_its_first_trial() -> None:
-    """By default, Ray stops workers one second after all CPUs are reserved."""
+    """Ray's default is to stop such workers one second after all CPUs are reserved."""
     done = subprocess.run([sys.executable, "-c", RESERVED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     early, process, imported = json.loads(done.stdout.splitlines()[-1])
