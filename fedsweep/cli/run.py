@@ -16,7 +16,7 @@ from fedsweep.cli.options import DEFAULT_STORE, DeviceOption, MlflowOption, Over
 from fedsweep.common.config import flat
 from fedsweep.common.errors import DivergenceError, UserError
 from fedsweep.common.paths import VERBS, Kind, available, find_either, summary
-from fedsweep.common.progress import announced_stop, loading
+from fedsweep.common.progress import announced_stop
 from fedsweep.common.signals import SignalInterrupt
 from fedsweep.common.yaml_values import parse_overrides
 from fedsweep.results import Store
@@ -125,7 +125,7 @@ def ui(
         raise UserError(f"nothing is recorded in {home.where} yet; {start}.")
     url = destination.server or page_url(host, port)
     print(f"MLflow on {url}{'' if destination.server else ' (press Ctrl-C to stop)'}", flush=True)
-    with loading(output.progress_console(), "MLflow", "mlflow"):
+    with output.awaiting("Loading MLflow", always="mlflow" not in sys.modules):
         links = page_links(home, url, destination, shown)
     for label, link in links.items():
         print(f"  {label}: {link}")

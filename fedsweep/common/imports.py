@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import gc
+import sys
 from collections.abc import Iterator
 
 
@@ -12,14 +13,17 @@ def without_collections() -> Iterator[None]:
 
     PyTorch, timm and PEFT create more than 100,000 objects that exist until the process ends. The collector would look
     at them again and again, which takes a fifth of the time of the imports. After the block, it ignores all objects
-    that exist by then, and never frees those that are already garbage, so the block should do little else.
+    that exist by then, unless the block has imported nothing new. It never frees those that are already garbage, so the
+    block should do little else.
     """
-    enabled = gc.isenabled()
+    enabled, before = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
-        atexit.register(gc.unfreeze)  # otherwise, extension modules report leaks when the process ends
+        if len(sys.modules) > before:
+            gc.freeze()
+            atexit.unregister(gc.unfreeze)
+            atexit.register(gc.unfreeze)  # otherwise, extension modules report leaks when the process ends
         if enabled:
             gc.enable()

@@ -44,7 +44,7 @@ def waiting(console: Console, step: str, always: bool = False) -> Iterator[None]
 
 @contextlib.contextmanager
 def loading(console: Console, package: str, module: str) -> Iterator[None]:
-    """Import a slow package within the block, and show this on the console, unless `module` is already imported."""
+    """Import a slow package within the block, and show this step on the console, unless `module` has been imported."""
     if module in sys.modules:
         yield
         return

@@ -65,7 +65,7 @@ def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool 
 
 @dataclass(frozen=True)
 class Adapters:
-    """LoRA adapters whose factor A has no meaningful values yet, to be inserted into a model.
+    """LoRA adapters to insert into a model. Their factor A must then be drawn with `draw_adapters`.
 
     They depend on neither the seed nor the weights, so that a cache can keep a model with adapters for several trials.
     """

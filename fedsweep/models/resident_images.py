@@ -44,12 +44,17 @@ class ResidentImages:
         for part, _, own in places:
             copied = self._copy(part)
             if copied is None:
-                return images.take(index)[0].to(self.device, non_blocking=True)
+                return self._sent(images.take(index)[0])
             parts.append(copied.index_select(0, own.to(self.device, non_blocking=True)))
         if len(parts) == 1:
             return parts[0]
         order = torch.cat([here for _, here, _ in places]).argsort()
         return torch.cat(parts).index_select(0, order.to(self.device, non_blocking=True))
+
+    def _sent(self, batch: Tensor) -> Tensor:
+        """Return a copy of a batch on the GPU. The host does not wait for it, because it leaves page-locked memory."""
+        locked = batch.pin_memory() if self.device.type == "cuda" else batch
+        return locked.to(self.device, non_blocking=True)
 
     def _copy(self, part: Tensor) -> Tensor | None:
         if (key := part.data_ptr()) not in self._copies:

@@ -15,7 +15,7 @@ T_co = TypeVar("T_co", covariant=True)
 Role = Literal["backbone", "beside"]
 """The role of a network: the run's backbone, or an additional network that the method uses, such as FedMS's gate."""
 
-MOST_CHANGED = 8
+MOST_CHANGED = 4
 """Largest number of changed forms of a network in the cache, such as forms with adapters of different ranks."""
 
 
@@ -30,7 +30,10 @@ class Source(Protocol[T_co]):
 
 
 class Change(Hashable, Protocol):
-    """A hashable change to a network, such as the insertion of adapters, which leaves its tensors as they are."""
+    """A hashable change to a network, such as the insertion of adapters.
+
+    A change must not modify the values of existing tensors, because the cache shares them.
+    """
 
     def __call__(self, network: Any, /) -> object:
         """Change the network in place."""
@@ -64,9 +67,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 class Mould(Generic[T]):
-    """A snapshot of a network, from which any number of copies can be made.
+    """A model for any number of copies of a network.
 
-    A copy takes about a tenth of the time of `copy.deepcopy`, because small objects are pickled only once.
+    A copy takes about a tenth of the time of `copy.deepcopy`, because small objects are pickled only once. The mould
+    keeps the network's own tensors, so the network must not be changed afterwards.
     """
 
     def __init__(self, network: T) -> None:
@@ -77,10 +81,11 @@ class Mould(Generic[T]):
 
     def cast(self) -> T:
         """Return a copy that shares no memory with the network or with other copies."""
-        return self._cast(copy.deepcopy)
+        memo: dict[int, Any] = {}  # tensors that share memory with each other also share it in the copy
+        return self._cast(lambda tensor: copy.deepcopy(tensor, memo))
 
     def changed(self, change: Change) -> "Mould[T]":
-        """Return a snapshot of the changed network, which shares the memory of the tensors with this snapshot."""
+        """Return a mould of the changed network, which shares the memory of the tensors with this mould."""
         network = self._cast(_shared)
         change(network)
         return Mould(network)
@@ -118,8 +123,9 @@ _kept: dict[Role, _Kept] | None = None
 def keep() -> None:
     """Switch the cache on.
 
-    The cache keeps the weights of at most two networks in host memory: of the most recently built backbone, and of the
-    most recently built additional network of a method, such as the network of FedMS's gate.
+    The cache keeps at most two networks in host memory: the most recently built backbone, and the most recently built
+    additional network of a method, such as the network of FedMS's gate. It also keeps the adapters of the last
+    `MOST_CHANGED` configurations of LoRA for this backbone.
     """
     global _kept
     _kept = _kept or {}
@@ -137,7 +143,7 @@ def built(role: Role, source: Source[T_co], content: str, *arguments: Hashable, 
         content: The fingerprint of the weights. The network is built again if the fingerprint changes. A network with
             the fingerprint `none`, which has random weights, is not cached.
         arguments: The arguments of `source.build`.
-        change: A change to the network that is the same for many trials, so that the changed network is cached too.
+        change: A change to apply to the network, or None. The changed network is cached, too.
     """
     if _kept is None or content.partition(":")[0] == "none":
         network = source.build(*arguments)

@@ -85,5 +85,25 @@ def test_a_gpu_without_room_gathers_on_the_host(monkeypatch: pytest.MonkeyPatch)
     assert (len(tried), resident.left) == (1, 10_000)
 
 
+def test_a_batch_that_the_host_gathers_leaves_page_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy from other memory would make the host wait until the GPU has finished its earlier work."""
+    locked: list[torch.Tensor] = []
+    sent: list[tuple[torch.Tensor, object, bool]] = []
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        locked.append(tensor.clone())
+        return locked[-1]
+
+    def to(tensor: torch.Tensor, device: object, non_blocking: bool = False) -> torch.Tensor:
+        sent.append((tensor, device, non_blocking))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    device, index = torch.device("cuda"), torch.tensor([4, 1])
+    assert torch.equal(ResidentImages(device, 0).take(FIRST, index), FIRST.images[index])
+    assert [(one is locked[0], *rest) for one, *rest in sent] == [(True, device, True)]
+
+
 def test_a_model_on_the_cpu_needs_no_copies() -> None:
     assert ResidentImages.on(CPU) is None

@@ -10,11 +10,11 @@ from fedsweep.common.errors import UserError
 from fedsweep.methods.fedag.domain_adapters import AdaptersConfig, build_domain_adapters
 from fedsweep.methods.fedms.gate import build_gate
 from fedsweep.methods.fedms.trunk import DigitsTrunk, TimmTrunk
-from fedsweep.models import LoraConfig, build_model, lora, weights_file
+from fedsweep.models import LayeredModel, LoraConfig, build_model, lora, weights_file
 from fedsweep.models import weight_cache as kept
 from fedsweep.models.clip import backbone as clip_backbone
 from fedsweep.models.clip.backbone import DigitsClip
-from fedsweep.models.lora_linear import LoraLinear
+from fedsweep.models.lora_linear import LoraLinear, SessionDropout
 from fedsweep.models.timm.digits_vit import DigitsViT
 from tests.compare import identical
 from tests.models.small import tiny_vit
@@ -155,27 +155,30 @@ def test_each_trial_has_its_own_copy_of_the_servers_clip_which_is_read_once(monk
     assert len(loads) == 1
 
 
-@pytest.mark.parametrize("freeze_a", [False, True])
+@pytest.mark.parametrize("change", [{}, {"freeze_a": True}, {"patch_embed": True}], ids=str)
 @pytest.mark.parametrize("backbone", [DigitsViT(), DigitsClip()], ids=lambda one: one.name)
 def test_adapters_are_inserted_once_per_configuration_and_each_trial_gets_the_same_model_as_without_the_cache(
-    backbone, freeze_a, monkeypatch
+    backbone, change, monkeypatch
 ):
     inserted, insert = [], lora.Adapters.__call__
     monkeypatch.setattr(lora.Adapters, "__call__", lambda self, model: inserted.append(self) or insert(self, model))
-    trials = [(rank, seed) for seed in (0, 1) for rank in (2, 5)]
-    cached = {
-        (rank, seed): build_model(backbone, LoraConfig(rank=rank, alpha=4), 10, seed, freeze_a=freeze_a)
-        for rank, seed in trials
-    }
+
+    def model_of(rank: int, seed: int) -> LayeredModel:
+        config = LoraConfig(rank=rank, alpha=4, patch_embed="patch_embed" in change) if rank else None
+        return build_model(backbone, config, 10, seed, freeze_a="freeze_a" in change)
+
+    trials = [(rank, seed) for seed in (0, 1) for rank in (2, 0, 5)]  # rank 0 stands for no adapters
+    cached = {trial: model_of(*trial) for trial in trials}
     assert [one.config.rank for one in inserted] == [2, 5]
     monkeypatch.setattr(kept, "_kept", None)
-    for (rank, seed), model in cached.items():
-        plain = build_model(backbone, LoraConfig(rank=rank, alpha=4), 10, seed, freeze_a=freeze_a)
+    for trial, model in cached.items():
+        plain = model_of(*trial)
         assert identical(dict(model.named_parameters()), dict(plain.named_parameters()))
         assert identical(dict(model.named_buffers()), dict(plain.named_buffers()))
         assert set(model.trainable()) == set(plain.trainable())
-        sessions = {id(one.session) for one in model.modules() if isinstance(one, LoraLinear)}
-        assert sessions == {id(model.session)}  # each layer reads the session of its own model
+        sessions = {id(one.session) for one in model.modules() if isinstance(one, LoraLinear | SessionDropout)}
+        assert sessions <= {id(model.session)}  # each layer reads the session of its own model
+        assert bool(sessions) == bool(trial[0])
     parameters = [one for model in cached.values() for one in (*model.parameters(), *model.buffers())]
     assert len({one.data_ptr() for one in parameters if one.numel()}) == len(parameters)
 
@@ -193,3 +196,14 @@ def test_a_form_with_adapters_shares_the_memory_of_the_frozen_weights():
     (form,) = cached.changed.values()
     plain, changed = ({tensor.data_ptr() for tensor in one._tensors.values()} for one in (cached.plain, form))
     assert plain < changed
+
+
+def test_tensors_that_share_memory_share_it_in_a_copy_too():
+    network = nn.Module()
+    whole = torch.arange(8.0)
+    network.register_buffer("whole", whole)
+    network.register_buffer("part", whole[:4])
+    copied = kept.Mould(network).cast()
+    copied.whole.fill_(1)
+    assert torch.equal(copied.part, torch.ones(4))
+    assert torch.equal(whole, torch.arange(8.0))

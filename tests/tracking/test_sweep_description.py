@@ -53,6 +53,6 @@ def test_a_shortened_text_is_never_longer(text: str, longest: int) -> None:
 def test_the_source_of_a_run_is_its_command_without_a_password() -> None:
     words = ["/bin/fedsweep", "tune", "x y", "--mlflow=https://ada:c/ret@host:81"]
     assert command_line(words) == "fedsweep tune 'x y' '--mlflow=https://***@host:81'"
-    assert command_line(["/x/fedsweep/cli/__main__.py", "list"]) == "fedsweep list"
+    assert command_line(["/x/fedsweep/__main__.py", "list"]) == "fedsweep list"
     assert origin()["mlflow.source.type"] == "JOB", "of other sources, MLflow shows only what follows the last slash"
     assert origin()["mlflow.source.name"]

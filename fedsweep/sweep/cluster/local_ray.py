@@ -31,7 +31,7 @@ NEEDLESS = ("start_api_server", "start_monitor", "start_log_monitor")
 PRELOADED = "fedsweep.sweep.running.worker_imports"
 """The module that each worker imports as soon as it starts. Ray logs an error if the import fails."""
 KEPT_MILLISECONDS = 600_000
-"""Time for which Ray keeps a worker without a trial. Its default is one second if no CPU is free.
+"""Time in milliseconds for which Ray keeps an idle worker. Ray's default is one second if no CPU is free.
 
 Ray Tune reserves the CPUs of a trial before it asks for a worker. In between, Ray would stop the workers that have
 started in advance, and the first trials would wait until new workers have imported their modules.

@@ -170,7 +170,8 @@ def test_workers_write_bytecode_and_import_the_modules_of_a_trial_when_they_star
     shown = (
         "import os; print(os.getpgid(0) == os.getpid(), os.environ.get('PYTHONDONTWRITEBYTECODE'), "
         "os.environ['RAY_preload_python_modules'], os.environ['OMP_NUM_THREADS'], "
-        "os.environ.get('RAY_gcs_rpc_server_reconnect_timeout_s'), end='')"
+        "os.environ.get('RAY_gcs_rpc_server_reconnect_timeout_s'), "
+        "os.environ['RAY_idle_worker_killing_time_threshold_ms'], end='')"
     )
     words: list[str] = []
 
@@ -190,5 +191,11 @@ def test_workers_write_bytecode_and_import_the_modules_of_a_trial_when_they_star
         with begun(Console(quiet=True), resources, at_once) as starting:
             starting.wait()
         assert words[0] == str(["--a=1", f"{local_ray.PRESTARTED}{workers}"])
-        assert words[1] == f"{sys.platform == 'linux'} None {local_ray.PRELOADED} {resources.threads} None"
+        assert words[1] == f"{sys.platform == 'linux'} None {local_ray.PRELOADED} {resources.threads} None 600000"
     assert os.environ["PYTHONDONTWRITEBYTECODE"] == "1"
+
+
+def test_a_users_own_settings_of_rays_processes_are_kept():
+    given = {"RAY_idle_worker_killing_time_threshold_ms": "5", "OMP_NUM_THREADS": "3"}
+    found = local_ray._Processes(workers=2, threads=1).variables(given)
+    assert {name: found[name] for name in given} == given

@@ -39,7 +39,7 @@ with begun(Console(quiet=True), Resources(cpus_per_trial=1), at_once=2) as start
 
 def test_a_worker_that_has_started_with_ray_waits_for_its_first_trial() -> None:
     """Ray's default is to stop such workers one second after all CPUs are reserved."""
-    done = subprocess.run([sys.executable, "-c", RESERVED], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", RESERVED], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     early, process, imported = json.loads(done.stdout.splitlines()[-1])
     assert process in early
