@@ -94,7 +94,7 @@ def equal(one: Played, other: Played) -> bool:
 def measure(device: Device, quick: bool) -> Iterator[dict[str, Any]]:
     """Yield the differences of each run. Two thirds of the cores execute runs on the CPU, and one third on the GPU."""
     rounds, cores = 1 if quick else ROUNDS, os.cpu_count() or 1
-    names = ("fedra", "fedag") if quick else tuple(RUNS)
+    names = ("fedra",) if quick else tuple(RUNS)
     spawn = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(max(cores // 3, 1), spawn) as near,
