@@ -14,6 +14,11 @@ CONNECT_SECONDS = 5.0
 """Seconds between two attempts to connect to a cluster's head node."""
 SIGNAL_SECONDS = 0.5
 """Seconds to wait for a signal after Ray was lost. `scancel` sends SIGTERM to all processes at the same time."""
+LEAVE_SECONDS = 10.0
+"""Largest number of seconds to wait, after a second interrupt, until Ray Tune has ended. It needs about 6 seconds.
+
+Ray ends the whole process at once if a thread calls it after `ray.shutdown`.
+"""
 FAILURES = 4
 """Number of failed attempts in a row after which the head node counts as lost."""
 
@@ -76,8 +81,9 @@ class Stop:
 def run_watched(body: Callable[[], None], stop: Stop, lost: Callable[[], str], announce: Callable[[], object]) -> None:
     """Run `body` in a thread, and wait until it ends.
 
-    The first interrupt asks `body` to stop, and the second one is raised. Waiting in the main thread keeps both
-    effective even if `body` is blocked in Ray's C++ code, which does not react to signals.
+    The first interrupt asks `body` to stop. The second one is raised after `LEAVE_SECONDS` or as soon as `body` has
+    ended, and a third one is raised at once. Waiting in the main thread keeps them effective even if `body` is blocked
+    in Ray's C++ code, which does not react to signals.
 
     Args:
         body: The function that runs Ray Tune. It calls `stop.check` in Ray Tune's loop.
@@ -87,7 +93,7 @@ def run_watched(body: Callable[[], None], stop: Stop, lost: Callable[[], str], a
 
     Raises:
         RayLostError: A process of Ray has ended.
-        KeyboardInterrupt: The user has interrupted the sweep a second time.
+        KeyboardInterrupt: The user has interrupted the sweep a second or third time.
     """
     errors: list[BaseException] = []
     ended = threading.Event()  # `Thread.join` takes a running thread for an ended one after an interrupt
@@ -103,6 +109,10 @@ def run_watched(body: Callable[[], None], stop: Stop, lost: Callable[[], str], a
     try:
         threading.Thread(target=target, name="tune", daemon=True).start()
         _wait(ended, stop, lost, announce)
+    except KeyboardInterrupt:
+        stop.abandoned |= not ended.is_set()
+        ended.wait(LEAVE_SECONDS)
+        raise
     finally:  # an error or an interrupt at any point, even during `announce`
         stop.abandoned |= not ended.is_set()
     if errors and not stop.asked:

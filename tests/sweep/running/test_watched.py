@@ -61,9 +61,29 @@ def test_the_first_interrupt_ends_the_loop_with_a_message(interrupts: Callable[[
 
 
 @pytest.mark.parametrize("during_announce", [False, True])
-def test_the_second_interrupt_does_not_wait_for_a_blocked_call(
+def test_the_second_interrupt_waits_until_ray_tune_has_left_ray(
     interrupts: Callable[[], str], during_announce: bool
 ) -> None:
+    """Ray ends the process if a thread calls it after its shutdown."""
+    stop, left = Stop(), list[bool]()
+
+    def body() -> None:
+        while not stop.abandoned:
+            time.sleep(0.001)
+        time.sleep(0.2)  # Ray Tune still stops its workers
+        left.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_watched(body, stop, interrupts, interrupts if during_announce else lambda: "")
+    assert left == [True]
+    assert stop.abandoned
+
+
+@pytest.mark.parametrize("during_announce", [False, True])
+def test_the_second_interrupt_does_not_wait_long_for_a_blocked_call(
+    interrupts: Callable[[], str], during_announce: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched, "LEAVE_SECONDS", 0.01)
     stop, blocked = Stop(), threading.Event()
     announce = interrupts if during_announce else lambda: ""
     with pytest.raises(KeyboardInterrupt):
@@ -72,6 +92,19 @@ def test_the_second_interrupt_does_not_wait_for_a_blocked_call(
     assert stop.abandoned
     with pytest.raises(StoppedError):
         stop.check_abandoned()
+    blocked.set()
+
+
+def test_the_third_interrupt_is_raised_at_once(interrupts: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "LEAVE_SECONDS", 60.0)
+    stop, blocked = Stop(), threading.Event()
+    third = threading.Timer(0.3, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+    third.start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_watched(functools.partial(wait_for, blocked), stop, interrupts, lambda: "")
+    third.cancel()
+    assert 0.3 <= time.monotonic() - begin < 30
     blocked.set()
 
 
