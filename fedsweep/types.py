@@ -152,11 +152,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class Domain:
-    """One style of images in a data set, with its training and test images."""
+    """One style of images in a data set, with its training and test images.
+
+    `validation` are images for choosing between runs, which no client has; None if none are held out.
+    """
 
     name: str
     train: ImageSet
     test: ImageSet
+    validation: ImageSet | None = None
 
 
 @dataclass(frozen=True)

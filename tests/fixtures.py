@@ -248,7 +248,10 @@ def federation(
         clients = [
             replace(client, train=few(client.train, train - 5 * place)) for place, client in enumerate(whole.clients)
         ]
-        domains = [Domain(one.name, few(one.train, train), few(one.test, test)) for one in whole.domains]
+        domains = [
+            Domain(one.name, few(one.train, train), few(one.test, test), one.validation and few(one.validation, test))
+            for one in whole.domains
+        ]
         proxy = {name: few(images, 10) for name, images in whole.server.proxy.items()}
         return replace(whole, clients=clients, domains=domains, server=replace(whole.server, proxy=proxy))
 

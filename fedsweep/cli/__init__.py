@@ -11,6 +11,7 @@ from typer.main import get_command
 
 from fedsweep.cli import data
 from fedsweep.cli import run as verbs
+from fedsweep.cli.confirm import confirm
 from fedsweep.cli.export import export, predict
 from fedsweep.cli.pretrain import pretrain
 from fedsweep.cli.report import compare, report
@@ -31,7 +32,7 @@ app = typer.Typer(
     "Start with `fedsweep tune ablations/lora_rank`, which trains twelve federated models and prints a table of "
     "results. Then `fedsweep ui` shows all recorded metrics in MLflow.",
 )
-for verb in (verbs.run, tune, report, compare, verbs.ui):
+for verb in (verbs.run, tune, confirm, report, compare, verbs.ui):
     app.command()(verb)
 app.command("list")(verbs.list_files)
 for other in (verbs.show, pretrain, export, predict):

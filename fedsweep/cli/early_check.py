@@ -110,7 +110,8 @@ def metrics(config: RunConfig) -> list[str] | None:
     others = [f"accuracy/out_of_domain/{name}" for name in data.held_out_domains]
     held_out = ["accuracy/out_of_domain_mean", *others] if others else []
     means = ("accuracy/mean", "accuracy/worst_domain", "accuracy/domain_spread")
-    return [*means, *trained, *held_out, "loss/test", TESTED, "loss/train", *stored["metrics"]]
+    validated = [f"validation/{name}" for name in (*means, *trained, "loss") if data.validation_fraction]
+    return [*means, *trained, *held_out, "loss/test", TESTED, *validated, "loss/train", *stored["metrics"]]
 
 
 @contextmanager

@@ -30,6 +30,7 @@ class RoundTable:
         self.shown: dict[str, str] = {}
         if config.partition.test_share > 0:
             self.shown |= {"clients": "accuracy/clients/mean", "worst client": "accuracy/clients/worst"}
+        self.shown |= {"validation": "validation/accuracy/mean"} if config.data.validation_fraction else {}
         self.shown |= {"mean": "accuracy/mean", "worst": "accuracy/worst_domain"}
         self.shown |= {one: f"accuracy/domain/{one}" for one in config.data.training_domains}
         held_out = config.data.held_out_domains

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Context, Option
 
@@ -22,6 +22,9 @@ from fedsweep.cli.options import (
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import parse_overrides, parse_yaml
 from fedsweep.results.tune_command import SPACE_OPTIONS
+
+if TYPE_CHECKING:
+    from fedsweep.sweep import TuneOptions
 
 ADDRESS = (
     "where to run trials: `local` (this machine), HOST:PORT of a Ray cluster, or `auto` (the Ray cluster in "
@@ -97,9 +100,6 @@ def tune(
     Example: `fedsweep tune ablations/lora_rank federation.rounds=5 --seeds 0,1`
     """
     from fedsweep.sweep import TuneOptions
-    from fedsweep.sweep import tune as run_sweep
-    from fedsweep.sweep.cluster.ray_session import not_followed
-    from fedsweep.sweep.running.tune import rehearsed
 
     space, _, named = space.partition("@")  # outputs name a sweep as SPACE@SWEEP
     sweep = sweep or named or None
@@ -117,6 +117,18 @@ def tune(
         at_once=at_once,
         id_file=id_file,
     )
+    run_space(options, dry_run)
+
+
+def run_space(options: TuneOptions, dry_run: bool) -> None:
+    """Run a search space and print its results, or print its plan if `dry_run` is true.
+
+    If the search space only counts parameters, print the counts.
+    """
+    from fedsweep.sweep import tune as run_sweep
+    from fedsweep.sweep.cluster.ray_session import not_followed
+    from fedsweep.sweep.running.tune import rehearsed
+
     check_space(options.request)
     if options.request.counted:
         from fedsweep.cli.counts import show_counts
@@ -125,14 +137,14 @@ def tune(
         show_counts(Plan.of(options.request))
         return
     console = output.progress_console()
-    if note := not_followed(address):
+    if note := not_followed(options.address):
         console.print(note)
     if dry_run:
         with rehearsed(options, console) as ready:
             output.show_plan(ready.plan, ready.cluster, ready.store)
         return
     result = run_sweep(options, console, lambda report: output.result_console().print(report.renderable))
-    output.show_sweep(result, output.page_command(store, options.destination.server))
+    output.show_sweep(result, output.page_command(options.store, options.destination.server))
 
 
 def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Configuration types for an experiment's data, and the function that loads the data set."""
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +8,8 @@ from typing import Annotated
 from pydantic import Field
 
 from fedsweep.data.digits import DigitsData
+from fedsweep.data.groups import check_groups_known
+from fedsweep.data.image_sets import hold_out
 from fedsweep.data.partition import PartitionConfig
 from fedsweep.data.prepared.card import CARD, store_folder
 from fedsweep.data.prepared.dataset import PreparedData
@@ -16,6 +19,7 @@ from fedsweep.types import FederatedData
 
 DataConfig = Annotated[DigitsData | PreparedData, Field(discriminator="name")]
 SyntheticConfig = Annotated[NoSynthetic | Surrogate | Folder | Diffusers, Field(discriminator="name")]
+VALIDATION_SEED = 0  # constant, so that all runs of a data set have the same validation images
 
 
 def load(config: DigitsData | PreparedData) -> FederatedData:
@@ -32,7 +36,22 @@ def load(config: DigitsData | PreparedData) -> FederatedData:
 
 @lru_cache(maxsize=4)
 def _load(config: DigitsData | PreparedData, _version: tuple[Path, int] | None) -> FederatedData:
-    return config.load()
+    return with_validation(config.load(), config.validation_fraction)
 
 
-__all__ = ["DataConfig", "DigitsData", "PartitionConfig", "PreparedData", "SyntheticConfig", "load"]
+def with_validation(data: FederatedData, fraction: float) -> FederatedData:
+    """Hold out a fraction of the training images of each domain as validation images, in whole groups.
+
+    Domains that no client has keep their images: they have no training images.
+    """
+    if not fraction:
+        return data
+    setting = "data.validation_fraction"
+    check_groups_known(data, f"`{setting}`")
+    sets = {one.name: one.train for one in data.domains}
+    held, rest = hold_out(sets, fraction, VALIDATION_SEED, "data/validation", setting)
+    domains = (replace(one, train=rest[one.name], validation=held[one.name]) for one in data.domains)
+    return replace(data, domains=tuple(domains))
+
+
+__all__ = ["DataConfig", "DigitsData", "PartitionConfig", "PreparedData", "SyntheticConfig", "load", "with_validation"]

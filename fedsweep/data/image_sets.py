@@ -27,7 +27,7 @@ def pool(sets: Sequence[ImageSet]) -> ImageSet:
 
 
 def hold_out(
-    sets: Mapping[str, ImageSet], share: float, seed: int, purpose: str
+    sets: Mapping[str, ImageSet], share: float, seed: int, purpose: str, setting: str | None = None
 ) -> tuple[dict[str, ImageSet], dict[str, ImageSet]]:
     """Hold out a random `share` of the examples of each set, and return the held-out parts and the rests.
 
@@ -39,6 +39,7 @@ def hold_out(
         share: The share of the examples of each set that is held out.
         seed: The seed of the run.
         purpose: The purpose of the held-out examples, which selects the random stream.
+        setting: The setting that holds out the examples, for error messages; by default `partition.PURPOSE_share`.
 
     Returns:
         The held-out parts, and the rests. If `share` is 0, there are no held-out parts. All parts keep the original
@@ -46,18 +47,17 @@ def hold_out(
     """
     if share == 0:
         return {}, dict(sets)
+    asked = f"`{setting or f'partition.{purpose}_share'}` {share:g}"
     for name, whole in sets.items():
         if len(whole) < 2:
-            raise UserError(
-                f"`partition.{purpose}_share` {share:g} needs at least 2 images, but {name} has {len(whole)}."
-            )
+            raise UserError(f"{asked} needs at least 2 images, but {name} has {len(whole)}.")
     groups = {name: whole.groups.numpy() for name, whole in sets.items() if whole.groups is not None}
     together = {name: groups[name] for name in linked(groups)}
     try:
         chosen = held_out(together, share, stream(seed, purpose, "groups")) if together else np.array([])
     except TooFewGroupsError as error:
         raise UserError(
-            f"`partition.{purpose}_share` {share:g} holds out whole groups of images, such as the frames of a video, "
+            f"{asked} holds out whole groups of images, such as the frames of a video, "
             f"but {error.name} has too few groups: {error.groups}."
         ) from None
     held, rest = {}, {}

@@ -140,7 +140,8 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], arm: str | None, unf
     trial = sweep.trial(chosen.plan.key)
     trial.remote.pull(whole=True)
     kind = "" if unfinished else "finished "
-    why = f"the best of {len(pool)} {kind}trials by {manifest.metric}{_of_its_arm(chosen, trials, manifest.metric)}"
+    by = manifest.chosen_by or manifest.metric
+    why = f"the best of {len(pool)} {kind}trials by {by}{_of_its_arm(chosen, trials, manifest.metric)}"
     return Named(trial, chosen, manifest.name, sweep, why if len(pool) > 1 else "")
 
 

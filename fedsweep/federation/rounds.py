@@ -37,7 +37,9 @@ from fedsweep.training.evaluation import (
     client_scores,
     evaluate,
     in_one_pass,
+    of_validation,
     stratified,
+    validate,
 )
 from fedsweep.training.local_training import CohortTrainer
 from fedsweep.training.precision import Precision, arithmetic
@@ -147,6 +149,10 @@ class Federation:
         """Return whether the model is evaluated after a round."""
         return round % self.config.evaluate_every == 0 or round == self.config.rounds or round in self.compared
 
+    def tests(self, round: int) -> bool:
+        """Return whether an evaluated round measures the test images."""
+        return self.evaluation.test_rounds == "all" or round in (0, self.config.rounds)
+
     def tested(self, round: int) -> tuple[Sequence[Domain], Sequence[Domain]]:
         """Return the clients' domains and the held-out domains, with the images on which a round is evaluated."""
         if self.evaluation.images_per_domain is None or round in (0, self.config.rounds):
@@ -164,13 +170,15 @@ class Federation:
     def evaluate(self, state: ServerState, round: int) -> dict[str, float]:
         """Evaluate the global model and the clients' models after a round, and return the metrics.
 
-        The global model is tested on all domains. The model of each client is tested on the client's own test images.
+        The global model is tested and validated on all domains. The model of each client is tested on the client's own
+        test images.
         """
         domains, held_out = self.tested(round)
-        of_domains = sum(len(one.test) for one in (*domains, *held_out))
-        own = sum(len(one.test) for one in self.clients if one.test is not None)
-        self.trainer.reader.listener.testing(of_domains + own)
-        of_clients = self._evaluate_clients(state)
+        tests, clients = self.tests(round), self.clients if self.tests(round) else ()
+        sets = [*(domains if tests else ()), *(held_out if tests else ()), *of_validation(domains)]
+        own = sum(len(one.test) for one in clients if one.test is not None)
+        self.trainer.reader.listener.testing(sum(len(one.test) for one in sets) + own)
+        of_clients = self._evaluate_clients(state, clients)
         self.model.load_adapter(state.adapter)
         predict: Predict = partial(predicted, self.method, state, self.trainer.reader)
         frozen = FrozenBlocks.of_method(self.method).num_frozen_blocks(state)
@@ -178,16 +186,17 @@ class Federation:
             # Arms that differ only in their training share these logits, which are cached on the node.
             predict = partial(self.trainer.reader.untuned_logits, state.layers, state.adapter)
         if not DomainModels.of_method(self.method).uses_domains:
-            predict = in_one_pass(predict, [*domains, *held_out])
-        return {**evaluate(predict, domains, held_out), **of_clients}
+            predict = in_one_pass(predict, sets)
+        of_test = evaluate(predict, domains, held_out) if tests else {}
+        return {**of_test, **validate(predict, domains), **of_clients}
 
-    def _evaluate_clients(self, state: ServerState) -> dict[str, float]:
-        sets = {one.id: one.test for one in self.clients if one.test is not None}
+    def _evaluate_clients(self, state: ServerState, clients: Sequence[Client]) -> dict[str, float]:
+        sets = {one.id: one.test for one in clients if one.test is not None}
         if not sets:
             return {}
         side_inputs = SideInputs.of_method(self.method).side_inputs(state, self.trainer.reader, sets)
         found, loaded = {}, None
-        for client in (one for one in self.clients if one.id in sets):
+        for client in (one for one in clients if one.id in sets):
             if (adapter := adapter_of(self.method, state, client.id)) is not loaded:
                 self.model.load_adapter(adapter)
                 loaded = adapter

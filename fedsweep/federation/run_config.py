@@ -89,6 +89,11 @@ class RunConfig(Config):
                 "above 0, but it is 0"
             )
         self._synthetic_fits()
+        if self.evaluation.test_rounds == "last" and not self.data.validation_fraction:
+            raise ValueError(
+                "`evaluation.test_rounds` last measures only the validation images between round 0 and the last round "
+                "and needs a `data.validation_fraction` above 0, but it is 0"
+            )
         if self.method.needs.validation and not self.partition.validation_share:
             raise ValueError(
                 f"`method` {self.method.name} uses validation images of the clients and needs a "
@@ -249,6 +254,7 @@ class RunConfig(Config):
         bias = bias_metrics(StandIns.of_method(self.method).has_stand_ins) if "structural_bias" in asked else []
         clients = list(self.client_domains())
         of_clients = client_metric_names(clients) if self.partition.test_share else []
-        domains = metric_names(self.data.training_domains, self.data.held_out_domains)
+        validated = self.data.validation_fraction > 0
+        domains = metric_names(self.data.training_domains, self.data.held_out_domains, validated)
         own = OwnMetrics.of_method(self.method).metric_names(clients)
         return [*domains, *of_clients, "loss/train", *ROUND_METRICS, *COST_METRICS, *own, *drift, *bias]

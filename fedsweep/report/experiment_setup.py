@@ -120,8 +120,10 @@ def _data(plan: TrialPlan) -> str | None:
 
 
 def _images(plan: TrialPlan) -> str | None:
-    counts = plan.images
-    return f"{counts['train']:,} training, {counts['test']:,} test" if {"train", "test"} <= {*counts} else None
+    counts, kinds = plan.images, {"train": "training", "validation": "validation", "test": "test"}
+    if not {"train", "test"} <= {*counts}:
+        return None
+    return ", ".join(f"{counts[name]:,} {kind}" for name, kind in kinds.items() if name in counts)
 
 
 def _partition(plan: TrialPlan) -> str | None:

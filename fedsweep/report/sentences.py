@@ -12,6 +12,7 @@ from fedsweep.report.arm_statistics import (
     ended,
     same_images,
 )
+from fedsweep.report.choice import by_validation, chosen_arms, on_test_images
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.intervals_and_power import LEVEL
 from fedsweep.report.population_schedule import schedule_sentences
@@ -38,7 +39,7 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
     dotted, units = names(manifest, arms), Units.of(manifest.metric, arms)
     if manifest.baseline is None or not any(one.is_baseline for one in arms):
         return _about_best(manifest, arms, dotted, units)
-    by_key, found = {one.key: one for one in arms}, []
+    by_key, found = {one.key: one for one in arms}, list[str]()
     for one in arms:
         if one.comparison is not None and one.counterpart is not None:
             other = by_key[one.counterpart]
@@ -46,7 +47,7 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
             if one.comparison.seeds and not same_images(manifest.metric, [one, other]):
                 pair += ", on different images"
             found.append(f"{pair}: {about_comparison(manifest, one.comparison, units)}")
-    return [*found, *_about_efficient(manifest, arms)]
+    return [*found, *_about_efficient(manifest, arms), *_about_choice(manifest, arms, dotted, units)]
 
 
 def _about_efficient(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
@@ -189,10 +190,33 @@ def _about_best(
         if finished[0].n < (most := max(one.n for one in finished)):
             found.append(f"Other arms have up to {most} finished seeds, so the means are over different seeds.")
         arms_were, means_are, them = "This arm was", "its mean on the test images, which is", "it"
+    if by_validation(manifest):
+        return [*found, *_about_choice(manifest, arms, dotted, units)]
     if len(arms) > 1:
         found.append(
             f"{arms_were} chosen from {len(arms)} arms by {means_are} therefore optimistic. "
-            f"{NEW_SEEDS} Measure {them} on images that you set aside (docs/guides/tuning.md)."
+            f"{NEW_SEEDS} Choose {them} by validation images instead (docs/guides/tuning.md)."
+        )
+    return found
+
+
+def _about_choice(
+    manifest: SweepManifest, arms: Sequence[ArmStatistics], dotted: Sequence[str], units: Units
+) -> list[str]:
+    """Return a sentence for each arm that was chosen by validation images, with its value on the test images."""
+    found, on_test = [], on_test_images(manifest, arms)
+
+    def apart(amount: float) -> str:
+        return f"{units.value(abs(amount))}{' points' * units.percent} {'worse' if amount > 0 else 'better'}"
+
+    for one in chosen_arms(manifest, arms)[:LABELLED]:
+        if (measured := on_test.get(one.key)) is None or measured.optimism is None:
+            continue
+        value, optimism = units.value(measured.value) + "%" * units.percent, measured.optimism
+        untuned = "" if measured.untuned is None else f" (the untuned model: {apart(measured.untuned)})"
+        found.append(
+            f"On the test images, which had no part in the choice, {arm_words(one.arm.values, dotted)} has {value}: "
+            f"{apart(optimism)} than the value by which it was chosen from {len(arms)} arms{untuned}."
         )
     return found
 

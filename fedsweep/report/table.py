@@ -14,6 +14,7 @@ from fedsweep.report.arm_statistics import (
     notes,
     printed,
 )
+from fedsweep.report.choice import OnTest, by_validation, on_test_images
 from fedsweep.report.effects import Effects
 from fedsweep.report.experiment_setup import provenance, setup
 from fedsweep.report.holm_corrected_tests import Comparison
@@ -42,6 +43,8 @@ from fedsweep.results import SweepManifest
 from fedsweep.results.arms import is_accuracy
 from fedsweep.results.table_columns import COLUMNS, TARGET, Column
 
+OF_CHOSEN = ("on test", "optimism")
+"""Columns with the results of chosen arms on the test images."""
 PROSE = {"arm", "worst domain", "efficient", "note"}
 """Columns that are left-aligned besides the hyperparameters."""
 
@@ -64,6 +67,11 @@ class AblationTable:
         return any(one.is_baseline for one in self.arms)
 
     @cached_property
+    def on_test(self) -> dict[str, OnTest]:
+        """The values of chosen arms and baselines on the test images, by the `key` of the arm."""
+        return on_test_images(self.manifest, self.arms)
+
+    @cached_property
     def means(self) -> dict[str, str]:
         """The metrics of the columns `in domain` and `out of domain`, as a dict from heading to metric.
 
@@ -80,7 +88,17 @@ class AblationTable:
         Optional columns that are empty in every row are left out.
         """
         rows = [settings(one, self.names) | self._compared(one) | self._others(one) for one in self.arms]
-        optional = {"paper", "sd", *self.means, "worst client", "worst domain", "MB sent", "note"}
+        optional = {
+            "on test",
+            "optimism",
+            "paper",
+            "sd",
+            *self.means,
+            "worst client",
+            "worst domain",
+            "MB sent",
+            "note",
+        }
         return _without_empty(rows, optional - {column.heading for column in asked_columns(self.manifest)})
 
     def comparison_cells(self) -> list[dict[str, str]]:
@@ -113,6 +131,10 @@ class AblationTable:
             "paper": units.value(printed(self.manifest, one, self.manifest.metric)),
             "sd": units.value(one.sd),
         }
+        if self.on_test:
+            tested = self.on_test.get(one.key)
+            row["on test"] = units.value(tested.value if tested else None)
+            row["optimism"] = units.difference(tested.optimism if tested else None)
         if self.compared:
             row["difference"] = "baseline" if one.is_baseline else units.difference(found.difference)
             row["95% interval"] = units.interval(found.interval)
@@ -135,7 +157,7 @@ class AblationTable:
         row = {name: PERCENT.value(one.accuracies.get(metric)) for name, metric in self.means.items()}
         if self.manifest.metric.startswith("accuracy/client"):  # a metric of the clients' own models
             row["worst client"] = self._cell(one, COLUMNS["worst_client"])
-        else:
+        elif not by_validation(self.manifest):
             row["worst domain"] = self._cell(one, COLUMNS["worst_domain"])
         return row | {"MB sent": self._cell(one, COLUMNS["megabytes"])}
 

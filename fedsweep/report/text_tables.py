@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsweep.report.arm_statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, printed
+from fedsweep.report.choice import arms_on_test, by_validation
 from fedsweep.report.holm_corrected_tests import Comparison, least_exact, pairs_for_exact
 from fedsweep.report.units_and_labels import (
     IN_DOMAIN,
@@ -196,7 +197,7 @@ PAPER = "paper"  # the label of a row with values from a paper
 
 def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:
     """Return a table of the accuracies by domain, or None if there is only one domain or no finished trial."""
-    arms = [one for one in arms if one.n]
+    arms = [one for one in arms_on_test(manifest, arms) if one.n]
     if len(manifest.domains) < 2 or not arms:
         return None
     dotted, held_out = names(manifest, arms), any(one.held_out for one in arms)
@@ -214,7 +215,8 @@ def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section
         if any(value != NOTHING for value in paper):
             rows.append([PAPER, *[""] * (len(named) - 1), NOTHING, *paper])
             papers.append(True)
-    explained = "Accuracy in percent at the last round, mean over the n finished trials." + f" {MARKED}" * held_out
+    explained = "Accuracy in percent on the test images at the last round, mean over the n finished trials."
+    explained += " Only the arms that were chosen are shown." * by_validation(manifest) + f" {MARKED}" * held_out
     return Section("By domain", head, rows, len(settings(arms[0], dotted)), explained, papers)
 
 

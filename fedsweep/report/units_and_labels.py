@@ -9,6 +9,7 @@ from fedsweep.common.yaml_values import Json
 from fedsweep.report.arm_statistics import ArmStatistics
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import IN_WORDS, is_accuracy, setting, short_names, shown_setting
+from fedsweep.results.history import VALIDATION, on_test
 
 IN_DOMAIN, OUT_OF_DOMAIN = "in domain", "out of domain"  # columns of mean accuracy if an arm holds out domains
 NOTHING = "-"  # an empty cell
@@ -98,7 +99,12 @@ def title(metric: str) -> str:
 
     >>> title("accuracy/domain/sketch"), title("accuracy/out_of_domain/sketch")
     ('Accuracy on sketch (%)', 'Accuracy on sketch, out of domain (%)')
+    >>> title("validation/accuracy/mean"), title("validation/loss")
+    ('Validation: mean accuracy over domains (%)', 'Validation: loss, mean over domains (nats)')
     """
+    if metric.startswith(VALIDATION):
+        name, unit = title(on_test(metric)).removeprefix("Test ").rsplit(" (", 1)
+        return f"Validation: {name[0].lower()}{name[1:]} ({unit}"
     kind, _, domain = metric.removeprefix("accuracy/").partition("/")
     if metric.startswith(("accuracy/domain/", "accuracy/out_of_domain/")):
         return f"Accuracy on {domain}{', out of domain' * (kind == 'out_of_domain')} (%)"

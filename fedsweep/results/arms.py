@@ -15,6 +15,7 @@ from pydantic import Field
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json, parse_yaml
+from fedsweep.results.history import VALIDATION
 
 Arm = dict[str, Json]
 ABLATED = "without"  # entry of an arm: the dotted names of the components that an ablation removes
@@ -85,7 +86,7 @@ def is_accuracy(metric: str) -> bool:
     Accuracies are stored as fractions from 0 to 1 and shown in percent. Differences between accuracies are shown in
     percentage points.
     """
-    return metric.startswith("accuracy/")
+    return metric.removeprefix(VALIDATION).startswith("accuracy/")
 
 
 def identity(values: Json | Mapping[str, Json]) -> str:

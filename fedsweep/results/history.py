@@ -8,6 +8,10 @@ from dataclasses import asdict, dataclass, field
 MEASURED = ("memory", "system")  # fields of a record that are not written if they were not measured
 TESTED = "evaluation/images"
 """The metric for the number of test images of the clients' domains on which the global model was evaluated."""
+VALIDATION = "validation/"
+"""The beginning of the names of metrics that are measured on validation images."""
+VALIDATED = ("accuracy/mean", "accuracy/worst_domain", "accuracy/domain_spread", "accuracy/domain/")
+"""The accuracies that are also measured on validation images; an entry with a final slash stands for several."""
 ACCUMULATED = ("megabytes/sent", "bytes/up", "bytes/down", "seconds/round")
 """Metrics whose value for a run is the sum over its rounds."""
 
@@ -66,6 +70,33 @@ def mean_of_last(history: History, metric: str, rounds: int = 4) -> float:
     """
     values = [record.metrics[metric] for record in history if record.round > 0 and metric in record.metrics][-rounds:]
     return sum(values) / len(values) if values else math.nan
+
+
+def on_validation(metric: str) -> str | None:
+    """Return the name of a metric of test images if it is measured on validation images.
+
+    The result is None for other metrics, and for metrics of which there is no such version.
+
+    >>> on_validation("accuracy/mean"), on_validation("loss/test"), on_validation("accuracy/clients/mean")
+    ('validation/accuracy/mean', 'validation/loss', None)
+    """
+    if metric == "loss/test":
+        return f"{VALIDATION}loss"
+    return f"{VALIDATION}{metric}" if metric.startswith(VALIDATED) else None
+
+
+def on_test(metric: str) -> str:
+    """Return the name of a metric if it is measured on test images.
+
+    >>> on_test("validation/accuracy/mean"), on_test("validation/loss"), on_test("loss/train")
+    ('accuracy/mean', 'loss/test', 'loss/train')
+    """
+    return "loss/test" if metric == f"{VALIDATION}loss" else metric.removeprefix(VALIDATION)
+
+
+def uses_test_images(metric: str) -> bool:
+    """Return whether a metric compares predictions with the labels of test images."""
+    return metric.startswith("accuracy/") or metric == "loss/test"
 
 
 def last(history: History, metric: str) -> float | None:

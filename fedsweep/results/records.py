@@ -12,7 +12,7 @@ from pydantic import Field
 from fedsweep.common.config import Config
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import Arm, Reference, arm_label
-from fedsweep.results.history import RoundRecord
+from fedsweep.results.history import VALIDATION, RoundRecord, uses_test_images
 from fedsweep.results.pareto import Against, Mode
 
 TAKEN_FROM = "taken_from"  # tag of a reused trial: the earlier sweep that ran it
@@ -67,6 +67,22 @@ class SweepManifest(StoredRecord):
         None, description="Git commit of fedsweep's checkout, with a `+` for uncommitted changes; null if there is none"
     )
 
+    @property
+    def chooses(self) -> bool:
+        """True if trials were sampled or pruned, so that metrics decided what ran and which trials finished."""
+        return self.search != "grid" or self.scheduler != "none"
+
+    @property
+    def chosen_by(self) -> str | None:
+        """The objective and the images on which it is measured, or None if trials were neither sampled nor pruned."""
+        images = "test" if uses_test_images(self.metric) else "validation" if self.metric.startswith(VALIDATION) else ""
+        return f"{self.metric}{f' ({images} images)' * bool(images)}" if self.chooses else None
+
+    @property
+    def choice_by_test_images(self) -> str | None:
+        """A sentence that warns that trials are chosen by the test images, or None if they are not."""
+        return choice_by_test_images(self.metric, self.search, self.scheduler)
+
 
 class Start(StoredRecord):
     """The starting point of a trial: the key of another trial, and the round after which this trial continues it."""
@@ -90,8 +106,8 @@ class TrialPlan(StoredRecord):
     )
     images: dict[str, int] = Field(
         default_factory=dict,
-        description="numbers of `train` and `test` images of the data set, and of the test images outside the "
-        "held-out domains (`in_domain_test`); empty if not recorded",
+        description="numbers of `train`, `validation` and `test` images of the data set, and of the test images "
+        "outside the held-out domains (`in_domain_test`); empty if not recorded",
     )
     chance: float | None = Field(
         None, description="largest accuracy of a constant prediction, averaged over domains; null if not recorded"
@@ -163,6 +179,20 @@ class TrialRecord:
     def last_round(self) -> int:
         """The last recorded round, or -1 if no round is recorded."""
         return self.history[-1].round if self.history else -1
+
+
+def choice_by_test_images(metric: str, search: str, scheduler: str) -> str | None:
+    """Return a sentence that warns that trials are chosen by the test images, or None if they are not.
+
+    >>> choice_by_test_images("accuracy/mean", "tpe", "none")
+    'The search tpe chooses between trials by accuracy/mean on the test images, so its best values are optimistic.'
+    """
+    who = [f"search {search}"] * (search != "grid") + [f"scheduler {scheduler}"] * (scheduler != "none")
+    if not who or not uses_test_images(metric):
+        return None
+    verb, whose = ("choose", "their") if len(who) > 1 else ("chooses", "its")
+    by = f"by {metric} on the test images"
+    return f"The {' and the '.join(who)} {verb} between trials {by}, so {whose} best values are optimistic."
 
 
 def count_outcomes(trials: Iterable[TrialRecord]) -> dict[OutcomeName, int]:

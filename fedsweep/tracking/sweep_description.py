@@ -38,6 +38,7 @@ def description_tags(manifest: SweepManifest) -> dict[str, str]:
         "fedsweep.seeds": ", ".join(map(str, manifest.seeds)),
         "fedsweep.search": manifest.search,
         "fedsweep.scheduler": manifest.scheduler,
+        **({"fedsweep.chosen_by": manifest.chosen_by} if manifest.chosen_by else {}),
         **({"fedsweep.baseline": arm_label(manifest.baseline)} if manifest.baseline else {}),
     }
 

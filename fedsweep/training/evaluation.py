@@ -15,7 +15,7 @@ from fedsweep.common.config import Config
 from fedsweep.common.randomness import stream
 from fedsweep.data.image_sets import pool
 from fedsweep.models.layered import LayeredModel, Walk
-from fedsweep.results.history import TESTED
+from fedsweep.results.history import TESTED, on_validation
 from fedsweep.types import ClientId, Domain, ImageSet
 
 OF_CLIENTS, OF_WORST, OF_CLIENT = "accuracy/clients/mean", "accuracy/clients/worst", "accuracy/client"
@@ -40,8 +40,13 @@ class EvaluationConfig(Config):
     images_per_domain: int | None = Field(
         None,
         gt=0,
-        description="number of test images of each domain in the evaluations between round 0 and the last round, with "
-        "the same share of each class; `null`: all images, as in round 0 and in the last round",
+        description="number of test images and of validation images of each domain in the evaluations between round 0 "
+        "and the last round, with the same share of each class; `null`: all images, as in those two rounds",
+    )
+    test_rounds: Literal["all", "last"] = Field(
+        "all",
+        description="evaluated rounds that measure the test images: `all`, or `last` for round 0 and the last round; "
+        "the validation images are measured in all evaluated rounds",
     )
     metrics: tuple[Literal["drift", "structural_bias"], ...] = Field(
         (), description="additional metrics to measure in each evaluated round: drift, structural_bias, or both"
@@ -91,6 +96,17 @@ def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Dom
     }
 
 
+def validate(predict: Predict, domains: Sequence[Domain]) -> dict[str, float]:
+    """Return the metrics of `evaluate` on the validation images of the domains; empty if there are none."""
+    found = evaluate(predict, sets) if (sets := of_validation(domains)) else {}
+    return {name: value for metric, value in found.items() if (name := on_validation(metric)) is not None}
+
+
+def of_validation(domains: Sequence[Domain]) -> list[Domain]:
+    """Return the domains with their validation images in place of their test images; empty if there are none."""
+    return [replace(domain, test=domain.validation) for domain in domains if domain.validation is not None]
+
+
 def in_one_pass(predict: Predict, domains: Sequence[Domain]) -> Predict:
     """Predict the test images of all domains in one pass, and return a function that looks up the logits of a domain.
 
@@ -103,20 +119,27 @@ def in_one_pass(predict: Predict, domains: Sequence[Domain]) -> Predict:
 
 
 def stratified(domain: Domain, count: int, seed: int) -> Domain:
-    """Return the domain with at most `count` of its test images, of which each class has the same share as before.
+    """Return the domain with at most `count` of its test images, and at most `count` of its validation images.
 
-    The choice depends only on the seed and the name of the domain.
+    Each class has the same share as before. The choice depends only on the seed and the name of the domain.
     """
-    labels = domain.test.labels.numpy()
+    test, validation = _stratified(domain.test, count, stream(seed, "evaluation", domain.name)), domain.validation
+    if validation is not None:
+        validation = _stratified(validation, count, stream(seed, "evaluation", "validation", domain.name))
+    return replace(domain, test=test, validation=validation)
+
+
+def _stratified(images: ImageSet, count: int, rng: np.random.Generator) -> ImageSet:
+    labels = images.labels.numpy()
     if len(labels) <= count:
-        return domain
-    order = stream(seed, "evaluation", domain.name).permutation(len(labels))
+        return images
+    order = rng.permutation(len(labels))
     _, kinds, sizes = np.unique(labels[order], return_inverse=True, return_counts=True)
     by_class = np.argsort(kinds, kind="stable")
     places = np.empty(len(order))
     places[by_class] = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
     chosen = np.sort(order[np.argsort(places, kind="stable")[:count]])
-    return replace(domain, test=domain.test.select(torch.from_numpy(chosen)))
+    return images.select(torch.from_numpy(chosen))
 
 
 def features(model: LayeredModel, walk: Walk, images: ImageSet, batch_size: int) -> Tensor:
@@ -152,8 +175,13 @@ def client_metric_names(clients: Collection[ClientId]) -> list[str]:
     return [OF_CLIENTS, OF_WORST, OF_BOTTOM, *(f"{OF_CLIENT}/{client}" for client in sorted(clients))]
 
 
-def metric_names(domains: Sequence[str], held_out: Sequence[str] = ()) -> list[str]:
-    """Return the names of the metrics that `evaluate` returns, in the same order."""
+def metric_names(domains: Sequence[str], held_out: Sequence[str] = (), validated: bool = False) -> list[str]:
+    """Return the names of the metrics that `evaluate` returns, in the same order.
+
+    If `validated` is true, the names of the metrics that `validate` returns follow.
+    """
     others = [*([OUT_OF_DOMAINS] if held_out else []), *(f"{OUT_OF_DOMAIN}/{name}" for name in held_out)]
     own = [f"accuracy/domain/{name}" for name in domains]
-    return ["accuracy/mean", "accuracy/worst_domain", DOMAIN_SPREAD, *own, *others, "loss/test", TESTED]
+    means = ["accuracy/mean", "accuracy/worst_domain", DOMAIN_SPREAD, *own]
+    names = [*means, *others, "loss/test", TESTED]
+    return [*names, *(filter(None, map(on_validation, names)) if validated else ())]

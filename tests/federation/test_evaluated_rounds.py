@@ -73,7 +73,7 @@ def test_a_sample_has_the_same_share_of_each_class_and_depends_on_the_seed(feder
     assert identical(stratified(domain, 20, 0).test.labels, stratified(domain, 20, 0).test.labels)
     rows = [stratified(domain, 20, seed).test.take(torch.arange(20))[0] for seed in (0, 1)]
     assert not torch.equal(*rows)
-    assert stratified(domain, 60, 0) is domain
+    assert stratified(domain, 60, 0).test is domain.test
 
 
 def counted(small, tmp_path):

@@ -204,7 +204,7 @@ def test_a_sampled_search_is_ranked_and_warns_that_the_best_arm_is_optimistic(ma
     assert table.findings()[0] == "Best: rank 8, lr 0.02 with accuracy/mean 60.00% (n = 1)."
     assert table.findings()[1] == (
         "This arm was chosen from 3 arms by its mean on the test images, which is therefore optimistic. "
-        f"{NEW_SEEDS} Measure it on images that you set aside (docs/guides/tuning.md)."
+        f"{NEW_SEEDS} Choose it by validation images instead (docs/guides/tuning.md)."
     )
     assert "the test images stay the same" in NEW_SEEDS
     assert "p_holm" not in data_frame.csv(table)
@@ -226,8 +226,8 @@ def test_the_legend_warns_of_a_scheduler_that_chose_on_the_test_images(manifest,
     table = tabulate(manifest(scheduler=scheduler), trials.arms({4: (0.5, 0.6, 0.55), 8: (0.4, 0.5, 0.45)}))
     warned = [one for one in table.caption() if "optimistic" in one]
     assert warned == [
-        f"The scheduler {scheduler} chose between trials by accuracy/mean on the test images, so the values of the "
-        f"arms that it kept are optimistic. {NEW_SEEDS}"
+        f"The scheduler {scheduler} chooses between trials by accuracy/mean on the test images, so its best values are "
+        f"optimistic. {NEW_SEEDS}"
     ] * (scheduler != "none")
 
 

@@ -69,6 +69,13 @@ class Data(Config):
     held_out_domains: tuple[str, ...] = Field(
         (), description="domains among `data.domains` that no client has; they are tested as out-of-domain data"
     )
+    validation_fraction: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of each domain's training images that no client gets and that every round is validated on, "
+        "so that a search can choose between runs without the test images",
+    )
 
     def _violations(self) -> Iterator[str]:
         return domains_fit(self)

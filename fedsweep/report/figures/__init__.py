@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedsweep.report.choice import arms_on_test
 from fedsweep.report.figures import (
     by_domain,
     canvas,
@@ -31,8 +32,8 @@ def write_figures(table: AblationTable, trials: Sequence[TrialRecord], folder: P
             "curves": curves.draw(manifest, arms),
             "front": objective_against_cost.draw_front(manifest, arms),
             "bytes": objective_against_cost.draw_bytes(manifest, arms),
-            "domains": by_domain.draw_dots(manifest, arms),
-            "heatmap": by_domain.draw_grid(manifest, arms),
+            "domains": by_domain.draw_dots(manifest, arms_on_test(manifest, arms)),
+            "heatmap": by_domain.draw_grid(manifest, arms_on_test(manifest, arms)),
             "importance": importance.draw(table.effects),
             "population": population.draw(manifest, trials),
             "activation": panels.draw_active_blocks(manifest, arms),

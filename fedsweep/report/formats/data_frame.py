@@ -86,6 +86,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     furthest, reached = one.arm.reached(table.manifest.metric)
     counts = Counter(ended(trial) for trial in one.arm.trials)
     low, high = one.interval or (None, None)
+    tested = table.on_test.get(one.key)
     # If the source of synthetic images is a varied hyperparameter, it already has a column.
     synthetic = SYNTHETIC not in table.names and any(SYNTHETIC in other.marks for other in table.arms)
     return {
@@ -97,6 +98,9 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         "mean_low": low,
         "mean_high": high,
         "mean_of_last_4_rounds": one.mean_of_last,
+        **({"chosen_by": table.manifest.chosen_by} if table.manifest.chosen_by else {}),
+        **({"test_mean": tested.value if tested else None} if table.on_test else {}),
+        **({"optimism": tested.optimism if tested else None} if table.on_test else {}),
         **({"reference": value, "reference_source": paper.source if value is not None else None} if paper else {}),
         **({"baseline": one.is_baseline, **comparison_columns(one.comparison)} if table.compared else {}),
         "worst_client_accuracy": one.columns["worst_client"],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedsweep.common.config import flat
 from fedsweep.common.errors import near
 from fedsweep.results.arms import Arm, arm_label
-from fedsweep.results.history import ACCUMULATED
+from fedsweep.results.history import ACCUMULATED, on_test
 from fedsweep.results.table_columns import wrong_columns
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace
 from fedsweep.sweep.plan.space_checks import Findings, related
@@ -53,8 +53,10 @@ def _wrong_metrics(
     other_data = "experiment" in request.options or any(name.split(".")[0] == "data" for name in request.overrides)
 
     # Each entry of the search space with its metric, and with allowed metrics that are not metrics of a round.
-    objectives: list[Asked] = [] if request.counted else [("objective.metric", space.objective.metric, ())]
-    if against := space.objective.against:
+    # The default metric depends on the search and the scheduler, which mistakes may have replaced.
+    unknown = space.objective.metric is None and bool(request.mistakes)
+    objectives: list[Asked] = [] if request.counted or unknown else [("objective.metric", space.goal.metric, ())]
+    if against := space.goal.against:
         objectives.append(("objective.against.metric", against.metric, ACCUMULATED))
     printed: list[Asked] = [
         ("reference", metric, ())
@@ -64,13 +66,19 @@ def _wrong_metrics(
     metrics = list(dict.fromkeys(name for _, reported in of_arms for name in reported))
     for entry, metric, others in [*objectives, *printed]:
         known = list(dict.fromkeys([*metrics, *others]))
-        if metric not in known:
+        if metric not in known and on_test(metric) in known:
+            set_test = f", or set `{entry}` to {on_test(metric)}, which uses the test images"
+            yield (
+                f"`{entry}` {metric} needs validation images, but `data.validation_fraction` is 0; "
+                f"set it to 0.2, for example{set_test}."
+            )
+        elif metric not in known:
             hint = near(metric, known) or f"; it reports {', '.join(known)}."
             yield f"`{entry}` {metric} is not reported by this run{hint}"
     if request.counted and space.columns:
         yield "`columns` needs trained trials, but `measure` parameters trains none."
     else:
-        yield from wrong_columns(space.columns, metrics, space.objective.metric, "`columns`", varied)
+        yield from wrong_columns(space.columns, metrics, space.goal.metric, "`columns`", varied)
     for entry, metric, others in [*objectives, *printed]:
         asked = of_arms if metric in metrics else []
         if paper is not None and entry == "reference":

@@ -125,15 +125,17 @@ class Plan(ResolvedSpace):
     def images_and_chance(self, config: RunConfig) -> tuple[dict[str, int], float]:
         """Return the numbers of images of a run's data set, and the accuracy of chance.
 
-        The numbers of images are keyed by `train`, `test` and `in_domain_test`. Training images are the images that are
-        divided among the clients and the server. Test images include those of held-out domains, except for
-        `in_domain_test`. The accuracy of chance is the largest accuracy of a constant prediction, averaged over the
-        domains of the clients.
+        The numbers of images are keyed by `train`, `test`, `in_domain_test` and, if there are any, `validation`.
+        Training images are the images that are divided among the clients and the server. Test images include those of
+        held-out domains, except for `in_domain_test`. The accuracy of chance is the largest accuracy of a constant
+        prediction on the test images, averaged over the domains of the clients.
         """
         if (content := config.data.model_dump_json()) not in self._tested:
             data = load(config.data)
+            validation = sum(len(one.validation) for one in data.domains if one.validation is not None)
             counts = {
                 "train": sum(len(one.train) for one in data.domains),
+                **({"validation": validation} if validation else {}),
                 "test": sum(len(one.test) for one in (*data.domains, *data.held_out)),
                 IN_DOMAIN_TEST: sum(len(one.test) for one in data.domains),
             }

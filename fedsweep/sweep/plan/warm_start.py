@@ -56,7 +56,7 @@ def collect(plan: Plan, store: Store) -> WarmStart | None:
     Raises:
         UserError: The named sweep has a different objective, or no trial is left.
     """
-    search, objective, axes = plan.space.search, plan.space.objective, plan.space.space
+    search, objective, axes = plan.space.search, plan.space.goal, plan.space.space
     if search.name != "tpe" or search.warm_start is None:
         return None
     name, _, sweep_id = search.warm_start.partition("@")

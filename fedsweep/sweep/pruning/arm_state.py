@@ -25,7 +25,7 @@ class RecordedTrials:
     """
 
     def __init__(self, plan: Plan, sweep: SweepStore) -> None:
-        objective = plan.space.objective
+        objective = plan.space.goal
         self.sweep, self.rounds = sweep, plan.base.federation.rounds
         self.plans: dict[str, TrialPlan] = {}
         self._metric, self._sign = objective.metric, 1 if objective.mode == "max" else -1

@@ -14,7 +14,7 @@ from ray.tune.schedulers import FIFOScheduler
 from fedsweep.common.files import write_atomically
 from fedsweep.results.arms import identity
 from fedsweep.results.remote import NOTHING, Remote
-from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler, Objective, rungs
+from fedsweep.sweep.space.settings import ASHAScheduler, Goal, MedianScheduler, rungs
 
 
 @dataclass(frozen=True)
@@ -132,15 +132,15 @@ class Medians:
 class StoppingScheduler(FIFOScheduler):
     """A Ray scheduler that applies a stopping rule after each reported round."""
 
-    def __init__(self, rule: Rungs | Medians, objective: Objective, per: tuple[str, ...] = ()) -> None:
+    def __init__(self, rule: Rungs | Medians, goal: Goal, per: tuple[str, ...] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.rule, self.objective, self.per = rule, objective, per
+        self.rule, self.goal, self.per = rule, goal, per
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """Apply the rule to a reported round, and return `CONTINUE` or `STOP` for the trial."""
-        if self.objective.metric not in result or "error" in result:  # the untuned model has no training loss
+        if self.goal.metric not in result or "error" in result:  # the untuned model has no training loss
             return FIFOScheduler.CONTINUE
-        sign = 1 if self.objective.mode == "max" else -1
-        value, stratum = sign * result[self.objective.metric], identity([trial.config.get(one) for one in self.per])
+        sign = 1 if self.goal.mode == "max" else -1
+        value, stratum = sign * result[self.goal.metric], identity([trial.config.get(one) for one in self.per])
         stop = self.rule.decide(trial.config["trial"], result["round"], value, stratum)
         return FIFOScheduler.STOP if stop else FIFOScheduler.CONTINUE

@@ -83,7 +83,7 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
             "add `--fresh` to run all trials again."
         )
     parallel = side_by_side(plan, ready.cluster)
-    display = LiveTable(console, plan.space.objective.metric, rounds, plan.num_trials, done, parallel)
+    display = LiveTable(console, plan.space.goal.metric, rounds, plan.num_trials, done, parallel)
     packing = Packing(
         plan.space.resources.gpus,
         most_on_a_gpu(plan.space.resources, ready.cluster),
@@ -157,7 +157,7 @@ def _strategy(plan: Plan, recording: Recording, planned: Sequence[TrialPlan] | N
         searcher: Searcher = SampledSearch(plan, sweep, announce, packing)
     else:
         searcher = PlannedSearch(sweep, planned, recording.rounds, announce, packing)
-    chosen, objective, log = plan.space.scheduler, plan.space.objective, sweep.folder / "decisions.jsonl"
+    chosen, objective, log = plan.space.scheduler, plan.space.goal, sweep.folder / "decisions.jsonl"
     if chosen.name == "asha":
         rungs = Rungs(chosen, recording.rounds, log, sweep.remote)
         return searcher, StoppingScheduler(rungs, objective, chosen.per)

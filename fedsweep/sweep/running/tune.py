@@ -217,6 +217,7 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
 
     with loading(console, "PyTorch", "fedsweep.sweep.plan.plan"):
         from fedsweep.federation.build_and_run import check_pixels
+        from fedsweep.results.records import choice_by_test_images
         from fedsweep.sweep.cluster.cluster import LOCAL
         from fedsweep.sweep.cluster.ray_session import opened
         from fedsweep.sweep.plan.plan import Plan
@@ -233,6 +234,8 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
         plan = plan.on(_decided(plan.space.resources, cluster, options.resumed))
         with waiting(console, f"Checking the data and the weights of {plan.num_trials} trials"):
             plan.preflight()
+        if warned := choice_by_test_images(plan.space.goal.metric, plan.space.search.name, plan.space.scheduler.name):
+            console.print(f"{warned} See docs/guides/tuning.md.", style="yellow", soft_wrap=True)
         if options.verify:
             with waiting(console, "Reading all pixels"):
                 check_pixels(plan.reachable())

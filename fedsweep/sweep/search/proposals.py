@@ -63,7 +63,7 @@ class Proposals:
             results: The results of earlier samples by number, including all samples that `needed` returns.
         """
         needed = self.needed(number)
-        directions = [DIRECTIONS[mode] for mode in self.space.objective.modes]
+        directions = [DIRECTIONS[mode] for mode in self.space.goal.modes]
         study = optuna.create_study(directions=directions, sampler=self._sampler(number))
         if self.consulted(number):
             study.add_trials(self._known)
@@ -81,7 +81,7 @@ class Proposals:
         """
         if trial.outcome is None:
             raise ValueError(f"trial {trial.plan.key} has not ended")
-        arm, objective = trial.plan.arm, self.space.objective
+        arm, objective = trial.plan.arm, self.space.goal
         if trial.outcome.outcome == "pruned":
             reported = [one for one in trial.history if objective.metric in one.metrics]
             values_by_round = {one.round: one.metrics[objective.metric] for one in reported}
@@ -100,7 +100,7 @@ class Proposals:
         seed = derived_seed(self.search.seed, "search", number) % 2**32
         if not self.consulted(number):
             return RandomSampler(seed=seed)
-        two = self.space.objective.against is not None
+        two = self.space.goal.against is not None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             # Hyperparameters are modelled jointly for one objective, and independently for two, as is Optuna's default.

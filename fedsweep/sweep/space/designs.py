@@ -179,7 +179,9 @@ def left_out_values(ablate: Mapping[str, Json], known: Mapping[str, Json]) -> di
     }
 
 
-def changes(arm: Arm, values: Mapping[str, Json], named: Mapping[str, Arm] | None = None) -> dict[str, Json]:
+def changes(
+    arm: Mapping[str, Json], values: Mapping[str, Json], named: Mapping[str, Arm] | None = None
+) -> dict[str, Json]:
     """Return the changes that an arm makes to the experiment, by dotted name.
 
     Args:

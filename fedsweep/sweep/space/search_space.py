@@ -11,9 +11,11 @@ from fedsweep.common.errors import near
 from fedsweep.common.process_usage import logical_gpus
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
+from fedsweep.results.history import VALIDATION
 from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, concerns, names_of
 from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_arms, grid_size, too_many_arms
 from fedsweep.sweep.space.settings import (
+    Goal,
     GridSearch,
     NoScheduler,
     Objective,
@@ -24,6 +26,7 @@ from fedsweep.sweep.space.settings import (
     population_violations,
 )
 
+MEAN_ACCURACY = "accuracy/mean"
 PROBED = 4096
 """Largest number of value combinations that are all validated before a sampled search.
 
@@ -172,6 +175,18 @@ class SearchSpace(Config):
             asking_order(self.space)
         except ValueError as error:
             yield str(error)
+
+    @property
+    def chooses(self) -> bool:
+        """True if trials are sampled or pruned, so that metrics decide what runs and which trials finish."""
+        return self.search.name != "grid" or self.scheduler.name != "none"
+
+    @property
+    def goal(self) -> Goal:
+        """The objective, in which the metric is known."""
+        asked = self.objective
+        default = f"{VALIDATION}{MEAN_ACCURACY}" if self.chooses else MEAN_ACCURACY
+        return Goal(asked.metric or default, asked.mode, asked.against)
 
     def too_large(self) -> Iterator[str]:
         """Yield an error message if the arms of a grid cannot be listed, because there are too many."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -33,15 +34,28 @@ FIRST = "points to try first, each as `{name: value}`; hyperparameters that a po
 class Objective(Config):
     """The metric by which trials are compared and tuned, and an optional second metric."""
 
-    metric: str = Field("accuracy/mean", description="metric after the last round, by which trials are compared")
+    metric: str | None = Field(
+        None,
+        description="metric after the last round, by which trials are compared; `null` means "
+        "`validation/accuracy/mean` if trials are sampled or pruned, and `accuracy/mean` if not",
+    )
     mode: Mode = Field("max", description="`max` if larger values are better, `min` if smaller values are better")
     against: Against | None = Field(
         None, description="second objective; trials are compared by both, and the scheduler must be `none`"
     )
 
     def _violations(self) -> Iterator[str]:
-        if self.against is not None and self.against.metric == self.metric:
+        if self.against is not None and self.against.metric == self.metric is not None:
             yield f"`objective.against.metric` must differ from `objective.metric`, but both are {self.metric}"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The objective of a search space, with the metric that `objective.metric` names or that null stands for."""
+
+    metric: str
+    mode: Mode
+    against: Against | None
 
     @property
     def modes(self) -> tuple[Mode, ...]:

@@ -1,0 +1,41 @@
+"""The command `fedsweep confirm`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Argument, Option
+
+from fedsweep.cli import output
+from fedsweep.cli.options import DEFAULT_STORE, MlflowOption, StoreOption
+from fedsweep.cli.tune import run_space
+
+
+def confirm(
+    sweep: Annotated[
+        str,
+        Argument(metavar="SEARCH_SPACE[@SWEEP]", help="search space whose newest sweep is confirmed, or a sweep"),
+    ],
+    top: Annotated[int, Option(min=1, help="number of best arms to confirm")] = 1,
+    seeds: Annotated[int, Option(min=2, help="number of seeds, none of which the sweep has used")] = 5,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="only print the arms, the number of trials and an estimate of the time")
+    ] = False,
+    store: StoreOption = DEFAULT_STORE,
+    mlflow: MlflowOption = None,
+) -> None:
+    """Run the best arms of a sweep and the baseline with fresh seeds, and compare them on the test images.
+
+    The baseline is that of the sweep or, if it has none, the experiment with its own values. The command writes a
+    search space into `search_spaces/confirm/` and runs it like `fedsweep tune`, so you can resume or extend it.
+
+    Example: `fedsweep confirm tuning/fedra --top 2`
+    """
+    from fedsweep.results import Store
+    from fedsweep.sweep import TuneOptions
+    from fedsweep.sweep.running.confirmation import write_confirmation
+
+    console = output.progress_console()
+    name, path = write_confirmation(Store.at(store).find(sweep), top, seeds, console)
+    console.print(f"Search space: {output.relative(path)}", soft_wrap=True)
+    run_space(TuneOptions(name, store=store, mlflow=mlflow), dry_run)

@@ -1,0 +1,58 @@
+"""Metrics of validation images, which are measured like those of test images."""
+
+from dataclasses import replace
+
+import pytest
+
+from fedsweep.cli import early_check
+from fedsweep.common.errors import UserError
+from fedsweep.federation.rounds import federate
+from fedsweep.results.history import TESTED, on_test, on_validation
+from tests.compare import identical
+
+VALIDATED = {"federation.rounds": 3, "data.validation_fraction": 0.3}
+LAST = {**VALIDATED, "evaluation.test_rounds": "last"}
+
+
+def test_validation_metrics_are_the_test_metrics_of_the_validation_images(federation):
+    ours = federation(VALIDATED)
+    swapped = replace(
+        federation(VALIDATED),
+        domains=[replace(one, test=one.validation, validation=one.test) for one in ours.domains],
+    )
+    for one, other in zip(federate(ours), federate(swapped), strict=True):
+        validated = {name: value for name, value in one.metrics.items() if name.startswith("validation/")}
+        expected = {name: other.metrics[on_test(name)] for name in validated}
+        assert validated == pytest.approx(expected, rel=1e-6)
+        assert validated.keys() == {on_validation(name) for name in one.metrics} - {None}
+        assert len(validated) == 4 + len(ours.domains)
+        assert TESTED in one.metrics
+
+
+def test_test_images_are_measured_only_in_round_0_and_the_last_round(federation):
+    everywhere, ends = list(federate(federation(VALIDATED))), list(federate(federation(LAST)))
+    for one, other in zip(everywhere, ends, strict=True):
+        assert identical(one.state, other.state)
+        missing = {name for name in one.metrics if name.startswith(("accuracy/", "loss/test", TESTED))}
+        assert set(one.metrics) - set(other.metrics) == (missing if one.round in (1, 2) else set())
+        assert other.metrics == pytest.approx({name: one.metrics[name] for name in other.metrics}, rel=1e-6)
+        assert "validation/accuracy/mean" in other.metrics
+
+
+def test_rounds_between_the_first_and_the_last_are_validated_on_some_images(federation):
+    small = federation({**VALIDATED, "evaluation.images_per_domain": 4})
+    domains, _ = small.tested(1)
+    assert [len(one.validation) for one in domains] == [4] * len(domains)
+    assert [one.validation for one in small.tested(3)[0]] == [one.validation for one in small.domains]
+
+
+def test_the_names_of_the_metrics_are_known_before_a_run(federation, tiny):
+    *_, last = federate(federation(VALIDATED))
+    config = tiny.override(VALIDATED, "test")
+    assert set(config.metrics()) == set(last.metrics)
+    assert early_check.metrics(config) == config.metrics()
+
+
+def test_rounds_without_test_images_need_validation_images(tiny):
+    with pytest.raises(UserError, match=r"`evaluation.test_rounds` last .* needs a `data.validation_fraction` above 0"):
+        tiny.override({"evaluation.test_rounds": "last"}, "test")

@@ -1,0 +1,71 @@
+"""A search that chooses by validation images, and the confirmation of its best arms with fresh seeds."""
+
+import re
+
+import pytest
+import yaml
+
+from tests.report.helpers import rows_of
+from tests.sweep.helpers import GRID, SAMPLED, SMALL, fedsweep, newest, runs, write_space
+
+VALIDATED = {**SMALL, "data.validation_fraction": 0.2, "evaluation.test_rounds": "last"}
+SEARCH = {
+    **SAMPLED,
+    "fixed": VALIDATED,
+    "objective": {"mode": "max"},
+    "search": {"name": "random", "samples": 4, "seed": 0},
+}
+
+
+@pytest.mark.slow
+def test_a_search_chooses_by_validation_images_and_is_confirmed_on_the_test_images(tmp_path):
+    write_space(tmp_path, "search", SEARCH)
+    done = fedsweep(tmp_path, "tune", "search")
+    assert "on the test images, so" not in done.stdout + done.stderr
+    assert "On the test images, which had no part in the choice" in " ".join(done.stdout.split())
+    sweep = newest(tmp_path, "search")
+    assert sweep.manifest().metric == "validation/accuracy/mean"
+    for trial in sweep.trials():
+        tested = [one.round for one in trial.history if "accuracy/mean" in one.metrics]
+        assert tested == [round for round in (0, SMALL["federation.rounds"]) if round <= trial.last_round]
+        assert all("validation/accuracy/mean" in one.metrics for one in trial.history)
+    (parent,), _, _ = runs(tmp_path, "search")
+    assert parent.data.tags["fedsweep.chosen_by"] == "validation/accuracy/mean (validation images)"
+
+    done = fedsweep(tmp_path, "confirm", "search", "--top", "2", "--seeds", "2")
+    name = f"confirm/search/{sweep.folder.name}"
+    assert f"search_spaces/{name}.yaml" in done.stderr
+    written = yaml.safe_load((tmp_path / "search_spaces" / f"{name}.yaml").read_text())
+    head, _, *rows = rows_of((newest(tmp_path, name).folder / "report" / "table.md").read_text())
+    assert [row[head.index("arm")] for row in rows] == ["baseline", "best_1", "best_2"]
+    assert [row[head.index("n")] for row in rows] == ["2", "2", "2"]
+    best = [one.plan.arm for one in sorted(sweep.trials(), key=_reached, reverse=True)[:2]]
+    assert [written["named"]["best_1"], written["named"]["best_2"]] == best
+    confirmed = newest(tmp_path, name)
+    assert confirmed.manifest().metric == "accuracy/mean"
+    assert {trial.plan.seed for trial in confirmed.trials()} == {1, 2}
+    fedsweep(tmp_path, "confirm", "search", "--top", "9", code=2)
+
+
+def _reached(trial):
+    finished = trial.outcome is not None and trial.outcome.outcome == "finished"
+    return trial.history[-1].metrics["validation/accuracy/mean"] if finished else -1.0
+
+
+def test_a_search_needs_validation_images_or_says_that_it_chooses_by_the_test_images(tmp_path):
+    write_space(tmp_path, "search", {**SEARCH, "fixed": SMALL})
+    done = fedsweep(tmp_path, "tune", "search", code=2)
+    assert done.stderr.splitlines()[-1] == (
+        "fedsweep: search space search: `objective.metric` validation/accuracy/mean needs validation images, but "
+        "`data.validation_fraction` is 0; set it to 0.2, for example, or set `objective.metric` to accuracy/mean, "
+        "which uses the test images."
+    )
+    assert not (tmp_path / "mlruns").exists()
+
+
+@pytest.mark.parametrize(("changes", "who"), [({"scheduler": "arms"}, "scheduler arms"), ({}, None)])
+def test_a_pruned_grid_says_at_its_start_that_it_chooses_by_the_test_images(tmp_path, changes, who):
+    write_space(tmp_path, "grid", {**GRID, **changes})
+    done = fedsweep(tmp_path, "tune", "grid", "--dry-run")
+    found = re.findall(r"The (.*) chooses between trials by accuracy/mean on the test images", done.stderr)
+    assert found == ([who] if who else [])
