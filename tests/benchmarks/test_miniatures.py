@@ -37,6 +37,7 @@ SCRIPTS = {
     "counted": "",
     "engine": "--cohorts 2 --rounds 1 --turns 1",
     "hot_paths": "",
+    "sequential": "--repetitions 4 --adastop 0 --cells 3",
     "sweep": "--trials 2 --rounds 1",
     "gpu": "agreement throughput sharing --device cpu --quick",
     "faults.changes_before_resume": "--changes code",
@@ -61,6 +62,8 @@ PARTS = (
     "pruning_plays",
     "pruning_problems",
     "pruning_workers",
+    "sequential_page",
+    "sequential_rivals",
 )
 """Modules that another script imports."""
 

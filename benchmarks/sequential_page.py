@@ -1,0 +1,203 @@
+"""The tables of `results/sequential.md`, from the measurements of `sequential.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+DECISIVE = ("all 0", "all 2", "all 3")
+"""The true differences that are all zero or at least twice the smallest effect."""
+
+HEAD = """# Seeds until decided: errors and cost on simulated sweeps
+
+These tables are written by `python -m benchmarks.sequential --write`. Differences and standard deviations are in units
+of the smallest effect that matters. Each sweep has a baseline and 1, 3 or 7 arms and at most 20 seeds. "All 0.5" means
+that all arms differ from the baseline by 0.5 smallest effects. In "mixed" sweeps, the true differences are 0, 1 and 2
+for 3 arms, and 0, 0, 0.5, 1, 1, 2 and 3 for 7 arms. Each line summarises {repetitions} simulated sweeps for every
+cell of the grid.
+
+"SD" is the standard deviation of the paired differences. The kinds of noise are:
+
+- `normal`: normal noise, with the same standard deviation in all arms.
+- `unequal`: normal noise. The standard deviations of the differences are 0.5, 1 and 1.5 times the SD in turn.
+- `skewed`: exponential noise in the arms and normal noise in the baseline. The differences have a skewness of 0.7.
+- `very skewed`: as `skewed`, with little noise in the baseline. The differences have a skewness of 1.7.
+"""
+
+ERRORS = """## Errors and coverage
+
+The columns of errors count sweeps in which at least one arm has a false verdict, in percent. They should be at most 5.
+"Coverage" is the share of comparisons whose interval contains the truth, in percent. It should be at least 95, and at
+least 90 for the equivalence interval. Sweeps are also interrupted after 6 and after 10 seeds.
+"""
+
+COST = """## Cost with normal noise
+
+Seeds per arm include the baseline, which runs as long as any comparison is open. A decision is right if its sign is
+right, or if it is `within` and the difference is smaller than the smallest effect.
+
+- "One number" is the smallest fixed number of seeds with at least the same mean share of right decisions over all true
+  differences of the line.
+- "Cell by cell" takes another fixed number for every cell, as if the true differences were known beforehand.
+- Decisive cells are those in which all differences are zero or at least twice the smallest effect.
+"""
+
+CHOICE = """## The choice of the rule
+
+These simulations use other random numbers than those above, and half as many sweeps. All rules use Holm's method and
+keep both errors at 5 percent. fedsweep's rule has the exponents 1 and 3, and gives up below 0.05.
+"""
+
+ADASTOP = """## AdaStop
+
+AdaStop 0.1.3 has four looks, after 5, 10, 15 and 20 seeds, with 1,000 permutations and a level of 0.05. Both rules
+judge the same {repetitions} sweeps with normal noise in each cell. Arms and baseline vary independently, which favours
+AdaStop because it does not pair seeds. AdaStop has no verdict `within`, so equal arms run to the last look. "Found" is
+the share of true differences that are called higher.
+"""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *[[str(one) for one in row] for row in rows]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def percent(value: float | None) -> str:
+    """Return a share in percent with one decimal."""
+    return "-" if value is None or np.isnan(value) else f"{100 * value:.1f}"
+
+
+def mean(rows: Sequence[Row], name: str) -> float:
+    """Return the mean of a measurement over the cells of the grid."""
+    return float(np.mean([row[name] for row in rows]))
+
+
+def one_design(rows: Sequence[Row]) -> tuple[int, float, float | None]:
+    """Return a fixed number of seeds for several truths, and the cost of the sequential rule as a share of it.
+
+    The number is the smallest with at least the same mean share of right decisions over the given cells.
+
+    Returns:
+        The number of seeds, the rule's mean seeds divided by it, and the same for the decisive cells only.
+    """
+    wanted = mean(rows, "right")
+    columns = [{int(n): share for n, share in row["fixed_right"].items()} for row in rows]
+    shares = {n: float(np.mean([column[n] for column in columns])) for n in columns[0]}
+    n = min([n for n, share in shares.items() if share >= wanted], default=max(shares))
+    decisive = [row for row in rows if row["truth"] in DECISIVE]
+    return n, mean(rows, "seeds") / n, mean(decisive, "seeds") / n if decisive else None
+
+
+def errors(rows: Sequence[Row]) -> str:
+    """Return the table of errors and coverages for each noise and number of arms."""
+    lines = []
+    for noise in dict.fromkeys(row["noise"] for row in rows):
+        for arms in dict.fromkeys(row["arms"] for row in rows):
+            group = [row for row in rows if row["noise"] == noise and row["arms"] == arms]
+            if not group:
+                continue
+            cut = [share for row in group for share in row["covered_interrupted"]]
+            lines.append(
+                [noise, arms, percent(max(row["false_sign"] for row in group)),
+                 percent(max(row["false_within"] for row in group)),
+                 percent(max(row["false_of_20_fixed_seeds"] for row in group)),
+                 span(group, "covered"), percent(np.nanmin(cut)),
+                 percent(min(row["covered_equivalence"] for row in group)), span(group, "covered_plain_t")]
+            )  # fmt: skip
+    head = ["noise", "arms", "false higher or lower, worst cell", "false within, worst cell",
+            "either of both with 20 fixed seeds, worst cell", "coverage at the stop",
+            "coverage when interrupted, worst cell", "coverage of the equivalence interval, worst cell",
+            "coverage of a plain t interval at the stop"]  # fmt: skip
+    return table(head, lines)
+
+
+def span(rows: Sequence[Row], name: str) -> str:
+    """Return the smallest and the largest share in percent."""
+    return f"{percent(min(row[name] for row in rows))} to {percent(max(row[name] for row in rows))}"
+
+
+def cost(rows: Sequence[Row]) -> str:
+    """Return the table of the cost with normal noise for each number of arms and standard deviation, and over all."""
+    normal = [row for row in rows if row["noise"] == "normal"]
+    lines = []
+    for arms in dict.fromkeys(row["arms"] for row in normal):
+        groups: dict[str, Callable[[Row], bool]] = {
+            f"{spread:g}": lambda row, spread=spread: row["spread"] == spread
+            for spread in dict.fromkeys(row["spread"] for row in normal)
+        } | {"all": lambda row: True}
+        for spread, chosen in groups.items():
+            group = [row for row in normal if row["arms"] == arms and chosen(row)]
+            if not group:
+                continue
+            decisive = [row for row in group if row["truth"] in DECISIVE]
+            n, share, decisive_share = one_design(group)
+            lines.append([arms, spread, f"{mean(group, 'seeds'):.1f}", percent(mean(group, "right")),
+                          percent(mean(group, "at_the_limit")), percent(mean(group, "out_of_reach")), n, f"{share:.2f}",
+                          "-" if decisive_share is None else f"{decisive_share:.2f}", f"{mean(group, 'ratio'):.2f}",
+                          f"{mean(decisive, 'ratio'):.2f}" if decisive else "-"])  # fmt: skip
+    head = ["arms", "SD", "seeds per arm", "right decisions", "open at the limit", "out of reach",
+            "fixed seeds, one number", "seeds / one number", "the same, decisive",
+            "seeds / fixed, cell by cell", "the same, decisive"]  # fmt: skip
+    return table(head, lines)
+
+
+def choice(rows: Sequence[Row]) -> str:
+    """Return the table of the rules among which fedsweep's was chosen."""
+    head = ["rule", "arms", "seeds per arm", "right decisions", "fixed seeds", "seeds / one number", "cell by cell"]
+    lines = [[row["rule"], row["arms"], f"{row['seeds']:.1f}", percent(row["right"]), row["one_fixed_number"],
+              f"{row['ratio_to_one_fixed_number']:.2f}", f"{row['ratio']:.2f}"] for row in rows]  # fmt: skip
+    return table(head, lines)
+
+
+def adastop(rows: Sequence[Row]) -> str:
+    """Return the table of fedsweep's rule and AdaStop side by side."""
+    head = ["arms", "SD", "true differences", "seeds", "seeds, AdaStop", "false higher or lower",
+            "false higher or lower, AdaStop", "found", "found, AdaStop", "right", "right, AdaStop"]  # fmt: skip
+    lines = []
+    for row in rows:
+        ours, other = row["fedsweep"], row["adastop"]
+        pairs = [(percent(ours[name]), percent(other[name])) for name in ("false_sign", "found", "right")]
+        shares = [one for pair in pairs for one in pair]
+        lines.append(
+            [row["arms"], row["spread"], row["truth"], f"{ours['seeds']:.1f}", f"{other['seeds']:.1f}", *shares]
+        )
+    sides = [[row[side] for row in rows] for side in ("fedsweep", "adastop")]
+    means = [[np.mean([one[name] for one in side if one[name] is not None]) for side in sides]
+             for name in ("seeds", "false_sign", "found", "right")]  # fmt: skip
+    summary = [f"{one:.1f}" for one in means[0]] + [percent(float(one)) for pair in means[1:] for one in pair]
+    lines.append(["mean", "", "", *summary])
+    return table(head, lines)
+
+
+def cells(rows: Sequence[Row]) -> str:
+    """Return the table of all cells of the grid."""
+    head = ["noise", "arms", "SD", "true differences", "false higher or lower", "false within", "coverage", "right",
+            "seeds per arm", "fixed seeds", "ratio", "open at the limit", "out of reach"]  # fmt: skip
+    lines = [[row["noise"], row["arms"], row["spread"], row["truth"], percent(row["false_sign"]),
+              percent(row["false_within"]), percent(row["covered"]), percent(row["right"]), f"{row['seeds']:.1f}",
+              row["fixed_seeds"], f"{row['ratio']:.2f}", percent(row["at_the_limit"]), percent(row["out_of_reach"])]
+             for row in rows]  # fmt: skip
+    return table(head, lines)
+
+
+def page(measured: dict[str, Any]) -> str:
+    """Return the whole page."""
+    parts = [
+        HEAD.format(repetitions=measured["repetitions"]),
+        ERRORS,
+        errors(measured["grid"]),
+        COST,
+        cost(measured["grid"]),
+        CHOICE,
+        choice(measured["choice"]),
+    ]
+    if measured["adastop"]:
+        parts += [
+            ADASTOP.format(repetitions=measured["adastop_repetitions"]),
+            adastop(measured["adastop"]),
+        ]
+    return "\n".join([*parts, "## All cells\n", cells(measured["grid"])])
