@@ -23,7 +23,7 @@ def show_counts(plan: Plan) -> None:
     measure, console = plan.space.measure, result_console()
     classes = measure.classes if isinstance(measure, Parameters) else 0
     arms = plan.arms
-    counted = [count_parameters(plan.resolve(arm, plan.space.seeds[0]), classes) for arm in arms]
+    counted = [count_parameters(plan.resolve(arm, plan.space.planned_seeds[0]), classes) for arm in arms]
     console.print(plan.name, style="bold")
     console.width = max(console.width, NARROWEST)
     for table in (*models(arms, counted, plan.reference, console.width), *clients(arms, counted)):

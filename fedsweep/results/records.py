@@ -14,6 +14,7 @@ from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import Arm, Reference, arm_label
 from fedsweep.results.history import VALIDATION, RoundRecord, uses_test_images
 from fedsweep.results.pareto import Against, Mode
+from fedsweep.results.until_decided import UntilDecided
 
 TAKEN_FROM = "taken_from"  # tag of a reused trial: the earlier sweep that ran it
 SYNTHETIC = "synthetic"  # tag of a run: the source of the synthetic images that it trains on
@@ -46,8 +47,13 @@ class SweepManifest(StoredRecord):
     varied: tuple[str, ...] = Field(description="dotted names of the settings that differ between arms")
     baseline: Arm | None = Field(None, description="the arm to which the others are compared")
     reference: Reference | None = Field(None, description="a paper's values for some arms")
-    seeds: tuple[int, ...]
-    trials: int | None = Field(None, description="final number of trials; null for population-based training")
+    seeds: tuple[int, ...] = Field(description="seeds of every arm or, with `until_decided`, the largest set of seeds")
+    until_decided: UntilDecided | None = Field(
+        None, description="rule by which arms got further seeds; null if every arm has the same seeds"
+    )
+    trials: int | None = Field(
+        None, description="final number of trials; null for population-based training and with `until_decided`"
+    )
     scheduler: str
     search: str
     processor: str = Field("", description="processor and number of threads; the last digits of results depend on both")

@@ -151,7 +151,7 @@ class Plan(ResolvedSpace):
         Because of this order, all arms have run with about the same number of seeds if the sweep is interrupted.
         """
         trials: list[TrialPlan] = []
-        for seed in self.space.seeds:
+        for seed in self.space.planned_seeds:
             arms = self.arms
             if self.space.scheduler.name in ("asha", "median"):
                 # Shuffled, because nothing would be pruned if each arm were better than the arms before it.

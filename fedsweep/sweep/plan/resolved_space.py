@@ -112,7 +112,7 @@ class ResolvedSpace:
     @property
     def num_trials(self) -> int:
         """Number of trials of the sweep, not counting those that population-based training adds during the sweep."""
-        return self.sampled or len(self.arms) * len(self.space.seeds)
+        return self.sampled or len(self.arms) * len(self.space.planned_seeds)
 
     @cached_property
     def arms(self) -> list[Arm]:
@@ -135,7 +135,7 @@ class ResolvedSpace:
     def reachable(self) -> Iterator[RunConfig]:
         """Yield the configuration of each arm in `probes` for each seed."""
         yield from (config for _, config in self.configs)
-        yield from (self.resolve(arm, seed) for arm in self.probes for seed in self.space.seeds[1:])
+        yield from (self.resolve(arm, seed) for arm in self.probes for seed in self.space.planned_seeds[1:])
 
     def resolve(self, arm: Arm, seed: int) -> RunConfig:
         """Return the configuration of one trial; raise UserError if it is invalid."""
@@ -159,7 +159,7 @@ class ResolvedSpace:
         wrong: list[WrongArm] = []
         for arm in arms:
             try:
-                found.append((arm, self.resolve(arm, self.space.seeds[0])))
+                found.append((arm, self.resolve(arm, self.space.planned_seeds[0])))
             except InvalidValuesError as error:
                 wrong.append(WrongArm(arm, next(iter(error.mistakes.values()))))
             except UserError as error:

@@ -180,7 +180,7 @@ class Generations(RecordedTrials):
         return self._errors.get(key) or self._replaced.get(key) or finished
 
     def _new(self, number: int, values: Values, start: Start | None = None) -> str:
-        plan = self._plan.trial(number, dict(values), self._plan.space.seeds[0], start)
+        plan = self._plan.trial(number, dict(values), self._plan.space.planned_seeds[0], start)
         self._read(plan)
         return plan.key
 

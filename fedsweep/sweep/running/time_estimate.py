@@ -51,7 +51,7 @@ def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int
     torch.set_num_threads(resources.threads)
     measure.start()
     begun = time.monotonic()
-    federation = build(plan.resolve({}, plan.space.seeds[0]), resources.device)
+    federation = build(plan.resolve({}, plan.space.planned_seeds[0]), resources.device)
     _, first = islice(federate(federation), 2)
     once = time.monotonic() - begun - first.seconds  # building, and the evaluation of the untuned model
     last = federation.config.rounds
@@ -91,7 +91,7 @@ def from_records(plan: Plan, store: Store, side: int, cluster: Cluster = HERE) -
     resources, here = plan.space.resources, platform.node()
     if not cluster.is_local or resources.gpus == "auto" or not here:
         return None
-    same = _affecting(plan.resolve({}, plan.space.seeds[0]).model_dump(mode="json"))
+    same = _affecting(plan.resolve({}, plan.space.planned_seeds[0]).model_dump(mode="json"))
     place = here, processor(resources), plan.engine_digest
     for sweep in reversed(store.sweeps()):
         manifest = sweep.manifest()

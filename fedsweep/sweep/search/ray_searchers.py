@@ -113,7 +113,7 @@ class SampledSearch(PlannedSearch):
                     self._results[one] = self._proposals.result(self._sweep.trial(self._samples[one].key).read())
             earlier = [self._samples[one].arm for one in range(number)]
             arm = self._proposals.arm(number, earlier, self._results)
-            self._samples[number] = self._plan.trial(number, arm, self._plan.space.seeds[0])
+            self._samples[number] = self._plan.trial(number, arm, self._plan.space.planned_seeds[0])
             self._left.append(self._samples[number])
         return [(plan, self._rounds) for plan in self._left]
 

@@ -12,6 +12,7 @@ from fedsweep.common.process_usage import logical_gpus
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
 from fedsweep.results.history import VALIDATION
+from fedsweep.results.until_decided import UntilDecided
 from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, concerns, names_of
 from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_arms, grid_size, too_many_arms
 from fedsweep.sweep.space.settings import (
@@ -118,8 +119,10 @@ class SearchSpace(Config):
         "full",
         description="arms of a grid: `full` has all combinations, `one_factor` changes one baseline value at a time",
     )
-    seeds: tuple[int, ...] = Field(
-        (0, 1, 2), min_length=1, description="seeds that every arm runs with; arms are compared seed by seed"
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)] | UntilDecided = Field(
+        (0, 1, 2),
+        description="seeds that every arm runs with; arms are compared seed by seed; or `{until: decided}`: seeds 0, "
+        "1, 2, ... until the comparison of the arm with the baseline is decided",
     )
     baseline: Arm | None = Field(
         default_factory=lambda given: Arm({ABLATED: []}) if given.get("ablate") else None,
@@ -154,7 +157,9 @@ class SearchSpace(Config):
                 yield f"`search` {search.name} needs {kind} for each axis, but `space.{name}` has `{axis.kind}`{hint}"
         yield from self._wrong_names()
         yield from self.too_large()
-        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
+        if isinstance(self.seeds, UntilDecided):
+            yield from self._wrong_until_decided()
+        elif len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             yield f"`seeds` must be distinct and not negative, but they are {list(self.seeds)}"
         if search.name != "grid":
             yield from self._wrong_in_a_sampled(search)
@@ -188,6 +193,25 @@ class SearchSpace(Config):
         default = f"{VALIDATION}{MEAN_ACCURACY}" if self.chooses else MEAN_ACCURACY
         return Goal(asked.metric or default, asked.mode, asked.against)
 
+    @property
+    def planned_seeds(self) -> tuple[int, ...]:
+        """The seeds that every arm runs with or, with `{until: decided}`, that it may run with."""
+        return self.seeds.seeds if isinstance(self.seeds, UntilDecided) else self.seeds
+
+    @property
+    def until_decided(self) -> UntilDecided | None:
+        """The rule by which arms get further seeds, or None if every arm runs with the same seeds."""
+        return self.seeds if isinstance(self.seeds, UntilDecided) else None
+
+    def _wrong_until_decided(self) -> Iterator[str]:
+        rule = "`seeds` {until: decided} needs"
+        if self.search.name != "grid":
+            yield f"{rule} `search` grid, but it is {self.search.name}"
+        if self.scheduler.name != "none":
+            yield f"{rule} `scheduler` none, because every trial runs to its last round, but it is {self.scheduler.name}"
+        if self.baseline is None:
+            yield f"{rule} a `baseline`, with which arms are compared, but there is none"
+
     def too_large(self) -> Iterator[str]:
         """Yield an error message if the arms of a grid cannot be listed, because there are too many."""
         if self.search.name == "grid" and (self.design == "full" or self.reference is not None):
@@ -199,19 +223,22 @@ class SearchSpace(Config):
         The conditions or the design of a grid can leave out arms. For population-based training, the result is the size
         of the first generation.
         """
-        return self.search.samples if self.search.name != "grid" else self._most_arms() * len(self.seeds)
+        return self.search.samples if self.search.name != "grid" else self._most_arms() * len(self.planned_seeds)
 
     def _most_arms(self) -> int:
         levels = [*(len(axis.grid or [0]) for axis in self.space.values()), len(self.named or [0])]
         return grid_size(levels, len(self.ablate or ()), self.subsets)
 
     def _wrong_in_a_sampled(self, search: TPESearch | RandomSearch) -> Iterator[str]:
-        needs_grid, seeds = f"needs `search` grid, but it is {search.name}", list(self.seeds)
+        needs_grid, seeds = f"needs `search` grid, but it is {search.name}", list(self.planned_seeds)
         for given, sentence in (
             (self.ablate, f"`ablate` {needs_grid}"),
             (self.named, f"`named` {needs_grid}"),
             (self.measure.name == "parameters", f"`measure` parameters {needs_grid}"),
-            (self.seeds[1:], f"`seeds` must be a single seed for `search` {search.name}, but they are {seeds}"),
+            (
+                self.until_decided is None and seeds[1:],
+                f"`seeds` must be a single seed for `search` {search.name}, but they are {seeds}",
+            ),
             (self.scheduler.name == "arms", f"`scheduler` arms {needs_grid}"),
             (self.baseline is not None and not self.ablate, f"`baseline` {needs_grid}"),  # `ablate` has a default
             (self.reference, f"`reference` {needs_grid}"),

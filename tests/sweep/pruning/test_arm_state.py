@@ -16,7 +16,7 @@ from fedsweep.results.arms import identity
 from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.pruning.arm_rules import halve
 from fedsweep.sweep.pruning.arm_state import ArmState
-from fedsweep.sweep.space.settings import ArmsScheduler, Objective, rungs
+from fedsweep.sweep.space.settings import ArmsScheduler, Goal, rungs
 
 ROUNDS, ETA = 9, 2
 CONFIG = ArmsScheduler(grace_rounds=1, reduction_factor=ETA)
@@ -60,7 +60,7 @@ def plans_of(arms: int, seeds: int) -> list[TrialPlan]:
 def state_over(plans: list[TrialPlan], folder: Folder, **changes: Any) -> ArmState:
     config = CONFIG.model_copy(update=changes.pop("config", {}))
     base = SimpleNamespace(federation=SimpleNamespace(rounds=ROUNDS))
-    space = SimpleNamespace(**{"objective": Objective(), "baseline": None, **changes})
+    space = SimpleNamespace(**{"goal": Goal("accuracy/mean", "max", None), "baseline": None, **changes})
     return ArmState(SimpleNamespace(base=base, space=space), config, folder, plans)  # type: ignore[arg-type]
 
 
@@ -207,7 +207,7 @@ def test_strata_are_judged_separately() -> None:
 
 def test_a_smaller_value_of_the_metric_may_be_better() -> None:
     folder = folder_of([[[1] * 10], [[9] * 10]], {})
-    state = state_over(plans_of(2, 1), folder, objective=Objective(mode="min"))
+    state = state_over(plans_of(2, 1), folder, goal=Goal("accuracy/mean", "min", None))
     play(state, folder, 1, random.Random(0))
     assert result(state, folder) == {"0-0": ("finished", ROUNDS), "1-0": ("pruned", 1)}
 

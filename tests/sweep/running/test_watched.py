@@ -104,7 +104,7 @@ def test_the_third_interrupt_is_raised_at_once(interrupts: Callable[[], str], mo
     with pytest.raises(KeyboardInterrupt):
         run_watched(functools.partial(wait_for, blocked), stop, interrupts, lambda: "")
     third.cancel()
-    assert 0.3 <= time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 30
     blocked.set()
 
 

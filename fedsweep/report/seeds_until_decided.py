@@ -1,0 +1,52 @@
+"""The verdicts of a sweep that gives arms further seeds until their comparison with the baseline is decided.
+
+The sweep and its report use the same functions, so a report never contradicts the decisions of its sweep.
+"""
+
+from collections.abc import Mapping
+
+from fedsweep.report.sequential_tests import SequentialRule, Verdict, judge
+from fedsweep.results.until_decided import UntilDecided
+
+
+def sequential_verdicts(
+    until: UntilDecided, metric: str, values: Mapping[str, Mapping[int, float]], against: Mapping[str, str]
+) -> dict[str, Verdict]:
+    """Return the verdict of each comparison.
+
+    A seed counts once its trials have ended in both arms. Verdicts depend only on the values, not on their order.
+
+    Args:
+        until: The rule of the sweep.
+        metric: The objective, which determines the unit of the smallest effect.
+        values: For each arm, a dict from seed to the objective of an ended trial; NaN if the trial failed or diverged.
+        against: The baseline of each arm that has one. A baseline is its own baseline, and has no verdict.
+    """
+    differences: dict[str, list[float]] = {}
+    for arm, baseline in against.items():
+        if arm == baseline:
+            continue
+        ours, theirs, found = values.get(arm, {}), values.get(baseline, {}), list[float]()
+        for seed in until.seeds:
+            if seed not in ours or seed not in theirs:
+                break
+            found.append(ours[seed] - theirs[seed])
+        differences[arm] = found
+    rule = SequentialRule(until.at_least, until.at_most, until.effect(metric))
+    return judge(differences, rule)
+
+
+def seeds_that_count(
+    until: UntilDecided, verdicts: Mapping[str, Verdict], against: Mapping[str, str]
+) -> dict[str, int]:
+    """Return the number of seeds of each arm that count.
+
+    The seeds of an arm that ran after its comparison was decided do not count, since whether they ran depends on which
+    workers were idle. A baseline counts with the seeds of its longest comparison.
+    """
+    found: dict[str, int] = {}
+    for arm, verdict in verdicts.items():
+        seeds = until.at_most if verdict.verdict == "open" else verdict.seeds
+        for one in (arm, against[arm]):
+            found[one] = max(found.get(one, 0), seeds)
+    return found

@@ -1,0 +1,41 @@
+"""The setting that gives arms further seeds until their comparison with the baseline is decided.
+
+This module does not import torch.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from fedsweep.common.config import Config
+from fedsweep.results.arms import is_accuracy
+
+
+class UntilDecided(Config):
+    """The value of `seeds` with which each arm runs seed after seed until its comparison is decided."""
+
+    until: Literal["decided"] = "decided"
+    at_least: int = Field(4, ge=2, description="number of seeds before the first decision")
+    at_most: int = Field(20, ge=2, description="largest number of seeds of an arm")
+    smallest_effect: float | None = Field(
+        None,
+        gt=0,
+        description="smallest difference that matters, in percentage points for accuracies and otherwise in the unit "
+        "of the objective; arms can then be decided to be equivalent to the baseline; `null`: no test of equivalence",
+    )
+
+    def _violations(self) -> Iterator[str]:
+        if self.at_least > self.at_most:
+            yield f"`seeds.at_least` must be at most `seeds.at_most` {self.at_most}, but it is {self.at_least}"
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """All seeds that an arm may run with, in the order in which it runs them."""
+        return tuple(range(self.at_most))
+
+    def effect(self, metric: str) -> float | None:
+        """Return the smallest effect in the unit in which `metric` is stored; accuracies range from 0 to 1."""
+        if self.smallest_effect is None:
+            return None
+        return self.smallest_effect / 100 if is_accuracy(metric) else self.smallest_effect
