@@ -60,7 +60,7 @@ def tune(
     ] = None,
     scheduler: Annotated[
         str | None,
-        Option(help="scheduler, instead of the search space's scheduler: `none`, `asha`, `median`, `arms` or `pbt`"),
+        Option(help="scheduler, instead of the space's: `none`, `asha`, `asha_async`, `median`, `arms` or `pbt`"),
     ] = None,
     cpus_per_trial: Annotated[float | None, Option(help="CPU cores per trial")] = None,
     gpus_per_trial: Annotated[

@@ -69,7 +69,7 @@ class FederationConfig(Config):
         1,
         gt=0,
         description="number of rounds from one evaluation to the next; the untuned model, the last round and the "
-        "rounds at which the scheduler asha, arms or pbt compares trials are always evaluated",
+        "rounds at which the scheduler asha, asha_async, arms or pbt compares trials are always evaluated",
     )
     malicious_share: float = Field(
         0.0, ge=0, lt=1, description="share of all clients that are malicious, the same clients in every round"

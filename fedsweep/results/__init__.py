@@ -5,7 +5,7 @@ The files of a trial are written atomically. The key of a trial is a digest of t
 <root>/sweeps/<search space>/<sweep id>/
     sweep.json                      description of the sweep (SweepManifest)
     experiment.yaml search_space.yaml   copies of the YAML files
-    decisions.jsonl                 decisions of the scheduler, if it makes any
+    decisions.jsonl                 decisions of the scheduler asha_async or median
     warm_start.json                 trials of an earlier sweep, if the search learns from them
     trials/<key>/trial.json         configuration of the trial (TrialPlan)
     trials/<key>/checkpoint.safetensors   state and history after the last complete round

@@ -48,7 +48,9 @@ OF_FORM: dict[str, dict[str, Any]] = {
     "`baselin` is not an entry of a search space; did you mean `baseline`": {"baselin": {"optimizer.momentum": 0.9}},
     "`objective.mode` must be 'max' or 'min', but it is \"maximal\".": {"objective": {"mode": "maximal"}},
     "`resources` must be a mapping of names to values, but it is 1.": {"resources": 1},
-    "`scheduler.name` must be one of none, asha, median, arms, pbt, but it is `hyperband`.": {"scheduler": "hyperband"},
+    "`scheduler.name` must be one of none, asha, asha_async, median, arms, pbt, but it is `hyperband`.": {
+        "scheduler": "hyperband"
+    },
     "`subsets` all needs components in `ablate`, but there are none.": {"subsets": "all"},
 }
 """Changes to `SOUND`, each with one mistake in the form of the file, keyed by the error message about it."""

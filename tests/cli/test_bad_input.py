@@ -133,7 +133,7 @@ def test_every_command_rejects_a_malformed_override(refused: Refused, verb):
         (["--subsets", "all"],
          f"search space {SPACE}: `subsets` all needs components in `ablate`, but there are none."),
         (["--scheduler", "ahsa"],
-         f"search space {SPACE}: `scheduler.name` must be one of none, asha, median, arms, pbt, but it is "
+         f"search space {SPACE}: `scheduler.name` must be one of none, asha, asha_async, median, arms, pbt, but it is "
          "`ahsa`; did you mean `asha`?"),
         (["--seeds", "0,0"],
          f"search space {SPACE}: `seeds` must be distinct and not negative, but they are [0, 0]."),
@@ -310,7 +310,7 @@ RANKS = "{grid: [1, 4, 8, 16]}"
         (("name: grid", "name: gird"),
          ": `search.name` must be one of grid, tpe, random, but it is `gird`; did you mean `grid`?"),
         (("{name: none}", "{name: hyperband}"),
-         ": `scheduler.name` must be one of none, asha, median, arms, pbt, but it is `hyperband`."),
+         ": `scheduler.name` must be one of none, asha, asha_async, median, arms, pbt, but it is `hyperband`."),
         (("cpus_per_trial: 1", "cpus_per_trial: 0"),
          ": `resources.cpus_per_trial` must be greater than or equal to 0.1, but it is 0."),
     ],

@@ -153,7 +153,7 @@ class Plan(ResolvedSpace):
         trials: list[TrialPlan] = []
         for seed in self.space.planned_seeds:
             arms = self.arms
-            if self.space.scheduler.name in ("asha", "median"):
+            if self.space.scheduler.name in ("asha", "asha_async", "median"):
                 # Shuffled, because nothing would be pruned if each arm were better than the arms before it.
                 arms = [arms[i] for i in stream(seed, "arm order").permutation(len(arms))]
             trials += [self.trial(number, arm, seed) for number, arm in enumerate(arms, len(trials))]

@@ -6,7 +6,7 @@ from fedsweep.common.errors import UserError, warn
 from fedsweep.results import OutcomeName, Store, SweepManifest, SweepStore, TrialPlan, TrialStore
 from fedsweep.results.records import TAKEN_FROM
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.space.settings import compared_rounds
+from fedsweep.sweep.space.settings import compared_rounds, decides_jointly
 
 FINAL: tuple[OutcomeName, ...] = ("finished", "diverged")
 """Outcomes that are reused together with the recorded rounds, so that the trial does not run."""
@@ -35,8 +35,8 @@ class Reuse:
 
         Args:
             plan: The plan of the trial.
-            together: Whether the scheduler compares whole arms. If so, the outcome of the trial depends on the other
-                arms of this sweep, so the recorded rounds are copied without the outcome.
+            together: Whether the outcome of the trial depends on other trials of this sweep (see `decides_jointly`). If
+                so, the recorded rounds are copied without the outcome.
         """
         trial = self.sweep.trial(plan.key)
         if plan.key not in self._found or trial.planned:
@@ -52,7 +52,7 @@ class Reuse:
         if not _evaluated(other, self.sweep.manifest().metric, self._compared):
             return plan
         marked = plan.model_copy(update={"marks": {**plan.marks, TAKEN_FROM: origin}})
-        # An outcome that depends on the other arms is decided anew in this sweep.
+        # An outcome that depends on other trials is decided anew in this sweep.
         trial.take(other, ends=() if together else FINAL)
         trial.plan(marked)
         return marked
@@ -61,15 +61,15 @@ class Reuse:
 def all_reusable(plan: Plan, store: Store, started: SweepManifest) -> bool:
     """Return whether a new sweep reuses all of its trials from other sweeps, so that no trial is left to run.
 
-    The result is always False for sampled searches, populations, and arms that are compared as a whole, because their
-    trials or outcomes are not known before the sweep runs.
+    The result is always False for sampled searches, populations, and schedulers that decide anew in each sweep how a
+    trial ends, because the trials or their outcomes are not known before the sweep runs.
 
     Args:
         plan: The plan of the new sweep.
         store: The results folder of the sweeps.
         started: The manifest of the new sweep.
     """
-    if plan.sampled is not None or plan.space.scheduler.name == "arms":
+    if plan.sampled is not None or decides_jointly(plan.space.scheduler):
         return False
     found = _ended_elsewhere(store, started)
     try:

@@ -41,6 +41,10 @@ class RecordedTrials:
         """
         return [one for key, one in self.plans.items() if one.start and not self.sweep.trial(key).planned]
 
+    def changed(self) -> list[str]:
+        """Return the keys of the trials whose outcome or visible rounds may have changed since the last call."""
+        return [*self.plans]
+
     def _read(self, plan: TrialPlan) -> None:
         """Add a trial, or update a known one, from its records on disk."""
         self.plans[plan.key] = plan

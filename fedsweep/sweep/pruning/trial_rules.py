@@ -1,4 +1,4 @@
-"""Rules that stop single trials (successive halving and the median rule), and the log of their decisions."""
+"""Rules that stop single trials as soon as they report (asynchronous halving and the median rule), and their log."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from ray.tune.schedulers import FIFOScheduler
 from fedsweep.common.files import write_atomically
 from fedsweep.results.arms import identity
 from fedsweep.results.remote import NOTHING, Remote
-from fedsweep.sweep.space.settings import ASHAScheduler, Goal, MedianScheduler, rungs
+from fedsweep.sweep.space.settings import AsyncASHAScheduler, Goal, MedianScheduler, rungs
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Rungs:
     (2020) promotes good trials instead and stops no trial.
     """
 
-    def __init__(self, config: ASHAScheduler, rounds: int, log: Path, remote: Remote = NOTHING) -> None:
+    def __init__(self, config: AsyncASHAScheduler, rounds: int, log: Path, remote: Remote = NOTHING) -> None:
         self.config, self.milestones = config, rungs(config.grace_rounds, config.reduction_factor, rounds)
         self.values: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
         self.decisions = Decisions(log, remote)

@@ -160,8 +160,8 @@ def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool 
         rounds: Number of rounds of a complete trial.
         retry: Whether failed trials are reopened so that they run again. A sampled search does not reopen them, because
             later samples depend on the failure.
-        together: Whether the scheduler compares whole arms. If so, complete trials are not marked here, because their
-            arms may have been pruned.
+        together: Whether the outcome of a trial depends on other trials (see `decides_jointly`). If so, complete trials
+            are not marked here, because they may have been pruned.
 
     Raises:
         UserError: The checkpoint of a trial that continues another trial is missing and cannot be copied again.

@@ -23,7 +23,7 @@ from fedsweep.common.progress import waiting
 from fedsweep.results import SweepStore, TrialPlan, TrialRecord
 from fedsweep.results.records import TAKEN_FROM
 from fedsweep.results.remote.mirror import SCRATCH
-from fedsweep.sweep.cluster.cluster import most_on_a_gpu
+from fedsweep.sweep.cluster.cluster import concurrency, most_on_a_gpu
 from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
@@ -31,6 +31,7 @@ from fedsweep.sweep.plan.reuse import Reuse
 from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_replacement import Generations
 from fedsweep.sweep.pruning.trial_rules import Medians, Rungs, StoppingScheduler
+from fedsweep.sweep.pruning.trial_state import TrialState
 from fedsweep.sweep.running.display import LiveTable
 from fedsweep.sweep.running.lost_workers import as_lost_workers
 from fedsweep.sweep.running.open_sweep import Prepared, clear_leftovers, mark_finished
@@ -38,8 +39,15 @@ from fedsweep.sweep.running.recording import Recording, WriteGuard
 from fedsweep.sweep.running.time_estimate import side_by_side
 from fedsweep.sweep.running.trainable import train
 from fedsweep.sweep.running.watched import RayLostError, Watch, run_watched
-from fedsweep.sweep.search.ray_searchers import ArmScheduler, JointSearch, PlannedSearch, SampledSearch
-from fedsweep.sweep.space.settings import compared_rounds
+from fedsweep.sweep.search.ray_searchers import (
+    ArmScheduler,
+    HalvedSamples,
+    JointSearch,
+    PlannedSearch,
+    SampledSearch,
+    TrialHalvingScheduler,
+)
+from fedsweep.sweep.space.settings import compared_rounds, decides_jointly, pruning_note
 from fedsweep.tracking import Recorder
 
 
@@ -67,22 +75,20 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
     if known := warm_start.read(sweep):
         console.print(known.note(rounds))
     retried = plan.sampled is None  # later samples of a search depend on the failures of earlier ones
-    clear_leftovers(sweep, rounds, retry=retried, together=scheduler.name == "arms")
+    together = decides_jointly(scheduler)
+    clear_leftovers(sweep, rounds, retry=retried, together=together)
     sweep.show(plan.space.columns, asked="columns" in plan.request.options)
     recorder, writes = Recorder(ready.store, plan.name, ready.destination), WriteGuard()
     with waiting(console, "Looking for MLflow's runs and earlier trials"):
         recorder.open_sweep(sweep.manifest(), sweep.folder)
         sweep.remote.push()
         reuse = Reuse(ready.store, sweep, compared_rounds(scheduler, rounds))
-        planned = None if plan.sampled else [reuse.give(one, together=scheduler.name == "arms") for one in plan.grid()]
+        planned = None if plan.sampled else [reuse.give(one, together=together) for one in plan.grid()]
         trials = sweep.trials()
     done = [trial for trial in trials if trial.outcome is not None]
-    if reused := sum(TAKEN_FROM in trial.plan.marks for trial in done):
-        console.print(
-            f"{reused} of {plan.num_trials} trials {'is' if reused == 1 else 'are'} reused from earlier sweeps; "
-            "add `--fresh` to run all trials again."
-        )
     parallel = side_by_side(plan, ready.cluster)
+    for note in _notes(ready, done, parallel):
+        console.print(note)
     display = LiveTable(console, plan.space.goal.metric, rounds, plan.num_trials, done, parallel)
     packing = Packing(
         plan.space.resources.gpus,
@@ -93,11 +99,13 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
         writing=writes.catching,
         tell=console.print,
     )
-    state: ArmState | Generations | None = None
+    state: ArmState | TrialState | Generations | None = None
     if scheduler.name == "pbt":
         state = Generations(plan, sweep)
     elif scheduler.name == "arms":
         state = ArmState(plan, scheduler, sweep, planned or ())
+    elif scheduler.name == "asha":
+        state = TrialState(plan, scheduler, sweep, planned or [trial.plan for trial in trials])
     recording = Recording(sweep, recorder, display, rounds, reuse, writes, packing, state, retried)
     with display.live:
         lost = _run_trials(ready, recording, planned, trials)
@@ -107,6 +115,19 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
             recorder.interrupt(trial)
     interrupted = _any_left(plan, recording, trials)
     return SessionOutcome(plan, sweep, recorder, trials, interrupted, writes.disk_full, writes.remote_error, lost)
+
+
+def _notes(ready: Prepared, done: Sequence[TrialRecord], parallel: int) -> Iterator[str]:
+    """Yield sentences for the start of a session: reused trials, idle workers, and the reproducibility of pruning."""
+    plan, search = ready.plan, ready.plan.space.search
+    if reused := sum(TAKEN_FROM in trial.plan.marks for trial in done):
+        are = "is" if reused == 1 else "are"
+        found = f"{reused} of {plan.num_trials} trials {are} reused from earlier sweeps"
+        yield f"{found}; add `--fresh` to run all trials again."
+    if search.name == "tpe" and parallel < (fit := concurrency(plan.space.resources, ready.cluster)):
+        yield f"At most {parallel} of {fit} possible trials run in parallel, as `search.in_flight` allows."
+    if (note := pruning_note(plan.space.scheduler)) is not None:
+        yield note
 
 
 def _run_trials(
@@ -150,6 +171,9 @@ def _any_left(plan: Plan, recording: Recording, trials: Sequence[TrialRecord]) -
 def _strategy(plan: Plan, recording: Recording, planned: Sequence[TrialPlan] | None) -> tuple[Searcher, TrialScheduler]:
     """Return the searcher, which selects the next trial, and the scheduler, which stops trials."""
     sweep, state, announce, packing = recording.sweep, recording.state, recording.announce, recording.packing
+    if isinstance(state, TrialState):
+        samples = HalvedSamples(plan, sweep, state, announce, packing) if planned is None else None
+        return samples or JointSearch(state, announce, packing), TrialHalvingScheduler(state)
     if state is not None:
         scheduler = ArmScheduler(state) if isinstance(state, ArmState) else FIFOScheduler()
         return JointSearch(state, announce, packing), scheduler
@@ -158,7 +182,7 @@ def _strategy(plan: Plan, recording: Recording, planned: Sequence[TrialPlan] | N
     else:
         searcher = PlannedSearch(sweep, planned, recording.rounds, announce, packing)
     chosen, objective, log = plan.space.scheduler, plan.space.goal, sweep.folder / "decisions.jsonl"
-    if chosen.name == "asha":
+    if chosen.name == "asha_async":
         rungs = Rungs(chosen, recording.rounds, log, sweep.remote)
         return searcher, StoppingScheduler(rungs, objective, chosen.per)
     if chosen.name == "median":

@@ -18,6 +18,7 @@ from fedsweep.sweep.cluster.packing import Packing, larger
 from fedsweep.sweep.plan.reuse import Reuse
 from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_replacement import Generations
+from fedsweep.sweep.pruning.trial_state import TrialState
 from fedsweep.sweep.running.display import LiveTable
 from fedsweep.sweep.running.lost_workers import cause_of, reason_of
 from fedsweep.sweep.running.watched import Stop
@@ -65,8 +66,8 @@ class Recording(Callback, Stopper):
     reuse: Reuse
     writes: WriteGuard
     packing: Packing
-    state: ArmState | Generations | None = None
-    """The arms that are halved together, or the population; None for independent trials."""
+    state: ArmState | TrialState | Generations | None = None
+    """The arms or trials that are halved, or the population; None for trials whose outcomes are independent."""
     retried: bool = True
     """True if a later session runs failed trials again."""
     stop: Stop = field(default_factory=Stop)
@@ -78,7 +79,7 @@ class Recording(Callback, Stopper):
     def announce(self, plan: TrialPlan) -> None:
         """Write the plan of a trial before Ray starts the trial."""
         with self.writes.catching():
-            plan, trial = self.reuse.give(plan), self.sweep.trial(plan.key)
+            plan, trial = self.reuse.give(plan, together=self.state is not None), self.sweep.trial(plan.key)
             if plan.start is not None and not trial.checkpoint.exists():
                 trial.begin_from(self.sweep.trial(plan.start.key), plan.start.round)
             trial.plan(plan)
@@ -116,6 +117,8 @@ class Recording(Callback, Stopper):
         self.writes.disk_full |= result.get("kind") == "full"
         if self.state is not None or result.get("round", 0) < self.rounds:  # the end of the trial shows its last round
             self.sync(trial.config["trial"])
+        if isinstance(self.state, TrialState) and result.get("round") in self.state.milestones:
+            self.decide()
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         """Record the end of a trial that reached its last round, reported an error or was stopped by the scheduler."""
@@ -174,7 +177,7 @@ class Recording(Callback, Stopper):
         """
         if self.state is None:
             return
-        for key, trial in {key: self.sweep.trial(key) for key in self.state.plans}.items():
+        for key, trial in {key: self.sweep.trial(key) for key in self.state.changed()}.items():
             outcome, before = self.state.outcome(key), trial.outcome() if trial.planned else None
             if outcome is not None and outcome != before:
                 self.announce(self.state.plans[key]) if not trial.planned else None

@@ -1,6 +1,6 @@
 """Ray Tune searchers for planned grids, sampled searches, successive halving of arms, and populations."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
 from typing import Any
 
@@ -15,6 +15,7 @@ from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_replacement import Generations
+from fedsweep.sweep.pruning.trial_state import TrialState
 from fedsweep.sweep.search.proposals import Proposals
 
 Announce = Callable[[TrialPlan], None]
@@ -91,10 +92,8 @@ class SampledSearch(PlannedSearch):
     """
 
     def __init__(self, plan: Plan, sweep: SweepStore, announce: Announce, packing: Packing) -> None:
-        self._samples = {trial.plan.number: trial.plan for trial in sweep.trials()}
-        super().__init__(sweep, [*self._samples.values()], plan.base.federation.rounds, announce, packing)
-        self._plan, self._proposals = plan, Proposals(plan.space, plan.tentative, warm_start.known(sweep))
-        self._results: dict[int, FrozenTrial] = {}
+        self._samples = Samples(plan, sweep)
+        super().__init__(sweep, self._samples.plans, plan.base.federation.rounds, announce, packing)
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
         """Return the unfinished samples.
@@ -103,38 +102,64 @@ class SampledSearch(PlannedSearch):
         sample are available.
         """
         left = {plan.number for plan, _ in super().wanted()}
-        # A number is missing in between if the folder of a damaged trial was deleted.
-        number = next(one for one in count() if one not in self._samples)
         running = {plan.number for plan in self._running.values()}
-        needed = self._proposals.needed(number)
-        if left <= running and number != self._plan.sampled and left.isdisjoint(needed):
-            for one in needed:
-                if one not in self._results:
-                    self._results[one] = self._proposals.result(self._sweep.trial(self._samples[one].key).read())
-            earlier = [self._samples[one].arm for one in range(number)]
-            arm = self._proposals.arm(number, earlier, self._results)
-            self._samples[number] = self._plan.trial(number, arm, self._plan.space.planned_seeds[0])
-            self._left.append(self._samples[number])
+        if left <= running and (sample := self._samples.next(left)) is not None:
+            self._left.append(sample)
         return [(plan, self._rounds) for plan in self._left]
 
 
-class JointSearch(FolderSearcher):
-    """The searcher for successive halving of arms and for population-based training.
+class Samples:
+    """The samples of a search so far, and the proposal of the next one."""
 
-    In successive halving, a trial runs to the next rung (a round after which arms are compared). In population-based
-    training, a trial runs to the end of the generation (a round after which the worst members of the population are
-    replaced). Once the trial may continue, the searcher suggests it again.
+    def __init__(self, plan: Plan, sweep: SweepStore) -> None:
+        self._plan, self._sweep = plan, sweep
+        self._samples = {trial.plan.number: trial.plan for trial in sweep.trials()}
+        self._proposals = Proposals(plan.space, plan.tentative, warm_start.known(sweep))
+        self._results: dict[int, FrozenTrial] = {}
+
+    @property
+    def plans(self) -> list[TrialPlan]:
+        """The plans of the samples so far."""
+        return [*self._samples.values()]
+
+    def next(self, unfinished: Collection[int]) -> TrialPlan | None:
+        """Return a new sample, or None if all samples were proposed or a result that the proposal needs is missing.
+
+        Args:
+            unfinished: Numbers of the samples without an outcome on disk.
+        """
+        # A number is missing in between if the folder of a damaged trial was deleted.
+        number = next(one for one in count() if one not in self._samples)
+        needed = self._proposals.needed(number)
+        if number == self._plan.sampled or not {*needed}.isdisjoint(unfinished):
+            return None
+        for one in needed:
+            if one not in self._results:
+                self._results[one] = self._proposals.result(self._sweep.trial(self._samples[one].key).read())
+        earlier = [self._samples[one].arm for one in range(number)]
+        arm = self._proposals.arm(number, earlier, self._results)
+        sample = self._samples[number] = self._plan.trial(number, arm, self._plan.space.planned_seeds[0])
+        return sample
+
+
+class JointSearch(FolderSearcher):
+    """The searcher for successive halving, and for population-based training.
+
+    If arms are halved, a trial runs to the next rung (a round after which arms are compared). If trials are halved, a
+    trial runs until it has to wait at a rung. In population-based training, a trial runs to the end of the generation
+    (a round after which the worst members of the population are replaced). Once the trial may continue, the searcher
+    suggests it again.
     """
 
-    def __init__(self, state: ArmState | Generations, announce: Announce, packing: Packing) -> None:
+    def __init__(self, state: ArmState | TrialState | Generations, announce: Announce, packing: Packing) -> None:
         super().__init__(announce, packing)
         self._state = state
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
         """Return the trials that must still train, most urgent first, each with the round that it must reach.
 
-        In population-based training, this round is the last round of the current generation. In successive halving, it
-        depends on the decisions about the trial's arm.
+        In population-based training, this round is the last round of the current generation. If arms are halved, it
+        depends on the decisions about the trial's arm. If trials are halved, it is the last round of the trial.
         """
         return [(self._state.plans[key], until) for key, until in self._state.wanted()]
 
@@ -152,6 +177,50 @@ class JointSearch(FolderSearcher):
         if self._state.unplanned():  # a plan could not be written, e.g. because the disk is full
             return Searcher.FINISHED
         return super().suggest(trial_id)
+
+
+class HalvedSamples(JointSearch):
+    """The searcher for a sampled search whose trials are halved.
+
+    Neither the samples nor the pruned trials depend on the order in which results arrive.
+    """
+
+    def __init__(self, plan: Plan, sweep: SweepStore, state: TrialState, announce: Announce, packing: Packing) -> None:
+        super().__init__(state, announce, packing)
+        self._sweep, self._trials, self._samples = sweep, state, Samples(plan, sweep)
+        self._ended: set[str] = set()
+
+    def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
+        """Return the trials that may train now, and a new sample if all of these trials are running."""
+        found = [*super().wanted()]
+        running = {plan.key for plan in self._running.values()}
+        if all(plan.key in running for plan, _ in found) and (sample := self._samples.next(self._unfinished())):
+            self._trials.add(sample)
+            found.append((sample, self._trials.rounds))
+        return found
+
+    def _unfinished(self) -> list[int]:
+        """Return the numbers of the samples without an outcome on disk."""
+        for key in self._trials.plans:
+            if key not in self._ended and self._sweep.trial(key).outcome() is not None:
+                self._ended.add(key)
+        return [plan.number for key, plan in self._trials.plans.items() if key not in self._ended]
+
+
+class TrialHalvingScheduler(FIFOScheduler):
+    """The scheduler that stops a trial at a rung if the trial was pruned, or if it has to wait for other trials."""
+
+    def __init__(self, state: TrialState) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.state = state
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """Stop the trial at a rung unless it may continue now. The searcher suggests a waiting trial again."""
+        key = trial.config["trial"]
+        if result["round"] in self.state.milestones:
+            self.state.refresh(key)
+        held = not self.state.may_continue(key) and result["round"] >= self.state.visible(key)
+        return FIFOScheduler.STOP if held else FIFOScheduler.CONTINUE
 
 
 class ArmScheduler(FIFOScheduler):

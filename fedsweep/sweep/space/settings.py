@@ -77,14 +77,9 @@ class NoScheduler(Config):
     name: Literal["none"] = "none"
 
 
-class ASHAScheduler(Config):
-    """Asynchronous successive halving (ASHA): trials are compared after certain communication rounds, called rungs.
+class TrialHalving(Config):
+    """The settings of successive halving of single trials."""
 
-    A trial is stopped at a rung if it is not among the best trials that have reached this rung so far. The rule is the
-    same as in Ray's AsyncHyperBandScheduler.
-    """
-
-    name: Literal["asha"] = "asha"
     grace_rounds: int = Field(3, gt=0, description="round of the first rung; no trial is stopped before it")
     reduction_factor: float = Field(
         3,
@@ -92,6 +87,29 @@ class ASHAScheduler(Config):
         description="eta: about 1 in eta trials passes a rung, and the next rung is at eta times as many rounds",
     )
     per: tuple[str, ...] = Field((), description=PER)
+
+
+class ASHAScheduler(TrialHalving):
+    """Successive halving of single trials (ASHA), which prunes the same trials for any number of workers.
+
+    Trials are compared after certain communication rounds, called rungs. At a rung, a trial is compared with the
+    earlier trials that reach the rung. Earlier trials are those with a lower number in the sweep. The trial continues
+    if its value is in the best 1/eta of their values. If an earlier trial has not reached the rung yet, the trial may
+    have to wait at the rung, and its worker runs another trial in the meantime.
+    """
+
+    name: Literal["asha"] = "asha"
+
+
+class AsyncASHAScheduler(TrialHalving):
+    """Asynchronous successive halving (ASHA), in which the pruned trials depend on the order of results.
+
+    Trials are compared after certain communication rounds, called rungs. A trial is stopped at a rung if it is not
+    among the best trials that have reached this rung so far. No trial waits. The rule is the same as in Ray's
+    AsyncHyperBandScheduler.
+    """
+
+    name: Literal["asha_async"] = "asha_async"
 
 
 class MedianScheduler(Config):
@@ -160,7 +178,8 @@ class PopulationScheduler(Config):
 
 
 Scheduler = Annotated[
-    NoScheduler | ASHAScheduler | MedianScheduler | ArmsScheduler | PopulationScheduler, Field(discriminator="name")
+    NoScheduler | ASHAScheduler | AsyncASHAScheduler | MedianScheduler | ArmsScheduler | PopulationScheduler,
+    Field(discriminator="name"),
 ]
 
 
@@ -169,9 +188,26 @@ def compared_rounds(scheduler: Scheduler, rounds: int) -> list[int]:
 
     These rounds are always evaluated. The median rule has no fixed rounds: it compares evaluated rounds only.
     """
-    if scheduler.name in ("asha", "arms"):
+    if scheduler.name in ("asha", "asha_async", "arms"):
         return rungs(scheduler.grace_rounds, scheduler.reduction_factor, rounds)
     return [*range(scheduler.interval, rounds, scheduler.interval)] if scheduler.name == "pbt" else []
+
+
+def decides_jointly(scheduler: Scheduler) -> bool:
+    """Return whether a scheduler decides anew in each sweep, from the records of several trials, how a trial ends."""
+    return scheduler.name in ("asha", "arms")
+
+
+def pruning_note(scheduler: Scheduler) -> str | None:
+    """Return a sentence on the reproducibility of the pruned trials, or None if no trial is pruned."""
+    if scheduler.name in ("asha", "arms"):
+        return f"Which trials `{scheduler.name}` prunes depends only on the recorded metrics."
+    if scheduler.name in ("asha_async", "median"):
+        return (
+            f"Which trials `{scheduler.name}` prunes depends on the order in which trials report, so a repetition of "
+            "this sweep may prune other trials."
+        )
+    return None
 
 
 def rungs(grace_rounds: int, reduction_factor: float, rounds: int) -> list[int]:

@@ -18,7 +18,8 @@ def test_nodes_write_to_the_object_store_and_no_file_of_ray_is_left(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The search uses a scheduler, so the object store also contains proposals and decisions."""
-    write_space(tmp_path, "tiny", SAMPLED)
+    scheduler = {"name": "asha_async", "grace_rounds": 1, "reduction_factor": 2}
+    write_space(tmp_path, "tiny", {**SAMPLED, "scheduler": scheduler})
     machine(tmp_path / "driver", monkeypatch)
     with authenticated("token", tmp_path), ray_cluster(2) as cluster:
         done = launch(tmp_path, "tune", "tiny", "--address", cluster.address, "--store", URI)

@@ -57,11 +57,16 @@ def plans_of(arms: int, seeds: int) -> list[TrialPlan]:
     ]
 
 
+def space_of(rounds: int, **changes: Any) -> Any:
+    """Return a replacement for a plan, with the settings on which decisions depend."""
+    base = SimpleNamespace(federation=SimpleNamespace(rounds=rounds))
+    space = SimpleNamespace(**{"goal": Goal("accuracy/mean", "max", None), "baseline": None, **changes})
+    return SimpleNamespace(base=base, space=space)
+
+
 def state_over(plans: list[TrialPlan], folder: Folder, **changes: Any) -> ArmState:
     config = CONFIG.model_copy(update=changes.pop("config", {}))
-    base = SimpleNamespace(federation=SimpleNamespace(rounds=ROUNDS))
-    space = SimpleNamespace(**{"goal": Goal("accuracy/mean", "max", None), "baseline": None, **changes})
-    return ArmState(SimpleNamespace(base=base, space=space), config, folder, plans)  # type: ignore[arg-type]
+    return ArmState(space_of(ROUNDS, **changes), config, folder, plans)  # type: ignore[arg-type]
 
 
 def play(state: ArmState, folder: Folder, workers: int, chance: random.Random, restart: float = 0.0) -> None:

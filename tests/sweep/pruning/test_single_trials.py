@@ -11,7 +11,7 @@ from ray.tune.schedulers import AsyncHyperBandScheduler, MedianStoppingRule, Tri
 
 from fedsweep.sweep.pruning.trial_rules import Medians, Rungs, StoppingScheduler
 from fedsweep.sweep.space.search_space import Objective
-from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler
+from fedsweep.sweep.space.settings import AsyncASHAScheduler, MedianScheduler
 
 ROUNDS = 20
 
@@ -27,9 +27,9 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_rungs_are_powers_of_eta_below_the_last_round(log: Path) -> None:
-    assert Rungs(ASHAScheduler(grace_rounds=3, reduction_factor=3), ROUNDS, log).milestones == [3, 9]
-    assert Rungs(ASHAScheduler(grace_rounds=1, reduction_factor=2), 9, log).milestones == [1, 2, 4, 8]
-    assert Rungs(ASHAScheduler(grace_rounds=30, reduction_factor=3), ROUNDS, log).milestones == []
+    assert Rungs(AsyncASHAScheduler(grace_rounds=3, reduction_factor=3), ROUNDS, log).milestones == [3, 9]
+    assert Rungs(AsyncASHAScheduler(grace_rounds=1, reduction_factor=2), 9, log).milestones == [1, 2, 4, 8]
+    assert Rungs(AsyncASHAScheduler(grace_rounds=30, reduction_factor=3), ROUNDS, log).milestones == []
 
 
 @settings(max_examples=20)
@@ -42,7 +42,7 @@ def test_decisions_equal_those_of_rays_own_scheduler(
     tmp_path_factory: pytest.TempPathFactory, values: list[list[float]], eta: int, order: object
 ) -> None:
     """Both schedulers stop the same trials at the same rounds, in any order of results."""
-    ours = Rungs(ASHAScheduler(grace_rounds=2, reduction_factor=eta), ROUNDS, tmp_path_factory.mktemp("r") / "log")
+    ours = Rungs(AsyncASHAScheduler(grace_rounds=2, reduction_factor=eta), ROUNDS, tmp_path_factory.mktemp("r") / "log")
     rays = AsyncHyperBandScheduler("round", "v", "max", max_t=ROUNDS, grace_period=2, reduction_factor=eta)
     trials = [SimpleNamespace(trial_id=f"t{i}") for i in range(len(values))]
     for trial in trials:
@@ -66,7 +66,7 @@ def test_decisions_equal_those_of_rays_own_scheduler(
 
 
 def test_a_new_process_repeats_the_decisions_and_remembers_the_values(log: Path) -> None:
-    config = ASHAScheduler(grace_rounds=1, reduction_factor=2)
+    config = AsyncASHAScheduler(grace_rounds=1, reduction_factor=2)
     first = Rungs(config, ROUNDS, log)
     decisions = [first.decide(key, 1, value) for key, value in [("a", 0.9), ("b", 0.2), ("c", 0.1)]]
     assert decisions == [False, True, True]
@@ -77,7 +77,7 @@ def test_a_new_process_repeats_the_decisions_and_remembers_the_values(log: Path)
 
 
 def test_a_line_torn_by_a_crash_is_cut_off(log: Path) -> None:
-    config = ASHAScheduler(grace_rounds=1, reduction_factor=2)
+    config = AsyncASHAScheduler(grace_rounds=1, reduction_factor=2)
     Rungs(config, ROUNDS, log).decide("a", 1, 0.5)
     with log.open("a") as file:
         file.write('{"key": "b", "rou')
@@ -88,7 +88,7 @@ def test_a_line_torn_by_a_crash_is_cut_off(log: Path) -> None:
 
 
 def test_min_mode_stops_trials_with_large_values(log: Path) -> None:
-    rungs = Rungs(ASHAScheduler(grace_rounds=1, reduction_factor=2), ROUNDS, log)
+    rungs = Rungs(AsyncASHAScheduler(grace_rounds=1, reduction_factor=2), ROUNDS, log)
     scheduler = StoppingScheduler(rungs, Objective(metric="loss/test", mode="min"))
     trial = [SimpleNamespace(config={"trial": key}) for key in "ab"]
     assert scheduler.on_trial_result(None, trial[0], {"round": 1, "loss/test": 0.1}) == TrialScheduler.CONTINUE
@@ -98,7 +98,7 @@ def test_min_mode_stops_trials_with_large_values(log: Path) -> None:
 def test_rounds_without_the_objective_are_ignored(log: Path) -> None:
     """Round 0 evaluates the untuned model, which has no training loss."""
     scheduler = StoppingScheduler(
-        Rungs(ASHAScheduler(grace_rounds=1), ROUNDS, log), Objective(metric="loss/train", mode="min")
+        Rungs(AsyncASHAScheduler(grace_rounds=1), ROUNDS, log), Objective(metric="loss/train", mode="min")
     )
     trial = SimpleNamespace(config={"trial": "a"})
     assert scheduler.on_trial_result(None, trial, {"round": 0, "loss/test": 1.0}) == TrialScheduler.CONTINUE
@@ -112,7 +112,7 @@ def test_rounds_without_the_objective_are_ignored(log: Path) -> None:
 @given(
     values=st.lists(st.lists(st.floats(0, 1), min_size=9, max_size=9), min_size=4, max_size=8),
     order=st.randoms(use_true_random=False),
-    rule=st.sampled_from(["asha", "median"]),
+    rule=st.sampled_from(["asha_async", "median"]),
 )
 def test_other_strata_have_no_effect_on_a_stratum(
     tmp_path_factory: pytest.TempPathFactory, values: list[list[float]], order: object, rule: str
@@ -121,8 +121,8 @@ def test_other_strata_have_no_effect_on_a_stratum(
     folder = tmp_path_factory.mktemp("strata")
 
     def new(log: str) -> Rungs | Medians:
-        if rule == "asha":
-            return Rungs(ASHAScheduler(grace_rounds=2, reduction_factor=2), ROUNDS, folder / log)
+        if rule == "asha_async":
+            return Rungs(AsyncASHAScheduler(grace_rounds=2, reduction_factor=2), ROUNDS, folder / log)
         return Medians(MedianScheduler(grace_rounds=2, fewest=1), folder / log)
 
     together, alone = new("together"), [new("even"), new("odd")]

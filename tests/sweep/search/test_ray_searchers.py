@@ -217,7 +217,9 @@ def test_the_estimator_gets_the_outcome_of_each_trial(tmp_path: Path, plan: Plan
     for number, fate in enumerate(fates):
         suggestion: Any = search.suggest(f"t{number}")
         end(folder, suggestion, fate=fate)
-    whole, pruned, failed = (search._proposals.result(trial) for trial in SweepStore(folder).trials())
+    whole, pruned, failed = (
+        Proposals(plan.space, plan.tentative).result(trial) for trial in SweepStore(folder).trials()
+    )
     assert [one.state for one in (whole, pruned, failed)] == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL]
     assert whole.value == SweepStore(folder).trials()[0].history[-1].metrics[METRIC]
     assert sorted(pruned.intermediate_values) == [0, 1]
@@ -228,7 +230,7 @@ def test_a_trial_without_a_finite_objective_counts_as_failed(tmp_path: Path, pla
     search, folder = search_in(tmp_path / "a", plan), tmp_path / "a"
     suggestion: Any = search.suggest("t")
     end(folder, suggestion, lambda arm: value)
-    assert search._proposals.result(SweepStore(folder).trials()[0]).state == TrialState.FAIL
+    assert Proposals(plan.space, plan.tentative).result(SweepStore(folder).trials()[0]).state == TrialState.FAIL
 
 
 def test_a_second_objective_steers_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
