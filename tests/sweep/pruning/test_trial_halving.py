@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from fedsweep.results import Outcome
 from fedsweep.sweep.pruning.trial_halving import Recorded, halve_in_order
 from fedsweep.sweep.pruning.trial_state import TrialState
+from fedsweep.sweep.search.ray_searchers import TrialHalvingScheduler
 from fedsweep.sweep.space.settings import ASHAScheduler, rungs
 from tests.sweep.pruning.test_arm_state import Folder, Trial, plans_of, space_of
 
@@ -155,6 +157,13 @@ def test_a_trial_waits_only_for_earlier_trials_that_can_change_the_decision() ->
         assert halve_in_order({**known, 4: other, 5: after}, [1], 9, 2).promoted[5] == 9
 
 
+def test_a_waiting_trial_may_still_reach_later_rungs_even_if_it_has_recorded_them() -> None:
+    known = {number: Recorded({1: one, 3: one}, 3, failed=True) for number, one in enumerate((0.5, 0.6, 0.7, 0.8))}
+    waiting, last = Recorded({1: 0.65, 3: 0.9}, 9), Recorded({1: 0.9, 3: 0.75}, 3)
+    found = halve_in_order({**known, 4: Recorded({}, 0), 5: waiting, 6: last}, [1, 3], 9, 2)
+    assert found.undecided == {5: 1, 6: 3}
+
+
 def test_values_that_are_not_finite_are_worse_than_all_others() -> None:
     found = halve_in_order(recorded(math.nan, 0.1, math.nan, 0.2), [1], 9, 2)
     assert found.promoted == {0: 9, 1: 9, 3: 9}
@@ -184,6 +193,24 @@ def test_hidden_rounds_and_reasons() -> None:
     reason = "1 of 1 earlier trials were better after round 1"
     assert state.outcome("1-0") == Outcome(outcome="pruned", round=1, reason=reason)
     assert state.wanted() == [("0-0", ROUNDS), ("2-0", ROUNDS)]
+
+
+def test_a_trial_stops_at_a_rung_if_it_was_pruned_or_has_to_wait() -> None:
+    folder = Folder({f"{number}-0": Trial([0.0, *[value] * ROUNDS]) for number, value in enumerate((0.5, 0.4, 0.6))})
+    state = state_over(folder, 3)
+    scheduler = TrialHalvingScheduler(state)
+
+    def report(key: str, round: int) -> str:
+        folder.trials[key].round = round
+        return scheduler.on_trial_result(None, SimpleNamespace(config={"trial": key}), {"round": round})
+
+    assert [report("2-0", 0), report("2-0", 1)] == ["CONTINUE", "STOP"]  # trial 0 may still be better
+    assert [report("0-0", 0), report("0-0", 1), report("0-0", 2)] == ["CONTINUE"] * 3
+    assert [report("1-0", 0), report("1-0", 1)] == ["CONTINUE", "STOP"]
+    folder.trials["0-0"].round = ROUNDS
+    state.refresh("0-0")
+    assert [report("2-0", 1), report("2-0", 2)] == ["CONTINUE", "CONTINUE"]
+    assert state.outcome("1-0") is not None
 
 
 def test_a_failed_trial_that_runs_again_is_compared_as_if_it_had_not_failed() -> None:

@@ -34,6 +34,7 @@ pytestmark = pytest.mark.slow
 
 ALONE = {
     **SAMPLED,
+    "scheduler": {"name": "asha_async", "grace_rounds": 1, "reduction_factor": 2},
     "space": {
         "optimizer.lr": {"loguniform": [0.001, 0.3]},
         "lora.dropout": {"uniform": [0.0, 0.5], "step": 0.05},

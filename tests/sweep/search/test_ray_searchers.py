@@ -1,6 +1,7 @@
 """The samples that Optuna proposes, which depend only on recorded results and not on workers or restarts."""
 
 import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +21,10 @@ from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.pruning import trial_state
 from fedsweep.sweep.search.proposals import Proposals
-from fedsweep.sweep.search.ray_searchers import PlannedSearch, SampledSearch
+from fedsweep.sweep.search.ray_searchers import HalvedSamples, PlannedSearch, SampledSearch
+from fedsweep.sweep.space.settings import ASHAScheduler
 from fedsweep.types import ServerState
 from tests.sweep.helpers import GRID, ROUNDS, SAMPLED, write_space
 
@@ -127,6 +130,53 @@ def test_proposals_do_not_depend_on_workers_or_restarts(
         assert [trial.plan.arm for trial in SweepStore(folder).trials()] == [arm_of(one) for one in expected]
 
     check()
+
+
+def play_halved(folder: Path, plan: Plan, workers: int, chance: random.Random, kills: bool = True) -> list[Any]:
+    """Run a search with the scheduler asha on workers of random speed, whose driver is killed and restarted by chance.
+
+    Return the arm and the outcome of each sample.
+    """
+    scheduler, sweep = plan.space.scheduler, SweepStore(folder)
+    assert isinstance(scheduler, ASHAScheduler)
+    names, running, search = iter(range(10**6)), dict[str, Any](), None
+    while True:
+        if search is None or (kills and chance.random() < 0.1):
+            state = trial_state.TrialState(plan, scheduler, sweep, [trial.plan for trial in sweep.trials()])
+            announce, packing = (lambda trial: sweep.trial(trial.key).plan(trial)), Packing(0, 1, sweep)
+            search, running = HalvedSamples(plan, sweep, state, announce, packing), {}
+        while len(running) < workers and isinstance(got := search.suggest(name := f"t{next(names)}"), dict):
+            running[name] = got
+        if not running:
+            return [(trial.plan.arm, trial.outcome) for trial in sweep.trials()]
+        name = chance.choice(sorted(running))
+        trial, one = sweep.trial(running[name]["trial"]), running[name]
+        last = len(trial.recorded())  # the next round
+        values = [METRIC, value_of(one) + 0.01 * (round(1e6 * one["optimizer.lr"]) % 7)]
+        history = [RoundRecord(number, {values[0]: number * values[1]}, 1.0) for number in range(last + 1)]
+        save(trial.checkpoint, Checkpoint(last, ServerState({}, (0,)), tuple(history)))
+        state.refresh(trial.folder.name)
+        for key in state.changed():
+            if (outcome := state.outcome(key)) is not None:
+                sweep.trial(key).end(outcome)
+        if last == ROUNDS or not state.may_continue(trial.folder.name):
+            search.on_trial_complete(name, {})
+            del running[name]
+
+
+@pytest.mark.parametrize("search", ["tpe", "random"])
+def test_halved_samples_do_not_depend_on_workers_or_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = SEARCH if search == "tpe" else {"name": "random", "samples": SEARCH["samples"], "seed": 0}
+    plan = read(tmp_path, search=given)
+    expected = play_halved(tmp_path / "expected", plan, 1, random.Random(0), kills=False)
+    assert {outcome.outcome for _, outcome in expected} == {"finished", "pruned"}
+    for seed, workers in enumerate((1, 2, 3, 5, 9)):
+        assert play_halved(tmp_path / str(seed), plan, workers, random.Random(seed)) == expected
+    shutil.rmtree(sorted((tmp_path / "0" / "trials").iterdir())[4])
+    assert play_halved(tmp_path / "0", plan, 2, random.Random(0)) == expected
 
 
 def test_a_sample_whose_folder_was_deleted_is_drawn_and_run_again(tmp_path: Path, plan: Plan) -> None:
