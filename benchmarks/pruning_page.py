@@ -214,7 +214,8 @@ The tables compare these strategies:
 - *arms, nobody spared*: successive halving by the mean over the seeds, without spared arms.
 - *arms, spared by a t test*: like *arms (ours)*, but an arm is spared unless a paired t-test over the seeds finds that
   the arm is worse than the last promoted arm (one-sided, at the 10 % level). With a single seed, no arms are spared.
-- *per-trial ASHA*, *per-trial median stopping*: the schedulers `asha` and `median`, which prune single trials.
+- *per-trial ASHA*, *per-trial median stopping*: the schedulers `asha_async` and `median`, which prune single
+  trials.
 - *synchronous halving of trials*: successive halving of single trials.
 - *random search*: complete arms or complete trials in random order, until the rounds are used up.
 

@@ -11,7 +11,7 @@ from pruning_problems import Array, Rounds, Trial  # in the same folder
 
 from fedsweep.sweep.pruning.arm_rules import Verdicts, halve
 from fedsweep.sweep.pruning.trial_rules import Decision, Decisions, Medians, Rungs
-from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler, rungs
+from fedsweep.sweep.space.settings import AsyncASHAScheduler, MedianScheduler, rungs
 
 NO_LOG = Path("not written")
 
@@ -103,7 +103,7 @@ def asha(
 
     If `strata` is given, it contains the task of each arm, and only trials of the same task are compared.
     """
-    rule = Rungs(ASHAScheduler(grace_rounds=grace, reduction_factor=eta), curves.shape[2], NO_LOG)
+    rule = Rungs(AsyncASHAScheduler(grace_rounds=grace, reduction_factor=eta), curves.shape[2], NO_LOG)
     return TrialByTrial(rule, curves, order, strata)
 
 
