@@ -15,8 +15,7 @@ from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.pruning.population_replacement import Generations, numbers
 from fedsweep.sweep.search.ray_searchers import JointSearch
 from fedsweep.sweep.space.axes import Axis
-from fedsweep.sweep.space.search_space import Objective
-from fedsweep.sweep.space.settings import PopulationScheduler, RandomSearch
+from fedsweep.sweep.space.settings import Goal, PopulationScheduler, RandomSearch
 
 ROUNDS, INTERVAL = 9, 2
 AXES = {"optimizer.lr": Axis(uniform=(0.0, 1.0)), "optimizer.momentum": Axis(uniform=(0.0, 1.0))}
@@ -68,9 +67,9 @@ def plan_of(size: int, seed: int, **changes: Any) -> Any:
     space = SimpleNamespace(
         scheduler=PopulationScheduler(**{"interval": INTERVAL, "quantile": 0.5, **changes}),
         search=RandomSearch(samples=size, seed=seed),
-        objective=Objective(),
+        goal=Goal("accuracy/mean", "max", None),
         space=AXES,
-        seeds=(0,),
+        planned_seeds=(0,),
     )
     base = SimpleNamespace(federation=SimpleNamespace(rounds=ROUNDS))
     return SimpleNamespace(space=space, base=base, trial=trial)
@@ -237,7 +236,7 @@ def test_a_minimised_objective_makes_the_smallest_value_the_parent() -> None:
     found = {}
     for mode in ("max", "min"):
         plan, folder = plan_of(2, 3, interval=8), Folder()
-        plan.space.objective = Objective(mode=mode)
+        plan.space.goal = Goal("accuracy/mean", mode, None)
         population = Generations(plan, folder)
         play(population, folder, 1, random.Random(0), 1.0, 10_000)
         (child,) = [one for one in population.plans.values() if one.start]

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from ray.tune.schedulers import AsyncHyperBandScheduler, MedianStoppingRule, TrialScheduler
 
 from fedsweep.sweep.pruning.trial_rules import Medians, Rungs, StoppingScheduler
-from fedsweep.sweep.space.search_space import Objective
-from fedsweep.sweep.space.settings import AsyncASHAScheduler, MedianScheduler
+from fedsweep.sweep.space.settings import AsyncASHAScheduler, Goal, MedianScheduler
 
 ROUNDS = 20
 
@@ -89,7 +88,7 @@ def test_a_line_torn_by_a_crash_is_cut_off(log: Path) -> None:
 
 def test_min_mode_stops_trials_with_large_values(log: Path) -> None:
     rungs = Rungs(AsyncASHAScheduler(grace_rounds=1, reduction_factor=2), ROUNDS, log)
-    scheduler = StoppingScheduler(rungs, Objective(metric="loss/test", mode="min"))
+    scheduler = StoppingScheduler(rungs, Goal("loss/test", "min", None))
     trial = [SimpleNamespace(config={"trial": key}) for key in "ab"]
     assert scheduler.on_trial_result(None, trial[0], {"round": 1, "loss/test": 0.1}) == TrialScheduler.CONTINUE
     assert scheduler.on_trial_result(None, trial[1], {"round": 1, "loss/test": 0.9}) == TrialScheduler.STOP
@@ -98,7 +97,7 @@ def test_min_mode_stops_trials_with_large_values(log: Path) -> None:
 def test_rounds_without_the_objective_are_ignored(log: Path) -> None:
     """Round 0 evaluates the untuned model, which has no training loss."""
     scheduler = StoppingScheduler(
-        Rungs(AsyncASHAScheduler(grace_rounds=1), ROUNDS, log), Objective(metric="loss/train", mode="min")
+        Rungs(AsyncASHAScheduler(grace_rounds=1), ROUNDS, log), Goal("loss/train", "min", None)
     )
     trial = SimpleNamespace(config={"trial": "a"})
     assert scheduler.on_trial_result(None, trial, {"round": 0, "loss/test": 1.0}) == TrialScheduler.CONTINUE
