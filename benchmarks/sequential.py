@@ -1,6 +1,6 @@
 """Measure the errors and the cost of "seeds until decided" on simulated sweeps, whose true differences are known.
 
-    python -m benchmarks.sequential [--repetitions 2000] [--adastop 100] [--cells 0] [--write | --page]
+    python -m benchmarks.sequential [--repetitions 2000] [--adastop 100] [--cells 0] [--parts grid] [--write | --page]
 
 Each simulated sweep has a baseline and 1, 3 or 7 arms, whose true differences from the baseline are multiples of the
 smallest effect. The script compares fedsweep's rule with fixed numbers of seeds, with other sequential rules and, if
@@ -25,6 +25,8 @@ from benchmarks.sequential_page import page
 from fedsweep.report.sequential_tests import AT_THE_LIMIT, HIGHER, LOWER, OUT_OF_REACH, WITHIN, SequentialRule, replay
 
 RESULTS = Path(__file__).parent / "results"
+STORED = RESULTS / "sequential.json"
+PARTS = ("grid", "choice", "adastop")
 Array = np.ndarray
 ARMS = (1, 3, 7)
 EQUAL = (0.0, 0.5, 1.0, 2.0, 3.0)
@@ -98,13 +100,13 @@ def per_arm(seeds: Array) -> float:
     return float((seeds.sum(axis=1) + seeds.max(axis=1)).mean() / (seeds.shape[1] + 1))
 
 
-def same_power(shares: dict[int, float], wanted: float) -> int:
-    """Return the smallest fixed number of seeds with at least the wanted share of right decisions.
+def fixed_shares(values: Array, truth: Sequence[float]) -> dict[int, float]:
+    """Return the share of right decisions of a fixed design for each number of seeds.
 
-    If no number of seeds reaches the share, return the smallest number within 0.5 points of the best share.
+    If both tests of a comparison could decide, the test that is better for this truth decides.
     """
-    best = max(shares.values())
-    return min(n for n, share in shares.items() if share >= (wanted if wanted <= best else best - 0.005))
+    both = [rivals.fixed(values, near_first) for near_first in (False, True)]
+    return {n: max(right(one[n], truth) for one in both) for n in both[0]}
 
 
 def covered(found: Any, truth: Sequence[float], border: Array) -> float:
@@ -119,12 +121,12 @@ def measure(trials: Array, truth: Sequence[float]) -> dict[str, Any]:
     values = trials[:, 1:] - trials[:, :1]
     found = replay(values[:, :, : rivals.AT_MOST], RULE)
     fixed = rivals.fixed(values)
-    shares = {n: right(conclusions, truth) for n, conclusions in fixed.items()}
+    shares = fixed_shares(values, truth)
     wanted, seeds = right(found.conclusions, truth), per_arm(found.seeds)
     false_sign, false_near = errors(found.conclusions, truth)
     plain = np.asarray(stats.t.isf(rivals.LEVEL / 2, np.maximum(found.pairs - 1, 1)))
     cut = [replay(values[:, :, :n], RULE) for n in CUTS]
-    n = same_power(shares, wanted)
+    n = rivals.same_power(shares, wanted)
     return {
         "false_sign": false_sign,
         "false_within": false_near,
@@ -200,14 +202,14 @@ def choice(repetitions: int) -> list[dict[str, Any]]:
         for number, (_, _, _, truth, spread) in enumerate(one for one in cells(["normal"]) if one[1] == arms):
             trials = draw(np.random.default_rng((CHOICE, arms, number)), repetitions, truth, spread, "normal")
             values = trials[:, 1:] - trials[:, :1]
-            shares.append({n: right(one, truth) for n, one in rivals.fixed(values).items()})
+            shares.append(fixed_shares(values, truth))
             for name, rule in rules.items():
                 conclusions, seeds = rule(values[:, :, : rivals.AT_MOST])
                 cost, wanted = per_arm(seeds), right(conclusions, truth)
-                measured[name].append((cost, wanted, cost / same_power(shares[-1], wanted)))
+                measured[name].append((cost, wanted, cost / rivals.same_power(shares[-1], wanted)))
         for name, rows in measured.items():
             cost, wanted, ratio = np.mean(rows, axis=0)
-            pooled = same_power({n: float(np.mean([one[n] for one in shares])) for n in shares[0]}, wanted)
+            pooled = rivals.same_power({n: float(np.mean([one[n] for one in shares])) for n in shares[0]}, wanted)
             found.append({"arms": arms, "rule": name, "seeds": float(cost), "right": float(wanted),
                           "ratio": float(ratio), "one_fixed_number": pooled,
                           "ratio_to_one_fixed_number": float(cost / pooled)})  # fmt: skip
@@ -231,7 +233,8 @@ def against_adastop(repetitions: int) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"arms": arms, "truth": name, "spread": spread}
         for rule, (conclusions, seeds) in {
             "fedsweep": (one.conclusions, one.seeds),
-            "adastop": rivals.adastop(compare, trials, number),
+            "adastop": rivals.adastop(compare, trials, number, rivals.LEVEL),
+            "adastop_half": rivals.adastop(compare, trials, number, rivals.LEVEL / 2),
         }.items():
             true = np.asarray(truth)
             differs = true > 0
@@ -270,21 +273,23 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=2000, help="simulated sweeps for each cell")
     parser.add_argument("--adastop", type=int, default=100, help="simulated sweeps for each cell with AdaStop")
     parser.add_argument("--cells", type=int, default=0, help="number of cells of the grid; 0 for all")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="the tables to compute")
     parser.add_argument("--write", action="store_true", help="write the files in benchmarks/results")
     parser.add_argument("--page", action="store_true", help="only write the tables again, from the JSON file")
     asked = parser.parse_args()
     if asked.page:
-        (RESULTS / "sequential.md").write_text(page(json.loads((RESULTS / "sequential.json").read_text())))
+        (RESULTS / "sequential.md").write_text(page(json.loads(STORED.read_text())))
         return
-    measured: dict[str, Any] = {
-        "repetitions": asked.repetitions,
-        "adastop_repetitions": asked.adastop,
-        "grid": grid(asked.repetitions, asked.cells),
-        "choice": choice(max(asked.repetitions // 2, 2)),
-        "adastop": against_adastop(asked.adastop),
-    }
+    measured: dict[str, Any] = {"repetitions": asked.repetitions, "adastop_repetitions": asked.adastop}
+    if "grid" in asked.parts:
+        measured["grid"] = grid(asked.repetitions, asked.cells)
+    if "choice" in asked.parts:
+        measured["choice"] = choice(max(asked.repetitions // 2, 2))
+    if "adastop" in asked.parts:
+        measured["adastop"] = against_adastop(asked.adastop)
     if asked.write:
-        (RESULTS / "sequential.json").write_text(lines(rounded(measured)) + "\n")
+        measured = {**(json.loads(STORED.read_text()) if STORED.exists() else {}), **measured}
+        STORED.write_text(lines(rounded(measured)) + "\n")
         (RESULTS / "sequential.md").write_text(page(measured))
 
 

@@ -83,10 +83,21 @@ def moments(values: Array) -> tuple[Array, Array]:
     return means + values[..., :1], errors
 
 
-def decide(conclusions: Array, mean: Array, error: Array, borders: tuple[Array, Array]) -> None:
-    """Apply Holm's steps of both families at one look. `borders` are indexed by the number of hypotheses left."""
+def decide(
+    conclusions: Array, mean: Array, error: Array, borders: tuple[Array, Array], near_first: bool = False
+) -> None:
+    """Apply Holm's steps of both families at one look.
+
+    Args:
+        conclusions: The conclusions, which the function changes.
+        mean: The means of the differences.
+        error: The standard errors of the means.
+        borders: The boundaries of both families, indexed by the number of hypotheses left.
+        near_first: Call a comparison `within` that both families could decide.
+    """
     total = conclusions.shape[1]
-    for kinds, border in zip(((HIGHER, LOWER), (WITHIN,)), borders, strict=True):
+    families = list(zip(((HIGHER, LOWER), (WITHIN,)), borders, strict=True))
+    for kinds, border in families[::-1] if near_first else families:
         while True:
             left = total - np.isin(conclusions, kinds).sum(axis=1)
             reach = border[np.maximum(left, 1)][:, None] * error
@@ -109,11 +120,11 @@ def stopped(values: Array, tables: tuple[Array, Array]) -> tuple[Array, Array]:
     return conclusions, seeds
 
 
-def fixed(values: Array) -> dict[int, Array]:
+def fixed(values: Array, near_first: bool = False) -> dict[int, Array]:
     """Return the conclusions of a fixed design with n seeds, for every n from 2.
 
     The design uses the same tests without a correction for looks: Holm's method for t-tests, and for two one-sided
-    t-tests.
+    t-tests. If `near_first` is true, comparisons that both tests could decide are `within`.
     """
     means, errors = moments(values)
     found = {}
@@ -121,8 +132,17 @@ def fixed(values: Array) -> dict[int, Array]:
         shares = np.concatenate([[np.nan], LEVEL / np.arange(1, values.shape[1] + 1)])
         borders = stats.t.isf(shares / 2, n - 1), stats.t.isf(shares, n - 1)
         found[n] = np.zeros(values.shape[:2], np.int64)
-        decide(found[n], means[..., n - 1], errors[..., n - 1], borders)
+        decide(found[n], means[..., n - 1], errors[..., n - 1], borders, near_first)
     return found
+
+
+def same_power(shares: dict[int, float], wanted: float) -> int:
+    """Return the smallest fixed number of seeds with at least the wanted share of right decisions.
+
+    If no number of seeds reaches the share, return the smallest number within 0.5 points of the best share.
+    """
+    best = max(shares.values())
+    return min(n for n, share in shares.items() if share >= (wanted if wanted <= best else best - 0.005))
 
 
 def adastop_class() -> Any:
@@ -134,7 +154,9 @@ def adastop_class() -> Any:
     return MultipleAgentsComparator
 
 
-def adastop(compare: Any, trials: Array, seed: int, group: int = 5, permutations: int = 1000) -> tuple[Array, Array]:
+def adastop(
+    compare: Any, trials: Array, seed: int, level: float, group: int = 5, permutations: int = 1000
+) -> tuple[Array, Array]:
     """Return AdaStop's conclusions and numbers of seeds, one sweep after another.
 
     AdaStop's answer "equal" at its last look is recorded as open, because it is not a proof of equivalence.
@@ -143,6 +165,7 @@ def adastop(compare: Any, trials: Array, seed: int, group: int = 5, permutations
         compare: The class from `adastop_class`.
         trials: The results, with the axes sweep, arm (the baseline first) and seed.
         seed: The seed of the permutations.
+        level: The level, called alpha by AdaStop.
         group: The number of seeds between two looks.
         permutations: The number of permutations.
     """
@@ -151,7 +174,7 @@ def adastop(compare: Any, trials: Array, seed: int, group: int = 5, permutations
     seeds = np.full(conclusions.shape, AT_MOST)
     for sweep, results in enumerate(trials):
         pairs = np.array([(0, arm) for arm in range(1, arms)])
-        test = compare(n=group, K=AT_MOST // group, B=permutations, alpha=LEVEL, comparisons=pairs, seed=seed + sweep)
+        test = compare(n=group, K=AT_MOST // group, B=permutations, alpha=level, comparisons=pairs, seed=seed + sweep)
         for look in range(group, AT_MOST + 1, group):
             test.partial_compare({str(arm): results[arm, :look] for arm in range(arms)}, verbose=False)
             for arm, pair in enumerate(pairs):

@@ -51,7 +51,7 @@ class SequentialRule:
     """
 
     first_look: int = 4
-    """The number of seeds at the first look, at least 2."""
+    """The number of seeds at the first look, at least 2. After failed seeds, tests wait for as many pairs."""
     at_most: int = 20
     """The largest number of seeds."""
     smallest_effect: float | None = None
@@ -140,7 +140,9 @@ class Replayed:
     conclusions: Numbers
     """The places of the conclusions in `CONCLUSIONS`."""
     seeds: Numbers
+    """The number of seeds at the look of the decision, or at the last complete look."""
     pairs: Numbers
+    """The number of seeds that did not fail."""
     means: Array
     errors: Array
     """The standard errors of the means; NaN if no t statistic exists."""
@@ -191,7 +193,7 @@ def replay(values: Array, rule: SequentialRule, lengths: Numbers | None = None) 
             at_end = count + rule.at_most - look
             ends = [_border(conclusions, table, at_end, kinds) for table, kinds in zip(tables, FAMILIES, strict=True)]
             hope = _chance(mean, error, count, at_end, ends, effect)
-            hope = np.where(np.isnan(error) & (count >= rule.first_look), 0.0, hope)  # equal so far, and predictably
+            hope = np.where(np.isnan(error) & (count >= rule.first_look), 0.0, hope)  # no test without variation
             conclusions[going & (conclusions == OPEN) & (hope < rule.give_up)] = OUT_OF_REACH
     return Replayed(conclusions, seeds, pairs, means, errors, borders)
 
