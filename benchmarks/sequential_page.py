@@ -57,10 +57,10 @@ keep both errors at 5 percent. fedsweep's rule has the exponents 1 and 3, and gi
 ADASTOP = """## AdaStop
 
 AdaStop 0.1.3 has four looks, after 5, 10, 15 and 20 seeds, with 1,000 permutations. It runs at the level 0.05, and
-also at the level 0.025, because it has more false alarms than its level allows here. All rules judge the same
-{repetitions} sweeps with normal noise in each cell. Arms and baseline vary independently, which favours AdaStop because
-it does not pair seeds. AdaStop has no verdict `within`, so equal arms run to the last look. "Found" is the share of
-true differences that are called higher.
+also at the level 0.025, because its share of false alarms at the level 0.05 was above 5 percent here. All rules judge
+the same {repetitions} sweeps with normal noise in each cell. Arms and baseline vary independently, which favours
+AdaStop because it does not pair seeds. AdaStop has no verdict `within`, so equal arms run to the last look. "Found" is
+the share of true differences that are called higher.
 """
 
 
