@@ -132,24 +132,27 @@ def show_plan(plan: Plan, cluster: Cluster | None = None, store: Store | None = 
     rounds, most = plan.base.federation.rounds, side_by_side(plan, cluster)
     packed = plan.space.resources.gpus == "auto"
     side = f"as many trials in parallel as fit, at most {most}" if packed else f"{most} in parallel"
+    until, bound = plan.space.until_decided, "at most " * (plan.space.until_decided is not None)
+    seeds = ", ".join(map(str, plan.space.planned_seeds)) if until is None else until.words
     console.print(
-        f"{plan.num_trials} trial{'s' * (plan.num_trials > 1)} of {plan.space.experiment} with {rounds} "
-        f"round{'s' * (rounds > 1)} each ({plan.num_trials * rounds} rounds in all), {side}.\n"
-        f"Seeds: {', '.join(map(str, plan.space.seeds))}; "
-        f"search: {plan.space.search.name}; scheduler: {plan.space.scheduler.name}."
+        f"{bound.capitalize()}{plan.num_trials} trial{'s' * (plan.num_trials > 1)} of {plan.space.experiment} with "
+        f"{rounds} round{'s' * (rounds > 1)} each ({plan.num_trials * rounds} rounds in all), {side}.\n"
+        f"Seeds: {seeds}; search: {plan.space.search.name}; scheduler: {plan.space.scheduler.name}."
     )
+    for line in time_estimate.seed_forecast(plan):
+        console.print(line)
     for change in plan.unnamed_changes():
         console.print(f"{change}.", style="yellow")
     if store is None:
         return
     if known := time_estimate.from_records(plan, store, most, cluster):
         seconds, sweep = known
-        console.print(f"Estimated time: {duration(seconds)}, from the rounds of sweep {sweep} on this machine.")
+        console.print(f"Estimated time: {bound}{duration(seconds)}, from the rounds of sweep {sweep} on this machine.")
         return
     with awaiting("Measuring one round of the experiment", always=True):
         seconds, fit = time_estimate.estimate(plan, most, cluster)
     together = f" with {fit} trials in parallel" if packed else ""
-    console.print(f"Estimated time: {duration(seconds)}{together}, from measuring one round of the experiment.")
+    console.print(f"Estimated time: {bound}{duration(seconds)}{together}, from measuring one round of the experiment.")
 
 
 def show_sweep(result: SweepResult, page_command: str) -> None:
@@ -175,7 +178,8 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
     if session.lost and not session.interrupted:
         console.print(f"After the last trial had ended, {session.lost} was killed or has crashed; nothing was lost.")
     if session.interrupted:
-        finished = f"{tally['finished']} of {session.plan.num_trials} trials finished"
+        most = "at most " * (session.plan.space.until_decided is not None)
+        finished = f"{tally['finished']} of {most}{session.plan.num_trials} trials finished"
         cause = (
             f"Stopped because {session.lost} was killed or has crashed. All recorded rounds are kept, with {finished}."
             if session.lost

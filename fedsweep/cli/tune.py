@@ -42,6 +42,16 @@ def tune(
     seeds: Annotated[
         str | None, Option(help="seeds to run, instead of the search space's seeds, e.g. `0,1,2,3,4`")
     ] = None,
+    until_decided: Annotated[
+        bool, Option("--until-decided", help="run further seeds of each arm until its comparison is decided")
+    ] = False,
+    smallest_effect: Annotated[
+        float | None,
+        Option(
+            help="smallest difference that matters (in percentage points for accuracies), below which arms count as "
+            "equivalent; implies `--until-decided`"
+        ),
+    ] = None,
     samples: Annotated[int | None, Option(help="number of configurations that a random or TPE search samples")] = None,
     warm_start: Annotated[
         str | None,
@@ -155,6 +165,11 @@ def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
         if not all(isinstance(one, int) and not isinstance(one, bool) for one in parsed):
             raise UserError(f"`--seeds` must be a list of whole numbers such as 0,1,2, but it is `{given['seeds']}`.")
         given["seeds"] = parsed
+    effect = options.get("smallest_effect")
+    if options.get("until_decided") or effect is not None:
+        if "seeds" in given:
+            raise UserError("`--until-decided` chooses the seeds itself and cannot be combined with `--seeds`.")
+        given["seeds"] = {"until": "decided", **({} if effect is None else {"smallest_effect": effect})}
     if "columns" in given:
         given["columns"] = listed(given["columns"])
     with suppress(KeyError, ValueError):  # not given, or `auto`

@@ -9,8 +9,9 @@ from itertools import compress
 import numpy as np
 
 from fedsweep.common.yaml_values import Json
-from fedsweep.report.holm_corrected_tests import Comparison, paired_tests
+from fedsweep.report.holm_corrected_tests import Comparison, paired_tests, sequential_comparison
 from fedsweep.report.intervals_and_power import Interval, t_interval
+from fedsweep.report.seeds_until_decided import judged
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import counterparts, identity
 from fedsweep.results.history import RoundRecord, mean_of_last, over_the_run
@@ -130,12 +131,18 @@ def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Ar
     Arms without a finished trial follow. They are sorted by their last recorded round, latest first. Arms with the same
     last round are sorted by their mean objective at this round, best first.
     """
-    arms = {one.key: one for one in (_describe(arm, manifest) for arm in group_by_arm(trials))}
-    values = [one.arm.values for one in arms.values()]
-    others = {} if manifest.baseline is None else counterparts(values, manifest.baseline)
-    against = {key: identity(others[key]) for key in arms if key in others}
+    grouped = group_by_arm(trials)
+    others = {} if manifest.baseline is None else counterparts([one.values for one in grouped], manifest.baseline)
+    against = {key: identity(others[key]) for one in grouped if (key := identity(one.values)) in others}
+    verdicts, counted = judged(manifest, grouped, against)
+    arms = {one.key: one for one in (_describe(arm, manifest) for arm in counted)}
     pairs = {key: (arms[key].values, arms[other].values) for key, other in against.items() if key != other}
-    comparisons = dict(zip(pairs, paired_tests(list(pairs.values())), strict=True))
+    tests = [] if verdicts else paired_tests(list(pairs.values()))
+    comparisons = (
+        dict(zip(pairs, tests, strict=True))
+        if tests
+        else {key: sequential_comparison(*pair, verdicts[key]) for key, pair in pairs.items() if key in verdicts}
+    )
     found = [replace(one, counterpart=against.get(key), comparison=comparisons.get(key)) for key, one in arms.items()]
     ranked = sorted(found, key=lambda one: _rank(one, manifest))
     return [*(one for one in found if one.n), *(one for one in ranked if not one.n)] if against else ranked
@@ -255,16 +262,6 @@ def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float
         return False, 0, sign * one.mean
     furthest, value = one.arm.reached(manifest.metric)
     return True, -furthest, math.inf if value is None else sign * value
-
-
-def best_places(arms: Sequence[ArmStatistics], mode: str, most: int) -> list[int]:
-    """Return the indices of the baselines and of the best other arms, at most `most` in total, in ascending order.
-
-    The best arms have the highest means if `mode` is `max`, and the lowest means if `mode` is `min`.
-    """
-    sign = -1 if mode == "max" else 1
-    ranked = sorted(range(len(arms)), key=lambda place: (not arms[place].is_baseline, sign * (arms[place].mean or 0.0)))
-    return sorted(ranked[:most])
 
 
 def group_by_arm(trials: Iterable[TrialRecord]) -> list[ArmTrials]:

@@ -1,4 +1,4 @@
-"""The arms that a search or a scheduler has chosen by validation images, and their values on the test images."""
+"""The best arms, and the results on the test images of arms that were chosen by validation images."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -39,6 +39,16 @@ def ranked_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[
         return efficient_arms(manifest, arms)
     sign = 1 if manifest.mode == "max" else -1
     return sorted((one for one in arms if one.mean is not None), key=lambda one: -sign * (one.mean or 0.0))
+
+
+def best_places(arms: Sequence[ArmStatistics], mode: str, most: int) -> list[int]:
+    """Return the indices of the baselines and of the best other arms, at most `most` in total, in ascending order.
+
+    The best arms have the highest means if `mode` is `max`, and the lowest means if `mode` is `min`.
+    """
+    sign = -1 if mode == "max" else 1
+    ranked = sorted(range(len(arms)), key=lambda place: (not arms[place].is_baseline, sign * (arms[place].mean or 0.0)))
+    return sorted(ranked[:most])
 
 
 def arms_on_test(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[ArmStatistics]:

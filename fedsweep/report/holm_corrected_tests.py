@@ -17,11 +17,13 @@ from fedsweep.report.intervals_and_power import (
     seeds_needed,
     t_interval,
 )
+from fedsweep.report.sequential_tests import Conclusion
+from fedsweep.report.sequential_tests import Verdict as Sequential
 
 ROUNDING = 1e-12  # paired differences with a smaller spread, relative to the values, differ only by rounding
 PATTERNS = 2**14  # number of sign patterns: all for up to 14 pairs, a random sample for more pairs
 
-Verdict = Literal["higher", "lower", "no detectable difference", "constant", "too few seeds"]
+Verdict = Literal["higher", "lower", "no detectable difference", "constant", "too few seeds"] | Conclusion
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,21 @@ class Comparison:
     """The level of Holm's first step: 0.05 divided by the number of tests."""
     correction: Literal["Holm", "Bonferroni"] = "Holm"
     """The correction of `p_holm` and `p_exact_holm`: Bonferroni's for a pair that was picked among several."""
+    sequential: Sequential | None = None
+    """The verdict of a sweep with seeds until decided; None if the number of seeds was fixed in advance.
+
+    `interval` is then the interval by which the comparison was judged, and there are no p-values.
+    """
 
     @property
     def verdict(self) -> Verdict:
         """The conclusion at level 0.05 after Holm's correction.
 
-        `constant` means that no test is possible, because all seeds have the same non-zero difference.
+        `constant` means that no test is possible, because all seeds have the same non-zero difference. With seeds until
+        decided, the conclusion is that of the sequential tests.
         """
+        if self.sequential is not None:
+            return self.sequential.verdict
         if self.difference is None or len(self.seeds) < 2:
             return "too few seeds"
         if self.p_holm is None:
@@ -192,6 +202,27 @@ def hedges_g(differences: Sequence[float]) -> float:
     n = len(differences)
     correction = 1 - 3 / (4 * (n - 1) - 1) if n > 2 else 1.0
     return float(np.mean(differences) / np.std(differences, ddof=1) * correction)
+
+
+def sequential_comparison(arm: Mapping[int, float], baseline: Mapping[int, float], verdict: Sequential) -> Comparison:
+    """Return the comparison of an arm with its baseline whose `verdict` was reached look by look.
+
+    Args:
+        arm: The objective of each finished seed of the arm.
+        baseline: The objective of each finished seed of the baseline.
+        verdict: The verdict. Only the seeds before it count.
+    """
+    seeds = tuple(seed for seed in sorted(arm.keys() & baseline) if seed < verdict.seeds)
+    differences = [arm[seed] - baseline[seed] for seed in seeds]
+    varied = verdict.interval is not None
+    return Comparison(
+        seeds,
+        verdict.difference,
+        interval=verdict.judged_interval,
+        effect=hedges_g(differences) if varied else None,
+        spread=float(np.std(differences, ddof=1)) if varied else None,
+        sequential=verdict,
+    )
 
 
 def _paired(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Comparison:

@@ -3,10 +3,20 @@
 The sweep and its report use the same functions, so a report never contradicts the decisions of its sweep.
 """
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from fedsweep.report.sequential_tests import SequentialRule, Verdict, judge
+from fedsweep.results import SweepManifest
+from fedsweep.results.arms import identity
 from fedsweep.results.until_decided import UntilDecided
+
+if TYPE_CHECKING:
+    from fedsweep.report.arm_statistics import ArmTrials
 
 
 def sequential_verdicts(
@@ -49,4 +59,39 @@ def seeds_that_count(
         seeds = until.at_most if verdict.verdict == "open" else verdict.seeds
         for one in (arm, against[arm]):
             found[one] = max(found.get(one, 0), seeds)
+    return found
+
+
+def judged(
+    manifest: SweepManifest, arms: Sequence[ArmTrials], against: Mapping[str, str]
+) -> tuple[dict[str, Verdict], list[ArmTrials]]:
+    """Return the verdicts of a sweep with seeds until decided, and its arms with only the seeds that count.
+
+    In any other sweep, there are no verdicts, and the arms are unchanged.
+
+    Args:
+        manifest: The sweep.
+        arms: The arms with all their trials.
+        against: The baseline of each arm, both as JSON text (see `identity`).
+    """
+    if (until := manifest.until_decided) is None:
+        return {}, list(arms)
+    values: dict[str, dict[int, float]] = {identity(arm.values): _ends(arm, manifest.metric) for arm in arms}
+    verdicts = sequential_verdicts(until, manifest.metric, values, against)
+    counted = seeds_that_count(until, verdicts, against)
+    kept = []
+    for arm in arms:
+        most = counted.get(identity(arm.values), until.at_most)
+        trials = tuple(trial for trial in arm.trials if trial.plan.seed < most)
+        kept.append(replace(arm, trials=trials or arm.trials[:1]))
+    return verdicts, kept
+
+
+def _ends(arm: ArmTrials, metric: str) -> dict[int, float]:
+    """Return the objective of each ended trial of an arm by seed; NaN if the trial has failed or diverged."""
+    found: dict[int, float] = {}
+    for trial in arm.trials:
+        if trial.outcome is not None and trial.outcome.outcome != "pruned":
+            finished = trial.outcome.outcome == "finished" and trial.history
+            found[trial.plan.seed] = trial.history[-1].metrics.get(metric, math.nan) if finished else math.nan
     return found

@@ -254,5 +254,6 @@ def about_comparison(manifest: SweepManifest, found: Comparison, units: Units) -
         of_seeds=len(manifest.seeds),
         needed=shown_seeds(found.seeds_range, beyond="more than 10,000"),
         doubts=doubts,
+        until=manifest.until_decided,
     )
     return said

@@ -37,6 +37,7 @@ from fedsweep.report.units_and_labels import (
     names,
     settings,
     shown_p,
+    shown_verdict,
 )
 from fedsweep.report.untuned_model import about_untuned_model
 from fedsweep.results import SweepManifest
@@ -45,7 +46,7 @@ from fedsweep.results.table_columns import COLUMNS, TARGET, Column
 
 OF_CHOSEN = ("on test", "optimism")
 """Columns with the results of chosen arms on the test images."""
-PROSE = {"arm", "worst domain", "efficient", "note"}
+PROSE = {"arm", "worst domain", "efficient", "verdict", "note"}
 """Columns that are left-aligned besides the hyperparameters."""
 
 
@@ -116,7 +117,9 @@ class AblationTable:
         They are keyed by `in domain` and `out of domain`. A mean by which no arm can be compared with its baseline is
         left out.
         """
-        found = {}
+        found: dict[str, AblationTable] = {}
+        if self.manifest.until_decided is not None:  # the numbers of seeds depend on the objective
+            return found
         for name, metric in self.means.items():
             arms = compared_by(self.manifest, self.arms, metric)
             if any(one.comparison is not None and one.comparison.seeds for one in arms):
@@ -138,7 +141,10 @@ class AblationTable:
         if self.compared:
             row["difference"] = "baseline" if one.is_baseline else units.difference(found.difference)
             row["95% interval"] = units.interval(found.interval)
-            row["Holm p"] = shown_p(found.p_holm)
+            if self.manifest.until_decided is None:
+                row["Holm p"] = shown_p(found.p_holm)
+            else:
+                row["verdict"] = shown_verdict(self.manifest, found, units)
         return row
 
     def _others(self, one: ArmStatistics) -> dict[str, str]:

@@ -25,6 +25,7 @@ from fedsweep.report.units_and_labels import (
     settings,
     shown_p,
     shown_seeds,
+    shown_verdict,
 )
 from fedsweep.results import SweepManifest
 
@@ -262,14 +263,31 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
     rows = []
     for one in arms:
         own = {"n": str(one.n), "mean": units.value(one.mean), "95% of mean": units.interval(one.interval)}
-        found = cells(one.comparison or Comparison((), None), units)
+        compared = one.comparison or Comparison((), None)
+        until = manifest.until_decided is not None
+        found = sequential_cells(manifest, compared, units) if until else cells(compared, units)
         if one.is_baseline:
             found = {**dict.fromkeys(found, NOTHING), "difference": "baseline"}
         rows.append({**settings(one, dotted), **own, **found})
     named = len(settings(arms[0], dotted))
     tested = [one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None]
-    explained = texts("comparisons", tested=tested, percent=units.percent)
+    explained = texts("comparisons", tested=tested, percent=units.percent, until=manifest.until_decided)
     return Section.of(comparison_title(), rows, named, explained)
+
+
+def sequential_cells(manifest: SweepManifest, found: Comparison, units: Units) -> dict[str, str]:
+    """Return the cells of a comparison with seeds until decided, as a dict from column to text."""
+    own = found.sequential
+    return {
+        "seeds": NOTHING if own is None else str(own.seeds),
+        "pairs": str(len(found.seeds)),
+        "difference": units.difference(found.difference),
+        "95% all arms": units.interval(found.interval),
+        "95% one arm": units.interval(own.interval if own else None),
+        "90% equivalence": units.interval(own.equivalence_interval if own else None),
+        "effect": NOTHING if found.effect is None else f"{found.effect:+.2f}",
+        "verdict": shown_verdict(manifest, found, units),
+    }
 
 
 def cells(found: Comparison, units: Units) -> dict[str, str]:

@@ -7,6 +7,7 @@ from statistics import median
 
 from fedsweep.common.yaml_values import Json
 from fedsweep.report.arm_statistics import ArmStatistics
+from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import IN_WORDS, is_accuracy, setting, short_names, shown_setting
 from fedsweep.results.history import VALIDATION, on_test
@@ -80,6 +81,14 @@ def shown_p(p: float | None) -> str:
     if p is None:
         return NOTHING
     return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def shown_verdict(manifest: SweepManifest, found: Comparison, units: Units) -> str:
+    """Format the verdict of a comparison in a sweep with seeds until decided, as in `within ±1.00`."""
+    if found.sequential is None or manifest.until_decided is None:
+        return NOTHING
+    effect = manifest.until_decided.effect(manifest.metric)
+    return f"within \u00b1{units.value(effect)}" if found.verdict == "within" else found.verdict
 
 
 def shown_seeds(interval: tuple[int | None, int | None] | None, beyond: str) -> str:

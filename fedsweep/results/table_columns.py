@@ -22,7 +22,8 @@ TARGET = "rounds_to="
 ALWAYS_SHOWN = {
     *("arm", "n", "mean", "paper", "sd", "difference", "95% interval", "Holm p", "efficient", "note"),
     *("pairs", "95% of mean", "95% t", "95% bootstrap", "p", "exact p", "effect", "detectable", "seeds needed"),
-    *("on test", "optimism", "test_mean", "chosen_by"),
+    *("seeds", "95% all arms", "95% one arm", "90% equivalence", "seeds_of_verdict", "equivalence_low"),
+    *("equivalence_high", "on test", "optimism", "test_mean", "chosen_by"),
     *("mean_low", "mean_high", "mean_of_last_4_rounds", "reference", "reference_source", "baseline", "synthetic"),
     *("n_common", "interval_low", "interval_high", "bootstrap_low", "bootstrap_high", "verdict"),
     *("p_holm", "p_exact", "p_exact_holm", "seeds_needed", "seeds_needed_low", "seeds_needed_high"),

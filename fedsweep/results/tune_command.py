@@ -35,6 +35,10 @@ def tune_command(manifest: SweepManifest) -> str | None:
     flags = {dotted: f"--{name.replace('_', '-')}" for name, dotted in SPACE_OPTIONS.items()}
     words = [manifest.name, *(f"{name}={_in_yaml(value)}" for name, value in manifest.overrides.items())]
     for dotted, value in manifest.options.items():
+        if dotted == "seeds" and isinstance(value, dict) and {*value} <= {"until", "smallest_effect"}:
+            effect = value.get("smallest_effect")
+            words += ["--until-decided"] if effect is None else ["--smallest-effect", str(effect)]
+            continue
         if dotted not in flags or value is None or value is False or isinstance(value, dict):
             return None
         words.append(flags[dotted])

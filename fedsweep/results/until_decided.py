@@ -34,6 +34,11 @@ class UntilDecided(Config):
         """All seeds that an arm may run with, in the order in which it runs them."""
         return tuple(range(self.at_most))
 
+    @property
+    def words(self) -> str:
+        """The rule as a phrase, such as `until decided, 4 to 20`."""
+        return f"until decided, {self.at_least} to {self.at_most}"
+
     def effect(self, metric: str) -> float | None:
         """Return the smallest effect in the unit in which `metric` is stored; accuracies range from 0 to 1."""
         if self.smallest_effect is None:

@@ -30,12 +30,13 @@ LONGEST_TAG = 500  # characters of a tag that summarises trials
 
 def description_tags(manifest: SweepManifest) -> dict[str, str]:
     """Return the tags by which users can find and compare the parent runs of sweeps."""
+    until = manifest.until_decided
     goals = [one for one in (manifest, manifest.against) if one]
     return {
         "fedsweep.varied": ", ".join(manifest.varied),
         "fedsweep.experiment": manifest.experiment,
         "fedsweep.objective": ", ".join(f"{one.metric} {one.mode}" for one in goals),
-        "fedsweep.seeds": ", ".join(map(str, manifest.seeds)),
+        "fedsweep.seeds": ", ".join(map(str, manifest.seeds)) if until is None else until.words,
         "fedsweep.search": manifest.search,
         "fedsweep.scheduler": manifest.scheduler,
         **({"fedsweep.chosen_by": manifest.chosen_by} if manifest.chosen_by else {}),
@@ -87,8 +88,9 @@ def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) 
     if report is not None and (table := report / "table.md").exists():
         body = table.read_text(encoding="utf-8").partition("\n")[2].strip()  # without its title, the run's name
     else:
+        seeds = len(manifest.seeds) if manifest.until_decided is None else manifest.until_decided.words
         body = (
-            f"There is no report yet. Experiment: `{manifest.experiment}`. Seeds: {len(manifest.seeds)}. "
+            f"There is no report yet. Experiment: `{manifest.experiment}`. Seeds: {seeds}. "
             f"Rounds per trial: {manifest.rounds}."
         )
     wanted = f"{manifest.name} --sweep {manifest.id}"

@@ -163,6 +163,8 @@ def test_every_option_of_tune_changes_the_space_or_is_read_by_the_command():
         "id_file",
         "at_once",
         "address",
+        "until_decided",  # they change `seeds`
+        "smallest_effect",
         "store",
         "mlflow",
     }

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedsweep.report.arm_statistics import ArmStatistics, best_places
+from fedsweep.report.arm_statistics import ArmStatistics
+from fedsweep.report.choice import best_places
 from fedsweep.report.figures import canvas
 from fedsweep.report.figures.canvas import GREY, Drawing
 from fedsweep.report.text_tables import MARK, MARKED

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.report.arm_statistics import ArmStatistics, best_places
+from fedsweep.report.arm_statistics import ArmStatistics
+from fedsweep.report.choice import best_places
 from fedsweep.report.figures import canvas
 from fedsweep.report.figures.canvas import COLOURS, Drawing
 from fedsweep.report.holm_corrected_tests import Comparison
-from fedsweep.report.units_and_labels import Units, shown_p
+from fedsweep.report.units_and_labels import Units, shown_p, shown_verdict
 from fedsweep.results import SweepManifest
 from fedsweep.results.arm_names import BASELINE
 from fedsweep.results.arms import is_accuracy
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 MOST = 40  # greatest number of rows; the arms with the best means are shown
 WIDEST = 6  # the axis is at most this many times as long as the median row needs, so that one row does not flatten all
+READING_BY_LOOKS = (
+    "Dots are means of the paired differences, arm minus baseline; lines are their 95% intervals, which are valid for "
+    "all arms jointly and at whatever number of seeds the comparison ended. A filled dot is an arm that was decided to "
+    "be higher or lower. Small grey dots are the differences of single seeds."
+)
 ROW, LINE = 0.3, 0.15
 """Height in inches of a row with a label of one line, and of each further line."""
 BELOW = 0.09  # distance in inches between the line of an interval and the dots of single seeds
@@ -57,7 +63,7 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | No
     axes.set_yticks(places, [label for _, label, _ in shown], fontsize=9)
     axes.tick_params(axis="y", length=0, pad=10)  # the arrow of a row that is cut off reaches 3 points to the left
     axes.set(xlim=(-reach, reach), ylim=(sum(heights), 0), xlabel=_title(manifest, arms, labels))
-    reading = READING
+    reading = READING if manifest.until_decided is None else READING_BY_LOOKS
     if clipped:
         reading += " An arrow marks a row that continues beyond the end of the axis."
     if hidden := len(rows) - len(shown):
@@ -109,7 +115,8 @@ def _write_numbers(
 ) -> None:
     """Write difference, interval and p-value of each row to the right of the axes, below a heading."""
     units = Units.of(manifest.metric, arms)
-    columns = [("difference", 0.19), ("95% interval", 0.52), ("Holm p", 0.69)]
+    fixed = manifest.until_decided is None
+    columns = [("difference", 0.19), ("95% interval", 0.52), ("Holm p", 0.69) if fixed else ("verdict", 0.85)]
     across: Any = axes.get_yaxis_transform()
     for heading, right in columns:
         axes.annotate(
@@ -117,7 +124,8 @@ def _write_numbers(
             fontsize=8.5, color=INK, annotation_clip=False,
         )  # fmt: skip
     for (_, _, found), place in zip(shown, places, strict=True):
-        cells = units.difference(found.difference), units.interval(found.interval), shown_p(found.p_holm)
+        last = shown_p(found.p_holm) if fixed else shown_verdict(manifest, found, units)
+        cells = units.difference(found.difference), units.interval(found.interval), last
         for (_, right), cell in zip(columns, cells, strict=True):
             axes.text(
                 1 + right, place, cell, transform=across, ha="right", va="center_baseline", fontsize=8.5, color=INK

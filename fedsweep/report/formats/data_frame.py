@@ -18,7 +18,7 @@ from fedsweep.results.arms import IN_WORDS
 from fedsweep.results.records import SYNTHETIC
 from fedsweep.results.table_columns import BY_MEAN, SEEDS, TARGET
 
-COUNTS = ("n_common", "seeds_needed", "seeds_needed_low", "seeds_needed_high", "last_round")
+COUNTS = ("n_common", "seeds_of_verdict", "seeds_needed", "seeds_needed_low", "seeds_needed_high", "last_round")
 PREFIXES = dict(zip((IN_DOMAIN, OUT_OF_DOMAIN), BY_MEAN, strict=True))
 """Prefixes of the columns with the statistics of the means in and out of domain, by the means' headings."""
 TESTED = ("effect", "detectable", "seeds_needed")
@@ -141,6 +141,19 @@ def comparison_columns(found: Comparison | None) -> dict[str, object]:
     fewest, most = own.seeds_range or (None, None)
     exact = own.exact_can_tell  # if not, the report shows no exact p-value either
     corrected = own.correction.lower()
+    if (found_by_looks := own.sequential) is not None:
+        near_low, near_high = found_by_looks.equivalence_interval or (None, None)
+        return {
+            "n_common": len(own.seeds),
+            "difference": own.difference,
+            "interval_low": low,
+            "interval_high": high,
+            "equivalence_low": near_low,
+            "equivalence_high": near_high,
+            "effect": own.effect,
+            "seeds_of_verdict": found_by_looks.seeds,
+            "verdict": own.verdict,
+        }
     return {
         "n_common": len(own.seeds) if found else None,
         "difference": own.difference,

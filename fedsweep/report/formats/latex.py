@@ -107,6 +107,8 @@ def _caption_by_mean(table: AblationTable, name: str, other: AblationTable, labe
 def _about_asterisk(table: AblationTable) -> list[str]:
     """Return a sentence that explains the asterisks in the table, or an empty list if there are none."""
     asterisk = "An asterisk marks a significant difference: p is at most 0.05 after Holm's correction."
+    if table.manifest.until_decided is not None:
+        asterisk = "An asterisk marks an arm that was decided to be higher or lower."
     return [asterisk] if any(_detected(one) for one in table.arms) else []
 
 

@@ -141,6 +141,10 @@ class ArmState(RecordedTrials):
         """Return whether the trial's arm was pruned."""
         return self._arms[key] in self.verdicts.pruned
 
+    def stops(self, key: str, round: int) -> bool:
+        """Return whether a trial that has run a round must stop, because its arm ended after an earlier round."""
+        return self.is_pruned(key) and round >= self.visible(key)
+
     def visible(self, key: str) -> int:
         """Return the last round of a trial that is shown to the user.
 

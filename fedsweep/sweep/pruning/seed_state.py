@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fedsweep.report.seeds_until_decided import seeds_that_count, sequential_verdicts
 from fedsweep.report.sequential_tests import Verdict
 from fedsweep.results import Outcome, SweepStore, TrialPlan
-from fedsweep.results.arms import Arm, counterparts, identity
+from fedsweep.results.arms import Arm, counterparts, identity, is_accuracy, setting, short_names
 from fedsweep.results.until_decided import UntilDecided
 from fedsweep.sweep.pruning.arm_state import RecordedTrials
 
@@ -43,6 +43,8 @@ class SeedState(RecordedTrials):
         self._arm_of = {one.key: identity(one.arm) for one in plans}
         self._keys: dict[str, dict[int, str]] = defaultdict(dict)
         self._verdicts: dict[str, Verdict] | None = None
+        self._told: set[str] = set()
+        self._names = short_names(dict.fromkeys(name for arm in self.arms.values() for name in arm))
         for one in plans:
             self._keys[self._arm_of[one.key]][one.seed] = one.key
             self._read(one)
@@ -81,6 +83,33 @@ class SeedState(RecordedTrials):
         keys = [self._keys[arm][seed] for seed in self._until.seeds[: look + AHEAD] for arm in arms]
         return [(key, self.rounds) for key in keys if not self._settled(key)]
 
+    @property
+    def planned(self) -> int:
+        """The number of trials up to the look that decides next, which is the final number if no comparison is open."""
+        running = {key for key, _ in self.wanted()}
+        return sum(self._last[key] >= 0 or key in running for key in self.plans)
+
+    def news(self) -> list[str]:
+        """Return a sentence for each comparison that was decided since the last call."""
+        found = [arm for arm, one in self.verdicts.items() if one.verdict != "open" and arm not in self._told]
+        self._told |= {*found}
+        return [f"Decided after {self.verdicts[arm].seeds} seeds: {self._described(arm)}." for arm in found]
+
+    def open_comparisons(self) -> list[str]:
+        """Return a line about each comparison that is open."""
+        going = [arm for arm, one in self.verdicts.items() if one.verdict == "open"]
+        return [f"open after {self.verdicts[arm].seeds} seeds: {self._described(arm)}" for arm in going]
+
+    def _described(self, arm: str) -> str:
+        """Return the arm with its verdict and its difference from the baseline."""
+        one, percent = self.verdicts[arm], is_accuracy(self._metric)
+        named = ", ".join(setting(self._names.get(name, name), value) for name, value in self.arms[arm].items())
+        if one.difference is None:
+            return named
+        gap = f"difference {100 * one.difference:+.2f} points" if percent else f"difference {one.difference:+.4g}"
+        effect = f" \u00b1{self._until.smallest_effect:g}" if one.verdict == "within" else ""
+        return f"{named}{'' if one.verdict == 'open' else f' is {one.verdict}{effect}'} ({gap})"
+
     def stops(self, key: str, round: int) -> bool:
         """Return whether a running trial is no longer needed, because the comparison of its arm is decided."""
         arm = self._arm_of[key]
@@ -104,4 +133,5 @@ class SeedState(RecordedTrials):
         return key in self._errors or self._last[key] >= self.rounds
 
     def _value(self, key: str) -> float:
-        return math.nan if key in self._errors else self._values[key].get(self.rounds, math.nan)
+        """Return the objective of an ended trial, or NaN if the trial has failed or diverged."""
+        return math.nan if key in self._errors else self._sign * self._values[key].get(self.rounds, math.nan)

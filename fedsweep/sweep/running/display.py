@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
+from rich.text import Text
 
 from fedsweep.common.progress import LeftColumn, TimeLeft
 from fedsweep.results import OutcomeName, TrialRecord
@@ -44,6 +45,8 @@ class LiveTable:
         self.total, self.begun = total, time.monotonic()
         played = (BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeElapsedColumn())
         self.parallel, self.time, self.stopping = parallel, TimeLeft(), False
+        self.notes: Callable[[], Sequence[str]] = list
+        """A function that returns lines to show below the table, such as the comparisons that are open."""
         self.progress = Progress(
             TextColumn("{task.description}"), *played, LeftColumn(lambda _: self.left()), console=console
         )
@@ -101,7 +104,7 @@ class LiveTable:
         ended = [trial for trial in self.trials.values() if trial.outcome]
         for trial in [*ended[-max(ROWS - len(running), 0) :], *running]:
             table.add_row(*self._cells(trial), style="dim" if trial.outcome else "")
-        return Group(table, self.progress)
+        return Group(table, *map(Text, self.notes()), self.progress)
 
     def _cells(self, trial: TrialRecord) -> tuple[str, str, str, str, str]:
         measured = [one.metrics[self.metric] for one in trial.history if self.metric in one.metrics]

@@ -30,6 +30,7 @@ from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.plan.reuse import Reuse
 from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_replacement import Generations
+from fedsweep.sweep.pruning.seed_state import SeedState
 from fedsweep.sweep.pruning.trial_rules import Medians, Rungs, StoppingScheduler
 from fedsweep.sweep.pruning.trial_state import TrialState
 from fedsweep.sweep.running.display import LiveTable
@@ -74,8 +75,9 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
     plan, rounds, scheduler = ready.plan, ready.plan.base.federation.rounds, ready.plan.space.scheduler
     if known := warm_start.read(sweep):
         console.print(known.note(rounds))
-    retried = plan.sampled is None  # later samples of a search depend on the failures of earlier ones
-    together = decides_jointly(scheduler)
+    until = plan.space.until_decided
+    retried = plan.sampled is None and until is None  # later samples or seeds depend on earlier failures
+    together = decides_jointly(scheduler) or until is not None
     clear_leftovers(sweep, rounds, retry=retried, together=together)
     sweep.show(plan.space.columns, asked="columns" in plan.request.options)
     recorder, writes = Recorder(ready.store, plan.name, ready.destination), WriteGuard()
@@ -99,8 +101,11 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
         writing=writes.catching,
         tell=console.print,
     )
-    state: ArmState | TrialState | Generations | None = None
-    if scheduler.name == "pbt":
+    state: ArmState | TrialState | Generations | SeedState | None = None
+    if until is not None:
+        state = SeedState(plan, until, sweep, planned or ())
+        display.total, display.notes = state.planned, state.open_comparisons
+    elif scheduler.name == "pbt":
         state = Generations(plan, sweep)
     elif scheduler.name == "arms":
         state = ArmState(plan, scheduler, sweep, planned or ())
@@ -161,9 +166,10 @@ def _run_trials(
 def _any_left(plan: Plan, recording: Recording, trials: Sequence[TrialRecord]) -> bool:
     """Return whether any trial is left to run.
 
-    A population has no fixed number of trials, so only the trials of its current generation are considered.
+    A population has no fixed number of trials, so only the trials of its current generation are considered. With seeds
+    until decided, only the seeds of open comparisons are considered.
     """
-    if isinstance(recording.state, Generations):
+    if isinstance(recording.state, Generations | SeedState):
         return bool(recording.state.wanted())
     return sum(trial.outcome is not None for trial in trials) < plan.num_trials
 
@@ -175,7 +181,7 @@ def _strategy(plan: Plan, recording: Recording, planned: Sequence[TrialPlan] | N
         samples = HalvedSamples(plan, sweep, state, announce, packing) if planned is None else None
         return samples or JointSearch(state, announce, packing), TrialHalvingScheduler(state)
     if state is not None:
-        scheduler = ArmScheduler(state) if isinstance(state, ArmState) else FIFOScheduler()
+        scheduler = FIFOScheduler() if isinstance(state, Generations) else ArmScheduler(state)
         return JointSearch(state, announce, packing), scheduler
     if planned is None:
         searcher: Searcher = SampledSearch(plan, sweep, announce, packing)

@@ -18,6 +18,7 @@ from fedsweep.sweep.cluster.packing import Packing, larger
 from fedsweep.sweep.plan.reuse import Reuse
 from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_replacement import Generations
+from fedsweep.sweep.pruning.seed_state import SeedState
 from fedsweep.sweep.pruning.trial_state import TrialState
 from fedsweep.sweep.running.display import LiveTable
 from fedsweep.sweep.running.lost_workers import cause_of, reason_of
@@ -66,7 +67,7 @@ class Recording(Callback, Stopper):
     reuse: Reuse
     writes: WriteGuard
     packing: Packing
-    state: ArmState | TrialState | Generations | None = None
+    state: ArmState | TrialState | Generations | SeedState | None = None
     """The arms or trials that are halved, or the population; None for trials whose outcomes are independent."""
     retried: bool = True
     """True if a later session runs failed trials again."""
@@ -177,6 +178,8 @@ class Recording(Callback, Stopper):
         """
         if self.state is None:
             return
+        for news in self.state.news() if isinstance(self.state, SeedState) else ():
+            self.display.console.print(news, soft_wrap=True)
         for key, trial in {key: self.sweep.trial(key) for key in self.state.changed()}.items():
             outcome, before = self.state.outcome(key), trial.outcome() if trial.planned else None
             if outcome is not None and outcome != before:

@@ -14,7 +14,10 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
 from fedsweep.federation.build_and_run import build
 from fedsweep.federation.rounds import Federation, federate
+from fedsweep.report.expected_seeds import expected_seeds
+from fedsweep.report.sequential_tests import SequentialRule
 from fedsweep.results import Store, SweepStore
+from fedsweep.results.arms import counterparts, identity, is_accuracy
 from fedsweep.sweep.cluster import packing
 from fedsweep.sweep.cluster.cluster import HERE, Cluster, concurrency, gpus_of, most_on_a_gpu, processor
 from fedsweep.sweep.cluster.gpus import meter
@@ -32,6 +35,31 @@ def side_by_side(plan: Plan, cluster: Cluster = HERE) -> int:
     """Return how many trials run in parallel. The setting `search.in_flight` of a TPE search is an upper limit."""
     fit, search = concurrency(plan.space.resources, cluster), plan.space.search
     return min(fit, search.in_flight) if search.name == "tpe" else fit
+
+
+SPREADS = (0.5, 1.0, 2.0)
+"""Standard deviations of the paired differences for which seeds are forecast, as multiples of the smallest effect."""
+
+
+def seed_forecast(plan: Plan) -> list[str]:
+    """Return lines with the expected numbers of seeds of a sweep with seeds until decided; empty for other sweeps.
+
+    The spread of the differences is not known before the sweep, so the numbers are given for several spreads.
+    """
+    if (until := plan.space.until_decided) is None:
+        return []
+    metric, baselines = plan.space.goal.metric, counterparts(plan.arms, plan.space.baseline or {})
+    compared = sum(identity(one) != arm for arm, one in baselines.items())
+    effect = until.effect(metric) or 1.0
+    rule = SequentialRule(until.at_least, until.at_most, until.effect(metric))
+    unit = " points" * is_accuracy(metric)
+    shown = until.smallest_effect or 1.0
+    lines = ["Expected seeds per arm, by the standard deviation (sd) of its differences from the baseline:"]
+    for times in SPREADS:
+        found = expected_seeds(rule, compared, times * effect)
+        parts = [f"{one.seeds:.1f} with {name}" for name, one in found.items()]
+        lines.append(f"  sd {times * shown:g}{unit}: {', '.join(parts)}")
+    return lines
 
 
 def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int]:

@@ -15,10 +15,13 @@ from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_replacement import Generations
+from fedsweep.sweep.pruning.seed_state import SeedState
 from fedsweep.sweep.pruning.trial_state import TrialState
 from fedsweep.sweep.search.proposals import Proposals
 
 Announce = Callable[[TrialPlan], None]
+Joint = ArmState | TrialState | Generations | SeedState
+"""The states of sweeps in which what runs next depends on several trials."""
 
 
 class FolderSearcher(Searcher):
@@ -151,7 +154,7 @@ class JointSearch(FolderSearcher):
     suggests it again.
     """
 
-    def __init__(self, state: ArmState | TrialState | Generations, announce: Announce, packing: Packing) -> None:
+    def __init__(self, state: Joint, announce: Announce, packing: Packing) -> None:
         super().__init__(announce, packing)
         self._state = state
 
@@ -224,16 +227,18 @@ class TrialHalvingScheduler(FIFOScheduler):
 
 
 class ArmScheduler(FIFOScheduler):
-    """The scheduler that stops the running trials of a pruned arm."""
+    """The scheduler that stops running trials that are not needed any more.
 
-    def __init__(self, state: ArmState) -> None:
+    They belong to a pruned arm, or to an arm whose comparison is decided.
+    """
+
+    def __init__(self, state: ArmState | SeedState) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.state = state
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Stop the trial if its arm was pruned and the trial has reached the round at which the arm ended."""
+        """Stop the trial if the state says so. The state first reads the trial if it has reached a rung."""
         key = trial.config["trial"]
         if result["round"] in self.state.milestones:
             self.state.refresh(key)
-        beyond = self.state.is_pruned(key) and result["round"] >= self.state.visible(key)
-        return FIFOScheduler.STOP if beyond else FIFOScheduler.CONTINUE
+        return FIFOScheduler.STOP if self.state.stops(key, result["round"]) else FIFOScheduler.CONTINUE

@@ -1,0 +1,177 @@
+"""Seeds until decided: the trials that run, and the verdicts, for any workers, order of arrival and restart."""
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsweep.report.arm_statistics import summarise
+from fedsweep.report.seeds_until_decided import seeds_that_count, sequential_verdicts
+from fedsweep.results import Outcome, TrialPlan, TrialRecord
+from fedsweep.results.arms import identity
+from fedsweep.results.history import RoundRecord
+from fedsweep.results.until_decided import UntilDecided
+from fedsweep.sweep.pruning.seed_state import SeedState
+from fedsweep.sweep.space.settings import Goal
+from tests.report.conftest import make_manifest
+
+ROUNDS, METRIC = 2, "accuracy/mean"
+BASELINE = {"lora.rank": 8}
+RANKS = (8, 4, 1)
+
+
+class Trial:
+    """A trial on a made-up disk, whose rounds are recorded up to `round`."""
+
+    def __init__(self, key: str, end: float, diverges: bool) -> None:
+        self.key, self.end_value, self.diverges, self.round, self.planned = key, end, diverges, -1, False
+        self.ended: Outcome | None = None
+
+    def recorded(self) -> list[RoundRecord]:
+        values = [0.2, 0.3, self.end_value]
+        return [RoundRecord(number, {METRIC: values[number]}, 1.0) for number in range(self.round + 1)]
+
+    def outcome(self) -> Outcome | None:
+        return self.ended
+
+
+class Folder:
+    """The made-up results of a sweep: `ends[rank][seed]` is the objective of a trial after its last round."""
+
+    def __init__(self, ends: dict[int, list[float]], until: UntilDecided, broken: Any = ()) -> None:
+        self.plans = [
+            TrialPlan(key=f"{rank}-{seed}", number=number, arm={"lora.rank": rank}, seed=seed, config={})
+            for number, (seed, rank) in enumerate((seed, rank) for seed in until.seeds for rank in ends)
+        ]
+        self.trials = {
+            one.key: Trial(one.key, ends[one.arm["lora.rank"]][one.seed], (one.arm["lora.rank"], one.seed) in broken)
+            for one in self.plans
+        }
+
+    def trial(self, key: str) -> Trial:
+        return self.trials[key]
+
+    def records(self) -> list[TrialRecord]:
+        found = ((plan, self.trials[plan.key]) for plan in self.plans)
+        return [TrialRecord(plan, one.ended, one.recorded()) for plan, one in found if one.planned]
+
+
+def state_of(folder: Folder, until: UntilDecided, mode: str = "max") -> SeedState:
+    space = SimpleNamespace(goal=Goal(METRIC, mode, None), baseline=BASELINE)  # type: ignore[arg-type]
+    plan: Any = SimpleNamespace(space=space, base=SimpleNamespace(federation=SimpleNamespace(rounds=ROUNDS)))
+    return SeedState(plan, until, folder, folder.plans)  # type: ignore[arg-type]
+
+
+def play(folder: Folder, until: UntilDecided, workers: int, chance: random.Random, restart: float = 0.0) -> SeedState:
+    """Run the trials that the state requests on workers of random speed, with restarts of the driver."""
+    state, running = state_of(folder, until), list[str]()
+    for _ in range(10_000):
+        if chance.random() < restart:
+            state, running = state_of(folder, until), []
+        waiting = [key for key, round in state.wanted() if key not in running and round == ROUNDS]
+        while waiting and len(running) < workers:
+            running.append(waiting.pop(0))
+            folder.trial(running[-1]).planned = True
+        if not running:
+            return state
+        trial = folder.trial(key := chance.choice(running))
+        if trial.diverges and trial.round == 0:
+            trial.ended = Outcome(outcome="diverged", round=0)
+            state.record_error(key, trial.ended)
+        else:
+            trial.round += 1
+            if trial.round == ROUNDS:
+                state.refresh(key)
+        if trial.ended or trial.round == ROUNDS or state.stops(key, trial.round):
+            running.remove(key)
+            state.refresh(key)
+        for one in folder.trials.values():
+            if one.planned and (outcome := state.outcome(one.key)) is not None:
+                one.ended = outcome
+    raise AssertionError("the sweep did not end")
+
+
+def table_of(folder: Folder, until: UntilDecided) -> list[tuple[Any, ...]]:
+    """Return what the report shows of each arm."""
+    manifest = make_manifest(until_decided=until, seeds=until.seeds, rounds=ROUNDS, trials=None)
+    arms = summarise(manifest, folder.records())
+    return [(one.key, one.n, one.mean, one.interval, one.comparison) for one in arms]
+
+
+ENDS = st.lists(st.integers(0, 40), min_size=8, max_size=8).map(lambda found: [0.5 + value / 500 for value in found])
+UNTIL = st.builds(
+    UntilDecided, at_least=st.integers(2, 5), at_most=st.just(8), smallest_effect=st.sampled_from([None, 1.0, 4.0])
+)
+
+
+@given(
+    st.tuples(ENDS, ENDS, ENDS), UNTIL, st.integers(1, 5), st.integers(0, 9),
+    st.sets(st.tuples(st.sampled_from(RANKS), st.integers(0, 7)), max_size=3),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_the_table_does_not_depend_on_workers_order_or_restarts(curves, until, workers, seed, broken):
+    ends = dict(zip(RANKS, curves, strict=True))
+    alone, together = Folder(ends, until, broken), Folder(ends, until, broken)
+    first = play(alone, until, 1, random.Random(0))
+    second = play(together, until, workers, random.Random(seed), restart=0.05)
+    assert first.verdicts == second.verdicts
+    assert repr(table_of(alone, until)) == repr(table_of(together, until))  # repr, because NaN is not equal to itself
+    assert all(one.verdict != "open" for one in second.verdicts.values())
+    assert {trial.round for trial in alone.trials.values() if trial.ended and trial.ended.outcome == "finished"} == {2}
+
+
+@given(st.tuples(ENDS, ENDS, ENDS), UNTIL, st.integers(1, 4))
+@settings(max_examples=30, deadline=None)
+def test_few_seeds_run_that_are_not_needed(curves, until, workers):
+    """At most the next seed of each arm runs in advance, and with one worker at most one trial does."""
+    folder = Folder(dict(zip(RANKS, curves, strict=True)), until)
+    state = play(folder, until, workers, random.Random(1))
+    against = {identity({"lora.rank": rank}): identity(BASELINE) for rank in RANKS}
+    counted = seeds_that_count(until, state.verdicts, against)
+    for plan in folder.plans:
+        if folder.trial(plan.key).planned:
+            assert plan.seed <= counted[identity(plan.arm)]
+    surplus = [one for one in folder.trials.values() if one.ended and one.ended.outcome == "pruned"]
+    assert len(surplus) <= workers
+    assert all(one.ended.reason == "its comparison was decided without this seed" for one in surplus)
+
+
+def test_arms_stop_as_soon_as_they_are_decided_and_the_baseline_goes_on():
+    until = UntilDecided(at_least=4, at_most=8)
+    noise = [0.001, -0.001, 0.002, -0.002, 0.001, -0.001, 0.002, -0.002]
+    ends = {8: [0.5] * 8, 4: [0.7 + one for one in noise], 1: [0.5 + 20 * one for one in noise]}
+    folder = Folder(ends, until)
+    state = play(folder, until, 2, random.Random(0))
+    rank_4, rank_1 = (state.verdicts[identity({"lora.rank": rank})] for rank in (4, 1))
+    assert (rank_4.verdict, rank_4.seeds) == ("higher", 4)
+    assert rank_1.verdict in ("out of reach", "open at the limit")
+    table = {one[0]: one for one in table_of(folder, until)}
+    assert table[identity({"lora.rank": 4})][1] == 4
+    assert table[identity(BASELINE)][1] == rank_1.seeds
+    comparison = table[identity({"lora.rank": 4})][4]
+    assert (comparison.verdict, comparison.p, comparison.p_holm) == ("higher", None, None)
+    assert comparison.interval == rank_4.judged_interval
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_higher_means_a_larger_value_even_if_smaller_values_are_better(mode):
+    until = UntilDecided(at_least=3, at_most=4)
+    folder = Folder({8: [0.5, 0.51, 0.5, 0.51], 4: [0.9, 0.92, 0.91, 0.93]}, until)
+    for trial in folder.trials.values():
+        trial.planned, trial.round = True, ROUNDS
+    state = state_of(folder, until, mode)
+    assert state.verdicts[identity({"lora.rank": 4})].verdict == "higher"
+    assert state.news()[0].startswith("Decided after 3 seeds: rank 4 is higher (difference +40.")
+    assert state.news() == []
+    assert state.wanted() == []
+
+
+def test_a_seed_counts_only_if_its_trials_have_ended_in_both_arms():
+    until = UntilDecided(at_least=2, at_most=5)
+    values = {"a": {0: 0.1, 1: 0.2, 3: 0.3}, "b": {0: 0.0, 1: 0.05, 2: 0.1, 3: 0.1}}
+    verdicts = sequential_verdicts(until, METRIC, values, {"a": "b", "b": "b"})
+    assert (verdicts["a"].verdict, verdicts["a"].seeds) == ("open", 2)
+    assert seeds_that_count(until, verdicts, {"a": "b", "b": "b"}) == {"a": 5, "b": 5}

@@ -1,0 +1,111 @@
+"""Seeds until decided, with real Ray and MLflow: any number of workers and any kill give the same table."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedsweep.results import SweepStore
+from tests.sweep.helpers import (
+    GRID,
+    SMALL,
+    fedsweep,
+    kill,
+    newest,
+    runs,
+    start,
+    table,
+    wait_for_rounds,
+    write_space,
+)
+
+UNTIL = {"until": "decided", "at_least": 2, "at_most": 6, "smallest_effect": 4.0}
+DECIDED = {
+    **GRID,
+    "fixed": {**SMALL, "federation.rounds": 2, "local.steps": 3},
+    "space": {"optimizer.lr": {"grid": [0.001, 0.1, 0.11, 0.5]}},
+    "seeds": UNTIL,
+    "baseline": {"optimizer.lr": 0.1},
+}
+ROUNDS, ARMS = 2, 4
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run the sweep with one trial at a time, and return its working directory."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    write_space(folder, "decided", DECIDED)
+    done = fedsweep(folder, "tune", "decided", "--at-once", "1")
+    assert len(re.findall(r"^Decided after \d seeds: lr", done.stderr, re.MULTILINE)) == ARMS - 1
+    return folder
+
+
+def counted(sweep: SweepStore) -> set[tuple[str, int]]:
+    """Return the arm and seed of each finished trial."""
+    return {
+        (trial.plan.label, trial.plan.seed)
+        for trial in sweep.trials()
+        if trial.outcome is not None and trial.outcome.outcome == "finished"
+    }
+
+
+@pytest.mark.slow
+def test_arms_get_seeds_until_their_comparison_is_decided(undisturbed):
+    sweep = newest(undisturbed, "decided")
+    assert sweep.manifest().until_decided is not None
+    assert ARMS * UNTIL["at_least"] <= len(counted(sweep)) < ARMS * UNTIL["at_most"]
+    text = (sweep.folder / "report" / "table.md").read_text()
+    assert "| verdict |" in text
+    assert "Holm" not in text
+    (parent,), children, _ = runs(undisturbed, "decided")
+    assert parent.data.tags["fedsweep.seeds"] == "until decided, 2 to 6"
+    assert len(children) == len(sweep.trials())
+
+
+@pytest.mark.slow
+def test_two_workers_give_the_same_table(undisturbed, tmp_path):
+    write_space(tmp_path, "decided", DECIDED)
+    fedsweep(tmp_path, "tune", "decided")
+    assert table(tmp_path, "decided") == table(undisturbed, "decided")
+    assert counted(newest(undisturbed, "decided")) <= counted(newest(tmp_path, "decided"))
+
+
+@pytest.mark.slow
+def test_a_kill_in_the_third_look_and_a_resume_give_the_same_table(undisturbed, tmp_path):
+    write_space(tmp_path, "decided", DECIDED)
+    process = start(tmp_path, "tune", "decided")
+    wait_for_rounds(tmp_path, "decided", ROUNDS * ARMS * 2 + 1, process)
+    kill(process)
+    fedsweep(tmp_path, "tune", "decided", "--resume")
+    assert table(tmp_path, "decided") == table(undisturbed, "decided")
+    more = fedsweep(tmp_path, "report", "decided")
+    assert "decided yet" not in more.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"baseline": None},
+            "needs a `baseline`, with which arms are compared, but there is none",
+        ),
+        (
+            {"scheduler": {"name": "arms"}},
+            "{until: decided} needs `scheduler` none, because no trial is pruned",
+        ),
+        ({"seeds": {**UNTIL, "at_least": 9}}, "`seeds.at_least` must be at most `seeds.at_most` 6, but it is 9"),
+    ],
+)
+def test_mistakes_end_before_anything_runs(tmp_path, changes, sentence):
+    write_space(tmp_path, "decided", {**DECIDED, **changes})
+    assert sentence in fedsweep(tmp_path, "tune", "decided", code=2).stderr
+    assert not (tmp_path / "mlruns").exists()
+
+
+def test_the_command_line_asks_for_seeds_until_decided(tmp_path):
+    write_space(tmp_path, "grid", {**GRID, "seeds": [0, 1]})
+    shown = fedsweep(tmp_path, "tune", "grid", "--smallest-effect", "1.5", "--dry-run").stdout
+    assert "Seeds: until decided, 4 to 20" in shown
+    assert "sd 1.5 points:" in shown
+    refused = fedsweep(tmp_path, "tune", "grid", "--until-decided", "--seeds", "0,1", code=2).stderr
+    assert "`--until-decided` chooses the seeds itself and cannot be combined with `--seeds`" in refused
