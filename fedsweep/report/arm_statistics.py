@@ -74,7 +74,7 @@ class ArmStatistics:
     sd: float | None
     """Standard deviation over seeds, with n - 1."""
     interval: Interval | None
-    """The 95% interval of the mean: Student's t over seeds."""
+    """The 95% interval of the mean: Student's t over seeds. None with seeds until decided, where it is not valid."""
     mean_of_last: float | None
     """Mean over seeds of the objective's mean over the last four rounds."""
     worst_domain_name: str | None
@@ -199,7 +199,7 @@ def _describe(arm: ArmTrials, manifest: SweepManifest) -> ArmStatistics:
         values=values,
         mean=mean(values.values()),
         sd=_deviation(values),
-        interval=t_interval(list(values.values())),
+        interval=t_interval(list(values.values())) if manifest.until_decided is None else None,
         mean_of_last=mean(smoothed) if all(map(math.isfinite, smoothed)) else None,
         worst_domain_name=min(known, key=lambda name: known[name]) if known else None,
         domains=domains,

@@ -262,9 +262,9 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
     dotted, units = names(manifest, arms), Units.of(manifest.metric, arms)
     rows = []
     for one in arms:
-        own = {"n": str(one.n), "mean": units.value(one.mean), "95% of mean": units.interval(one.interval)}
-        compared = one.comparison or Comparison((), None)
-        until = manifest.until_decided is not None
+        own = {"n": str(one.n), "mean": units.value(one.mean)}
+        compared, until = one.comparison or Comparison((), None), manifest.until_decided is not None
+        own |= {} if until else {"95% of mean": units.interval(one.interval)}
         found = sequential_cells(manifest, compared, units) if until else cells(compared, units)
         if one.is_baseline:
             found = {**dict.fromkeys(found, NOTHING), "difference": "baseline"}

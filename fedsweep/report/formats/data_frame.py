@@ -87,6 +87,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     counts = Counter(ended(trial) for trial in one.arm.trials)
     low, high = one.interval or (None, None)
     tested = table.on_test.get(one.key)
+    compared = comparison_columns if table.manifest.until_decided is None else sequential_columns
     # If the source of synthetic images is a varied hyperparameter, it already has a column.
     synthetic = SYNTHETIC not in table.names and any(SYNTHETIC in other.marks for other in table.arms)
     return {
@@ -102,7 +103,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         **({"test_mean": tested.value if tested else None} if table.on_test else {}),
         **({"optimism": tested.optimism if tested else None} if table.on_test else {}),
         **({"reference": value, "reference_source": paper.source if value is not None else None} if paper else {}),
-        **({"baseline": one.is_baseline, **comparison_columns(one.comparison)} if table.compared else {}),
+        **({"baseline": one.is_baseline, **compared(one.comparison)} if table.compared else {}),
         "worst_client_accuracy": one.columns["worst_client"],
         "worst_domain_accuracy": one.columns["worst_domain"],
         "worst_domain": one.worst_domain_name,
@@ -133,6 +134,24 @@ def _by_mean(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     return columns
 
 
+def sequential_columns(found: Comparison | None) -> dict[str, object]:
+    """Return a dict from column to value for a comparison with seeds until decided; see `comparison_columns`."""
+    own = found or Comparison((), None)
+    low, high = own.interval or (None, None)
+    near_low, near_high = (own.sequential.equivalence_interval if own.sequential else None) or (None, None)
+    return {
+        "n_common": len(own.seeds) if found else None,
+        "difference": own.difference,
+        "interval_low": low,
+        "interval_high": high,
+        "equivalence_low": near_low,
+        "equivalence_high": near_high,
+        "effect": own.effect,
+        "seeds_of_verdict": own.sequential.seeds if own.sequential else None,
+        "verdict": own.verdict if found else None,
+    }
+
+
 def comparison_columns(found: Comparison | None) -> dict[str, object]:
     """Return a dict from column to value for a comparison with the baseline; all values are None if `found` is None."""
     own = found or Comparison((), None)
@@ -141,19 +160,6 @@ def comparison_columns(found: Comparison | None) -> dict[str, object]:
     fewest, most = own.seeds_range or (None, None)
     exact = own.exact_can_tell  # if not, the report shows no exact p-value either
     corrected = own.correction.lower()
-    if (found_by_looks := own.sequential) is not None:
-        near_low, near_high = found_by_looks.equivalence_interval or (None, None)
-        return {
-            "n_common": len(own.seeds),
-            "difference": own.difference,
-            "interval_low": low,
-            "interval_high": high,
-            "equivalence_low": near_low,
-            "equivalence_high": near_high,
-            "effect": own.effect,
-            "seeds_of_verdict": found_by_looks.seeds,
-            "verdict": own.verdict,
-        }
     return {
         "n_common": len(own.seeds) if found else None,
         "difference": own.difference,

@@ -16,7 +16,7 @@ SPECIAL = str.maketrans({
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", '"': "''", "[": "{[}", "]": "{]}", "*": "{*}", "\N{MULTIPLICATION SIGN}": r"$\times$",
-    "\N{MIDDLE DOT}": r"$\cdot$",
+    "\N{MIDDLE DOT}": r"$\cdot$", "\N{PLUS-MINUS SIGN}": r"$\pm$",
 })  # fmt: skip
 ASIDE = ("Other columns", "Explanations:", "Trials:")
 """The first words of the sentences that are written into a LaTeX comment instead of the caption."""
