@@ -121,6 +121,11 @@ def _print_prepared(made: Prepared, plan: Plan) -> None:
     console.print(f"{verb}: {relative(made.folder)}, {megabytes(card.bytes)} MB, digest {card.digest[:12]}")
     if made.already and card.copies is None:
         console.print("An older version prepared it without looking for exact copies; use `--force` to look for them.")
+    if made.already and card.validation is None and plan.validation_images:
+        console.print(
+            "An older version prepared it without recording which of its test images are listed for validation; use "
+            "`--force` to record them."
+        )
     if made.already and card.made_with != MADE_WITH:
         console.print(
             f"It was decoded with {card.made_with}, but {MADE_WITH} is installed; use `--force` to decode it again."
@@ -171,7 +176,10 @@ def show(
     ] = False,
     split: Annotated[
         str | None,
-        Option(help="only list the images of this split, `train` or `test`: domain, class and path, separated by tabs"),
+        Option(
+            help="only list the images of this split, `train`, `test` or `validation` (the test images that the data "
+            "set lists for validation): domain, class and path, separated by tabs"
+        ),
     ] = None,
 ) -> None:
     """Print the number of images in each domain and class of a prepared data set, and draw sample images.
@@ -185,7 +193,7 @@ def show(
     Example: `fedsweep data show pacs --size 64 --verify`
     """
     if split is not None:
-        check_format(split, ("train", "test"), "--split")
+        check_format(split, ("train", "test", "validation"), "--split")
     from fedsweep.data.prepared.card import find_store, read_card
 
     folder = find_store(name, size)

@@ -30,9 +30,11 @@ def domains_fit(data: Any) -> Iterator[str]:
 
 
 def known_domains_fit(data: Any) -> Iterator[str]:
-    """Yield the error messages about the domains of a data set whose default value lists all domains."""
+    """Yield the error messages about a data set that fedsweep makes, whose default `domains` are all its domains."""
     known = type(data).model_fields["domains"].get_default(call_default_factory=True, validated_data={})
     for domain in data.domains:
         if domain not in known:
             yield f"`data.domains` must be among {', '.join(known)}, but one is `{domain}`"
+    if data.validation_fraction == "listed":
+        yield f"`data.validation_fraction` must be a number below 1, because {data.name} lists no validation images"
     yield from domains_fit(data)

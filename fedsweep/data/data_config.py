@@ -36,7 +36,8 @@ def load(config: DigitsData | PreparedData) -> FederatedData:
 
 @lru_cache(maxsize=4)
 def _load(config: DigitsData | PreparedData, _version: tuple[Path, int] | None) -> FederatedData:
-    return with_validation(config.load(), config.validation_fraction)
+    share = config.validation_fraction
+    return config.load() if share == "listed" else with_validation(config.load(), share)
 
 
 def with_validation(data: FederatedData, fraction: float) -> FederatedData:

@@ -92,7 +92,7 @@ class RunConfig(Config):
         if self.evaluation.test_rounds == "last" and not self.data.validation_fraction:
             raise ValueError(
                 "`evaluation.test_rounds` last measures only the validation images between round 0 and the last round "
-                "and needs a `data.validation_fraction` above 0, but it is 0"
+                "and needs a `data.validation_fraction` above 0 or `listed`, but it is 0"
             )
         if self.method.needs.validation and not self.partition.validation_share:
             raise ValueError(
@@ -254,7 +254,7 @@ class RunConfig(Config):
         bias = bias_metrics(StandIns.of_method(self.method).has_stand_ins) if "structural_bias" in asked else []
         clients = list(self.client_domains())
         of_clients = client_metric_names(clients) if self.partition.test_share else []
-        validated = self.data.validation_fraction > 0
+        validated = bool(self.data.validation_fraction)
         domains = metric_names(self.data.training_domains, self.data.held_out_domains, validated)
         own = OwnMetrics.of_method(self.method).metric_names(clients)
         return [*domains, *of_clients, "loss/train", *ROUND_METRICS, *COST_METRICS, *own, *drift, *bias]

@@ -96,9 +96,15 @@ def find_groups(plan: Plan, folder: Path, corrupt: Set[str], progress: Progress 
     copies = [own for own in alike.values() if len(own) > 1]
     named = [sorted(f"{item.domain}:{item.path}" for item in own) for own in copies]
     sides = Counter(group for group, _ in {*zip(groups, splits, strict=True)})
+    tests = {
+        (group, image.item.validation)
+        for group, image, split in zip(groups, images, splits, strict=True)
+        if split == "test"
+    }
     card = CopiesCard(
         groups=len(copies),
         both_splits=sum(count > 1 for count in sides.values()),
+        both_tests=len(tests) - len({group for group, _ in tests}),
         other_classes=sum(len({item.label for item in own}) > 1 for own in copies),
         example=tuple(named[0]) if named else (),
         without_test=_emptied(images, splits, "test", plan.listing.class_names),
@@ -157,6 +163,14 @@ def _splits(plan: Plan, images: Sequence[_Image], groups: Sequence[int]) -> list
     ]
 
 
+def listed_for_validation(part: Sequence[Item], domain: Sequence[Item]) -> list[bool] | None:
+    """Return, for each image of a part of a domain, whether it is listed for validation.
+
+    Return None if no image of the domain is listed for validation.
+    """
+    return [item.validation for item in part] if any(item.validation for item in domain) else None
+
+
 def _emptied(
     images: Sequence[_Image], splits: Sequence[Split], side: Split, class_names: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
@@ -197,7 +211,10 @@ def _rewrite(path: Path, images: Sequence[_Image], splits: Sequence[Split], grou
     for part in (slice(count), slice(count, None)):
         items = [images[image].item for image in order[part]]
         of_part = [groups[image] for image in order[part]]
-        batches.append(record_batch(pixels[part], [one.label for one in items], [one.path for one in items], of_part))
+        listed = listed_for_validation(items, [image.item for image in images])
+        batches.append(
+            record_batch(pixels[part], [one.label for one in items], [one.path for one in items], of_part, listed)
+        )
     new = path.with_suffix(".arrow.new")
     write_domain(new, batches[0], batches[1], pages)
     new.replace(path)

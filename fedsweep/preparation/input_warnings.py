@@ -60,6 +60,14 @@ def copies_warnings(found: CopiesCard | None) -> list[str]:
             f"{have} both training and test images, because the split of the data set is kept or all images of a "
             "domain are copies; the accuracy on such test images is too high"
         )
+    if found.both_tests:
+        have = _count(
+            found.both_tests, "group of copies or related images has", "groups of copies or related images have"
+        )
+        warnings.append(
+            f"{have} both images that are listed for validation and other test images, because the split of the data "
+            "set is kept; with `data.validation_fraction` listed, a search chooses by images of these groups"
+        )
     for split, lost in (("test", found.without_test), ("training", found.without_training)):
         classes_of = [f"`{name}` of `{domain}`" for domain, names in lost.items() for name in names]
         reason = ", because each group of copies or related images is on one side of the split"

@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -149,17 +149,24 @@ class Plan:
         """True if the layout assigns at least one image to a group."""
         return any(item.group for item in self.listing.items)
 
-    def key(self, with_groups: bool = True) -> str:
+    @property
+    def validation_images(self) -> int:
+        """The number of images that the data set lists for validation, apart from other test images."""
+        return sum(item.validation for item in self.listing.items)
+
+    def key(self, with_groups: bool = True, with_validation: bool = True) -> str:
         """Return the SHA-256 of everything that determines the prepared data set.
 
         The path of the root folder, the files' modification times and the version of the image decoder are not
-        included. Without the groups of the layout, the key is that of versions of fedsweep that knew no groups.
+        included. Without the groups of the layout or without the listed validation images, the key is that of versions
+        of fedsweep that did not record them.
         """
         options = [self.layout.name, asdict(self.geometry), self.options.test_fraction if self.drawn else None]
         items = ([item.path, item.label, item.domain, item.split] for item in self.listing.items)
         lengths = ([path, length] for path, (length, _) in sorted(self.stamps.items()))
         groups = [[item.group for item in self.listing.items]] if with_groups and self.grouped else []
-        return _sha256([options, self.listing.class_names, self.listing.domains], *items, *lengths, *groups)
+        listed = [_validation(self.listing.items)] if with_validation and self.validation_images else []
+        return _sha256([options, self.listing.class_names, self.listing.domains], *items, *lengths, *groups, *listed)
 
     def times(self) -> str:
         """Return the SHA-256 of the files' modification times.
@@ -185,13 +192,16 @@ class Plan:
         return chunks
 
     def domain_key(self, domain: DomainPlan, chunks: Iterable[Chunk]) -> str:
-        """Return the SHA-256 of everything that determines a domain's file: chunks, class names, split and labels.
+        """Return the SHA-256 of everything that determines a domain's file.
+
+        It covers the chunks, the class names, the split, the labels and the listed validation images.
 
         Labels are included because they can change while the chunks stay the same, for example when another domain
         gains a class.
         """
         keys, labels = (chunk.key for chunk in chunks), [item.label for item in domain.items]
-        return _sha256([*keys, self.listing.class_names, domain.train, labels])
+        listed = [_validation(domain.items)] if any(item.validation for item in domain.items) else []
+        return _sha256([*keys, self.listing.class_names, domain.train, labels], *listed)
 
 
 def make_plan(options: Options, root: Path, layout: Layout | None = None) -> Plan:
@@ -215,6 +225,7 @@ def make_plan(options: Options, root: Path, layout: Layout | None = None) -> Pla
         listing = replace(listing, domains=(options.name,), items=named)
     if all(item.split == "train" for item in listing.items):  # without test images, the split is drawn
         listing = replace(listing, items=tuple(replace(item, split=None) for item in listing.items))
+    listing = replace(listing, items=tuple(_with_other_tests(listing.items)))
     domains = plan_domains(listing, options.test_fraction)
     try:
         status = {file: os.stat(f"{root}/{file}") for file in layout.files(listing.items)}
@@ -222,6 +233,17 @@ def make_plan(options: Options, root: Path, layout: Layout | None = None) -> Pla
         raise UserError(f"{error.filename} cannot be read: {error.strerror}.") from None
     stamps = {file: (one.st_size, one.st_mtime_ns) for file, one in status.items()}
     return Plan(options, root, layout, listing, geometry, domains, stamps)
+
+
+def _with_other_tests(items: Sequence[Item]) -> Iterator[Item]:
+    """Yield the images of a data set. Validation images of a domain without other test images are mere test images."""
+    others = {item.domain for item in items if item.split == "test" and not item.validation}
+    for item in items:
+        yield replace(item, validation=False) if item.validation and item.domain not in others else item
+
+
+def _validation(items: Sequence[Item]) -> dict[str, list[str]]:
+    return {"validation": [item.path for item in items if item.validation]}
 
 
 def _sha256(*content: object) -> str:

@@ -14,7 +14,7 @@ from fedsweep.common.errors import UserError, one_line, summarise_list
 from fedsweep.common.files import locked, write_atomically
 from fedsweep.data.prepared.arrow_files import map_domain, map_file, record_batch, stored_digest, write_domain
 from fedsweep.data.prepared.card import CARD, COPIES, CopiesCard, DomainCard, StoreCard
-from fedsweep.preparation.copies import find_groups
+from fedsweep.preparation.copies import find_groups, listed_for_validation
 from fedsweep.preparation.decode import MADE_WITH, Corrupt, Done, decode_chunks
 from fedsweep.preparation.input_warnings import blank_warning, copies_warnings, corrupt_warnings, plan_warnings, reject
 from fedsweep.preparation.plan import DomainPlan, Plan, Progress
@@ -175,7 +175,12 @@ def _assemble(plan: Plan, domain: DomainPlan, corrupt: Set[str], pixels: Path) -
     pages = map_file(pixels) if train or test else None
     images = np.frombuffer(pages or b"", np.uint8).reshape(-1, 3, plan.geometry.size, plan.geometry.size)
     batches = [
-        record_batch(rows, [item.label for _, item in part], [item.path for _, item in part])
+        record_batch(
+            rows,
+            [item.label for _, item in part],
+            [item.path for _, item in part],
+            validation=listed_for_validation([item for _, item in part], domain.items),
+        )
         for rows, part in ((images[: len(train)], train), (images[len(train) :], test))
     ]
     write_domain(path, batches[0], batches[1], pages)
@@ -257,7 +262,8 @@ def _write_card(
 
 def _domain_card(path: Path) -> DomainCard:
     train, test = map_domain(path)
-    return DomainCard(train=len(train.labels), test=len(test.labels), bytes=path.stat().st_size)
+    validation = 0 if test.validation is None else int(test.validation.sum())
+    return DomainCard(train=len(train.labels), test=len(test.labels), bytes=path.stat().st_size, validation=validation)
 
 
 def _exchange(part: Path, folder: Path, replaced: Path, card: StoreCard) -> None:

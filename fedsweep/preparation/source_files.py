@@ -37,7 +37,8 @@ def existing_card(plan: Plan, force: bool) -> StoreCard | None:
     """Return the card of the existing prepared data set, or None if the data set has to be prepared.
 
     Raise UserError if the folder exists but is not a prepared data set. Unless `force` is true, also raise UserError if
-    the data set was prepared from other files or with other options, or by a version of fedsweep that knew no groups.
+    the data set was prepared from other files or with other options, or by a version of fedsweep that knew no groups. A
+    data set that was prepared by a version that recorded no listed validation images is accepted.
     """
     folder = plan.folder
     if not folder.exists():
@@ -47,12 +48,12 @@ def existing_card(plan: Plan, force: bool) -> StoreCard | None:
     if force:
         return None
     card = read_card(folder)
-    if card.plan == plan.key(with_groups=False) and plan.grouped:
+    if card.plan == plan.key(with_groups=False, with_validation=False) and plan.grouped:
         raise UserError(
             f"{folder} was prepared by an older version of fedsweep that recorded no groups of images, such as the "
             "clips of one video, so a group can be on both sides of a split; use `--force` to prepare the images again."
         )
-    if card.plan != plan.key():
+    if card.plan != plan.key(with_validation=card.validation is not None):
         changes = "; ".join([*_other_options(plan, card), *_other_files(plan, card)])
         raise UserError(
             f"{folder} was prepared from other images or with other options{f' ({changes})' if changes else ''}; use "
@@ -73,7 +74,7 @@ def existing_card(plan: Plan, force: bool) -> StoreCard | None:
 
 
 def _other_options(plan: Plan, card: StoreCard) -> Iterator[str]:
-    options = {
+    options: dict[str, tuple[object, object]] = {
         "layout": (plan.layout.name, card.layout),
         "crop": (plan.geometry.crop_pct, card.crop_pct),
         "crop mode": (plan.geometry.crop_mode, card.crop_mode),
@@ -81,6 +82,9 @@ def _other_options(plan: Plan, card: StoreCard) -> Iterator[str]:
         "test fraction": (plan.options.test_fraction if plan.drawn else None, card.test_fraction),
         "number of classes": (len(plan.listing.class_names), len(card.class_names)),
     }
+    if card.validation is not None:
+        listed = sum(item.validation and item.path not in card.skipped for item in plan.listing.items)
+        options["number of listed validation images"] = (listed, card.validation)
     for name, (now, before) in options.items():
         if now != before:
             yield f"{name} {now} instead of {before}"

@@ -85,9 +85,10 @@ def headline(card: StoreCard) -> str:
 
 
 def split_words(card: StoreCard) -> str:
-    """Return a phrase that describes whether the split is the data set's own or was drawn at random."""
+    """Return a phrase about the origin of the split, and the number of test images that are listed for validation."""
     drawn = card.test_fraction
-    return "split of the data set" if drawn is None else f"split drawn at random, {drawn:g} of each class for testing"
+    words = "split of the data set" if drawn is None else f"split drawn at random, {drawn:g} of each class for testing"
+    return f"{words}; test images listed for validation: {card.validation}" if card.validation else words
 
 
 def _table(first: str, *numbers: str, title: str | None = None) -> Table:
@@ -164,14 +165,19 @@ def label_counts(folder: Path, card: StoreCard) -> dict[str, np.ndarray]:
 
 
 def listed_images(folder: Path, card: StoreCard, split: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the domain, the class and the source path of each image of a split, `train` or `test`."""
+    """Yield the domain, the class and the source path of each image of a split.
+
+    The splits are `train`, `test`, and `validation`: the test images that the data set lists for validation.
+    """
     from fedsweep.data.prepared.arrow_files import check_labels, map_domain
 
     for name in card.domains:
-        part = map_domain(path := folder / f"{name}.arrow")[("train", "test").index(split)]
+        part = map_domain(path := folder / f"{name}.arrow")[split != "train"]
         check_labels(path, part.labels, len(card.class_names))
-        for label, source in zip(part.labels.tolist(), part.paths.to_pylist(), strict=True):
-            yield name, card.class_names[label], source
+        validation = np.zeros(len(part.labels), bool) if part.validation is None else part.validation
+        for label, source, listed in zip(part.labels.tolist(), part.paths.to_pylist(), validation, strict=True):
+            if listed or split != "validation":
+                yield name, card.class_names[label], source
 
 
 def megabytes(count: int) -> str:

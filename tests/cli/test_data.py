@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from fedsweep.common.yaml_values import parse_yaml
 from fedsweep.data.digits import STYLES
 from fedsweep.data.prepared.card import read_card, store_folder
 from fedsweep.data.prepared.dataset import PreparedData
+from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.text_to_image import TextToImage
 from tests.cli.conftest import Call, Refused
 from tests.preparation.helpers import CLASSES, write_tree
@@ -245,6 +247,35 @@ def test_show_lists_the_images_of_a_split(prepared, tree, call: Call):
     assert all(path.startswith(f"{domain}/{name}/") for domain, name, path in everything)
 
 
+def test_images_that_are_listed_for_validation_are_counted_and_listed(tree, call: Call):
+    splits = {"train": range(6), "val": range(6, 8), "test": range(8, 10)}
+    for split, numbers in splits.items():
+        for number in numbers:
+            for path in sorted(tree.glob(f"[ps]*/*/{number}.png")):
+                place = tree / split / path.relative_to(tree)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(place)
+    for domain in ("photo", "sketch"):
+        shutil.rmtree(tree / domain)
+    words = "Layout domains; split of the data set; test images listed for validation: 12."
+    assert words in call(*PREPARE).out
+    assert "listed for validation: 12; skipped images: 0." in call("data", "show", "animals").out
+    for split, names in {"train": ["train"], "test": ["val", "test"], "validation": ["val"]}.items():
+        paths = [line.split("\t")[2] for line in call("data", "show", "animals", "--split", split).out.splitlines()]
+        assert sorted(paths) == sorted(
+            path.relative_to(tree).as_posix() for name in names for path in (tree / name).rglob("*.png")
+        )
+    card = json.loads((store_folder("animals", 16) / "card.json").read_text())
+    for domain in card["domains"].values():
+        domain["validation"] = None
+    card["plan"] = make_plan(Options("animals", 16), tree).key(with_validation=False)
+    (store_folder("animals", 16) / "card.json").write_text(json.dumps(card))
+    answer = call(*PREPARE)
+    assert answer.code == 0
+    assert "recording which of its test images are listed for validation; use `--force`" in " ".join(answer.out.split())
+    assert "without recording" not in call(*PREPARE, "--force").out
+
+
 def test_a_changed_pixel_is_found_by_verify(prepared, call: Call, refused: Refused):
     path = prepared / "sketch.arrow"
     content = bytearray(path.read_bytes())
@@ -258,7 +289,10 @@ def test_a_changed_pixel_is_found_by_verify(prepared, call: Call, refused: Refus
     ("words", "sentence"),
     [
         (["animal"], "there is no prepared data set `animal` in .*; did you mean `animals`?"),
-        (["animals", "--split", "tset"], "^`--split` must be train or test, but it is `tset`; did you mean `test`"),
+        (
+            ["animals", "--split", "tset"],
+            "^`--split` must be train, test or validation, but it is `tset`; did you mean `test`",
+        ),
         (["birds"], r"`fedsweep data prepare birds --root DIR` to prepare it\.$"),
         (["animals", "--size", "64"], "animals is prepared at 16 pixels, not at 64; run `fedsweep data prepare"),
     ],

@@ -224,7 +224,9 @@ def test_lists_changed_before_resuming_change_the_split_of_finished_domains(tree
 
 def test_a_file_with_other_labels_is_an_error(tree, monkeypatch):
     record_batch = module.record_batch
-    monkeypatch.setattr(module, "record_batch", lambda images, labels, paths: record_batch(images, labels[::-1], paths))
+    monkeypatch.setattr(
+        module, "record_batch", lambda images, labels, paths, **_: record_batch(images, labels[::-1], paths)
+    )
     with pytest.raises(UserError, match=r"photo\.arrow contains other labels or images than planned; delete "):
         prepare(plan_of(tree))
     assert not store_folder("set", 16).exists()

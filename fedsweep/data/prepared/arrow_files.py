@@ -26,7 +26,8 @@ class Part:
 
     `images` is a uint8 array (n, 3, size, size), and `labels` is an int16 array (n,). `paths` are the paths of the
     source images within the original data set. `pages` is the memory map that contains the images. `groups` is the
-    group of each image, int64 (n,), or None if every image is a group of its own.
+    group of each image, int64 (n,), or None if every image is a group of its own. `validation` is true for each image
+    that the data set lists for validation, bool (n,); it is None if no image of the domain is listed for validation.
     """
 
     images: np.ndarray
@@ -34,16 +35,19 @@ class Part:
     paths: pa.StringArray
     pages: mmap.mmap
     groups: np.ndarray | None = None
+    validation: np.ndarray | None = None
 
 
-def schema(size: int, grouped: bool = False) -> pa.Schema:
+def schema(size: int, grouped: bool = False, validated: bool = False) -> pa.Schema:
     """Return the schema of a domain's Arrow file, for images of `size` x `size` pixels.
 
-    If `grouped` is true, the last column is the group of each image.
+    If `grouped` is true, there is a column with the group of each image. If `validated` is true, the last column is
+    true for images that the data set lists for validation.
     """
     image = pa.fixed_shape_tensor(pa.uint8(), [3, size, size])
     group = [("group", pa.int64())] if grouped else []
-    return pa.schema([("image", image), ("label", pa.int16()), ("path", pa.string()), *group])
+    listed = [("validation", pa.bool_())] if validated else []
+    return pa.schema([("image", image), ("label", pa.int16()), ("path", pa.string()), *group, *listed])
 
 
 def record_batch(
@@ -51,10 +55,12 @@ def record_batch(
     labels: Sequence[int] | np.ndarray,
     paths: Sequence[str],
     groups: Sequence[int] | None = None,
+    validation: Sequence[bool] | None = None,
 ) -> pa.RecordBatch:
     """Return a record batch of images with their labels, paths and groups, without copying the pixels.
 
-    `images` is a uint8 array (n, 3, size, size).
+    `images` is a uint8 array (n, 3, size, size). `validation` is true for images that the data set lists for
+    validation.
     """
     size = images.shape[-1]
     pixels = pa.Array.from_buffers(pa.uint8(), images.size, [None, pa.py_buffer(np.ascontiguousarray(images))])
@@ -62,7 +68,8 @@ def record_batch(
     columns = [pa.ExtensionArray.from_storage(schema(size).field("image").type, storage)]
     columns += [pa.array(labels, pa.int16()), pa.array(paths, pa.string())]
     columns += [] if groups is None else [pa.array(groups, pa.int64())]
-    return pa.record_batch(columns, schema=schema(size, groups is not None))
+    columns += [] if validation is None else [pa.array(validation, pa.bool_())]
+    return pa.record_batch(columns, schema=schema(size, groups is not None, validation is not None))
 
 
 def write_domain(path: Path, train: pa.RecordBatch, test: pa.RecordBatch, pages: mmap.mmap | None = None) -> None:
@@ -112,8 +119,8 @@ def map_domain(path: Path) -> tuple[Part, Part]:
         pages = map_file(path)
         reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(pages)))
         size = reader.schema.field("image").type.shape[-1]
-        grouped = "group" in reader.schema.names
-        if reader.num_record_batches != 2 or not reader.schema.equals(schema(size, grouped)):
+        expected = schema(size, *(name in reader.schema.names for name in ("group", "validation")))
+        if reader.num_record_batches != 2 or not reader.schema.equals(expected):
             raise ValueError("other columns or batches")
         train, test = (_part(reader.get_batch(number), size, pages) for number in range(2))
     except (pa.ArrowException, OSError, ValueError, KeyError, AttributeError):  # ValueError: mmap of an empty file
@@ -126,8 +133,9 @@ def map_domain(path: Path) -> tuple[Part, Part]:
 def _part(batch: pa.RecordBatch, size: int, pages: mmap.mmap) -> Part:
     pixels = batch.column("image").storage.flatten().to_numpy(zero_copy_only=True)
     groups = batch.column("group").to_numpy() if "group" in batch.schema.names else None
-    labels = batch.column("label").to_numpy()
-    return Part(pixels.reshape(-1, 3, size, size), labels, batch.column("path"), pages, groups)
+    names, labels = batch.schema.names, batch.column("label").to_numpy()
+    listed = batch.column("validation").to_numpy(zero_copy_only=False).astype(bool) if "validation" in names else None
+    return Part(pixels.reshape(-1, 3, size, size), labels, batch.column("path"), pages, groups, listed)
 
 
 def check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
@@ -143,7 +151,8 @@ def stored_digest(folder: Path, card: StoreCard) -> str:
     """Return the digest of a prepared data set, computed from its files piece by piece to save memory.
 
     It is the `content_digest` of the data set. If the images have groups, the groups of each part (int64,
-    little-endian) are hashed after its labels.
+    little-endian) are hashed after its labels. If the domain has listed validation images, the word `validation` and
+    one byte for each image (1 for validation images) are hashed at the end of each part.
     """
     digest = hashlib.sha256("".join(f"{name}\0" for name in card.class_names).encode())
     for name in card.domains:
@@ -155,6 +164,7 @@ def stored_digest(folder: Path, card: StoreCard) -> str:
                 part.pages.madvise(mmap.MADV_DONTNEED)
             digest.update(part.labels.astype("<i8").tobytes())
             digest.update(b"" if part.groups is None else part.groups.astype("<i8").tobytes())
+            digest.update(b"" if part.validation is None else b"validation" + part.validation.tobytes())
     return digest.hexdigest()
 
 

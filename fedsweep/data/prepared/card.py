@@ -18,11 +18,16 @@ COPIES = "copies.txt"  # lists the exact copies among the images
 
 
 class DomainCard(Config):
-    """The number of training and test images of a domain, and the size of the domain's file."""
+    """The number of training, test and listed validation images of a domain, and the size of the domain's file."""
 
     train: int = Field(ge=0, description="number of training images")
     test: int = Field(ge=0, description="number of test images")
     bytes: int = Field(ge=0, description="size of the Arrow file in bytes")
+    validation: int | None = Field(
+        None,
+        ge=0,
+        description="number of test images that the data set lists for validation; null in older cards",
+    )
 
 
 class CopiesCard(Config):
@@ -30,6 +35,9 @@ class CopiesCard(Config):
 
     groups: int = Field(ge=0, description="number of groups of images with identical pixels")
     both_splits: int = Field(ge=0, description="number of groups with training and test images")
+    both_tests: int = Field(
+        0, ge=0, description="number of groups with images that are listed for validation and other test images"
+    )
     other_classes: int = Field(ge=0, description="number of groups of identical images with different classes")
     example: tuple[str, ...] = Field((), description="the images of the first group of identical images")
     without_test: dict[str, tuple[str, ...]] = Field(
@@ -78,6 +86,12 @@ class StoreCard(Config):
     def images(self) -> int:
         """The total number of training and test images in all domains."""
         return sum(domain.train + domain.test for domain in self.domains.values())
+
+    @property
+    def validation(self) -> int | None:
+        """The number of test images in all domains that are listed for validation; None if a domain has no number."""
+        numbers = [domain.validation for domain in self.domains.values() if domain.validation is not None]
+        return sum(numbers) if len(numbers) == len(self.domains) else None
 
     @property
     def bytes(self) -> int:

@@ -4,7 +4,7 @@ import hashlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsweep.common.config import Config
-from fedsweep.common.errors import UserError, near
+from fedsweep.common.errors import UserError, near, summarise_list
 from fedsweep.common.rules import domains_fit
 from fedsweep.data.groups import check_groups_known
 from fedsweep.data.image_sets import pool
@@ -21,25 +21,33 @@ from fedsweep.data.prepared.card import StoreCard, prepared_sizes, read_card, st
 from fedsweep.types import Domain, FederatedData, ImageSet
 
 
-def read_domain(path: Path, name: str) -> Domain:
+def read_domain(path: Path, name: str, listed: bool = False) -> Domain:
     """Return the domain `name`, whose images are stored in the Arrow file `path`.
 
-    The image tensors are read-only memory maps of the file. Writing to these tensors would crash the process.
+    If `listed` is true, the test images that the data set lists for validation are the domain's validation images. The
+    image tensors are read-only memory maps of the file. Writing to these tensors would crash the process.
 
     Raises:
         UserError: The file is missing or damaged, or is not a file of prepared images.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        parts = map_domain(path)
         train, test = (
             ImageSet(
                 torch.from_numpy(part.images),
                 torch.from_numpy(part.labels.astype(np.int64)),
                 groups=None if part.groups is None else torch.from_numpy(part.groups),
             )
-            for part in map_domain(path)
+            for part in parts
         )
-    return Domain(name, train, test)
+    if not listed:
+        return Domain(name, train, test)
+    of_validation = torch.zeros(len(test), dtype=torch.bool)
+    if (marks := parts[1].validation) is not None:
+        of_validation = torch.from_numpy(marks)
+    validation, rest = (test.select(part.nonzero().flatten()) for part in (of_validation, ~of_validation))
+    return Domain(name, train, rest, validation)
 
 
 def content_digest(class_names: Sequence[str], domains: Iterable[Domain]) -> str:
@@ -69,12 +77,11 @@ class Data(Config):
     held_out_domains: tuple[str, ...] = Field(
         (), description="domains among `data.domains` that no client has; they are tested as out-of-domain data"
     )
-    validation_fraction: float = Field(
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] | Literal["listed"] = Field(
         0.0,
-        ge=0,
-        lt=1,
         description="share of each domain's training images that no client gets and that every round is validated on, "
-        "so that a search can choose between runs without the test images",
+        "so that a search can choose between runs without the test images; `listed` validates on the images that the "
+        "data set lists for validation, which are test images otherwise",
     )
 
     def _violations(self) -> Iterator[str]:
@@ -103,8 +110,8 @@ class PreparedData(Data):
 
         Raises:
             UserError: The data set is not prepared or is damaged, a domain is missing, the digest of the data set does
-                not begin with the configured `digest`, or domains are held out and the groups of the images are
-                unknown.
+                not begin with the configured `digest`, domains are held out and the groups of the images are unknown,
+                or a domain lacks the listed validation images that `validation_fraction` selects.
         """
         folder = store_folder(self.set, self.size)
         if self.size not in prepared_sizes(self.set):  # only names of prepared data sets are opened, never other paths
@@ -122,10 +129,16 @@ class PreparedData(Data):
                 raise UserError(f"`data.domains`: {self.set} has no domain `{name}`{near(name, card.domains) or has}")
         digest = card.digest
         if self.domains != tuple(card.domains):  # only some of the domains, or another order
-            digest = hashlib.sha256("\0".join([digest, *self.domains]).encode()).hexdigest()
-        found = [_read(folder, card, name) for name in self.domains]
+            digest = _derived(digest, *self.domains)
+        if self.validation_fraction == "listed":  # other test images
+            digest = _derived(digest, "listed validation")
+        listed = self.training_domains if self.validation_fraction == "listed" else ()
+        found = [_read(folder, card, name, name in listed) for name in self.domains]
         training = tuple(one for one in found if one.name not in self.held_out_domains)
-        known = [one.train.groups for one in training if one.train.groups is not None]
+        if listed:
+            _check_listed(card, training)
+        parts = [part for one in training for part in (one.train, one.validation) if part is not None]
+        known = [part.groups for part in parts if part.groups is not None]
         held_out = tuple(_all_tested(one, known) for one in found if one.name in self.held_out_domains)
         data = FederatedData(self.set, card.class_names, training, digest, held_out, card.copies is not None)
         if held_out:
@@ -133,10 +146,16 @@ class PreparedData(Data):
         return data
 
 
+def _derived(digest: str, *changes: str) -> str:
+    """Return the digest of the data set with this digest after `changes`."""
+    return hashlib.sha256("\0".join([digest, *changes]).encode()).hexdigest()
+
+
 def _all_tested(domain: Domain, known: Sequence[Tensor]) -> Domain:
     """Return a domain that no client has, with all its images as test images.
 
-    Training images whose group is among `known`, the groups of the clients' images, are left out.
+    Training images whose group is among `known`, the groups of the clients' images and of the listed validation images,
+    are left out.
     """
     train = domain.train
     if train.groups is not None and known:
@@ -144,15 +163,31 @@ def _all_tested(domain: Domain, known: Sequence[Tensor]) -> Domain:
     return Domain(domain.name, domain.train.select(torch.arange(0)), pool([train, domain.test]))
 
 
-def _read(folder: Path, card: StoreCard, name: str) -> Domain:
+def _check_listed(card: StoreCard, domains: Sequence[Domain]) -> None:
+    """Raise UserError unless each of `domains` has listed validation images and other test images."""
+    setting = "`data.validation_fraction` is listed, but"
+    if card.validation is None:
+        raise UserError(
+            f"{setting} {card.name} was prepared by an older version of fedsweep that recorded no validation images; "
+            f"prepare it again with `fedsweep data prepare {card.name} ... --force`."
+        )
+    if lacking := [one.name for one in domains if not (one.validation and len(one.validation) and len(one.test))]:
+        raise UserError(
+            f"{setting} {card.name} has no images that are listed for validation besides test images in "
+            f"{summarise_list(lacking)}; set a share of the training images instead, for example 0.2."
+        )
+
+
+def _read(folder: Path, card: StoreCard, name: str, listed: bool) -> Domain:
     path, counts = folder / f"{name}.arrow", card.domains[name]
-    domain = read_domain(path, name)
-    train, test = len(domain.train), len(domain.test)
+    domain = read_domain(path, name, listed)
+    validation = domain.validation
+    train, test = len(domain.train), len(domain.test) + (0 if validation is None else len(validation))
     if (train, test) != (counts.train, counts.test):
         raise UserError(
             f"{path} contains {train} training and {test} test images, but its card lists {counts.train} and "
             f"{counts.test}; prepare the data set again."
         )
-    for part in (domain.train, domain.test):
+    for part in (domain.train, domain.test, *([] if validation is None else [validation])):
         check_labels(path, part.labels.numpy(), len(card.class_names))
     return domain

@@ -7,7 +7,7 @@ A layout is an arrangement of image files, such as `<domain>/<class>/<image>`. A
 from pathlib import Path
 
 from fedsweep.common.errors import UserError, near, summarise_list
-from fedsweep.preparation.layouts.base import Layout
+from fedsweep.preparation.layouts.base import Layout, side
 from fedsweep.preparation.layouts.disk_listing import Folder, fold, list_folder, unexpected
 from fedsweep.preparation.layouts.domain_lists import DomainNet, ImageClef, Nico, OfficeHome
 from fedsweep.preparation.layouts.folders import SPLITS, Classes, Domains, EuroSat, below_splits
@@ -76,7 +76,7 @@ def _refuse_stray_splits(outer: Folder) -> None:
     """
     splits = [name for name in outer.folders if name.lower() in SPLITS]
     others = [name for name in outer.folders if name not in splits]
-    if others and len({SPLITS[name.lower()] for name in splits}) > 1:
+    if others and len({side(SPLITS[name.lower()]) for name in splits}) > 1:
         raise UserError(
             f"{outer.path}: the folders {summarise_list(splits)} are named after splits, but {summarise_list(others)} "
             f"{'is' if len(others) == 1 else 'are'} not; move the other folders away to read the splits, or set "

@@ -23,6 +23,7 @@ from fedsweep.preparation.layouts.disk_listing import (
 
 Split = Literal["train", "test"]
 BOTH: tuple[Split, Split] = ("train", "test")
+ListedSplit = Literal["train", "validation", "test"]  # the splits of published data sets
 _LONGEST_NAME = 200  # bytes; file systems allow 255, and a prepared data set adds a suffix
 
 
@@ -32,6 +33,7 @@ class Item:
 
     `path` identifies the image within the root folder. `split` is None if the layout does not define splits. Images
     with the same `group` show the same thing, such as a video; it is None if the layout does not define groups.
+    `validation` is true for test images that the data set lists for validation.
     """
 
     path: str
@@ -39,6 +41,12 @@ class Item:
     domain: str
     split: Split | None
     group: str | None = None
+    validation: bool = False
+
+
+def side(split: ListedSplit | None) -> Split | None:
+    """Return the prepared split of the images that a data set lists in `split`: validation images are test images."""
+    return "test" if split == "validation" else split
 
 
 @dataclass(frozen=True)
@@ -138,7 +146,7 @@ class Layout(ABC):
             yield (root / item.path).read_bytes()
 
 
-def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: tuple[str, ...] = ()) -> Listing:
+def tree(root: Path, places: Iterable[tuple[str, str, ListedSplit | None]], domains: tuple[str, ...] = ()) -> Listing:
     """Return a listing of the images that are stored as `<folder>/<class>/<image>`.
 
     Classes are labelled in alphabetical order. Classes whose folders contain no image are left out.
@@ -152,7 +160,7 @@ def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: t
         UserError: An image is not directly in a class folder, or a domain has no images.
     """
     names: set[str] = set()
-    images: list[tuple[str, str, str, Split | None]] = []
+    images: list[tuple[str, str, str, ListedSplit | None]] = []
     empty, unread = list[str](), list[str]()
     for domain, folder, split in places:
         before = len(images)
@@ -173,7 +181,10 @@ def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: t
         if len(images) == before:
             raise UserError(f"the domain `{domain}` is empty: there are no images in {outer.path}/<class>/.")
     labels = {name: label for label, name in enumerate(sorted(names))}
-    items = (Item(path, labels[name], domain, split) for path, name, domain, split in images)
+    items = (
+        Item(path, labels[name], domain, side(split), validation=split == "validation")
+        for path, name, domain, split in images
+    )
     return Listing(tuple(labels), domains, tuple(items), empty=tuple(empty), unread=tuple(unread))
 
 

@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import Literal
 
 from fedsweep.common.errors import UserError, summarise_list
-from fedsweep.preparation.layouts.base import Layout, Listing, Split, tree
+from fedsweep.preparation.layouts.base import Layout, ListedSplit, Listing, tree
 from fedsweep.preparation.layouts.disk_listing import Folder, join, list_folder, unexpected
 
-SPLITS: dict[str, Split] = {"train": "train", "val": "test", "valid": "test", "validation": "test", "test": "test"}
+SPLITS: dict[str, ListedSplit] = {
+    "train": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "test": "test",
+}
 """A dict from names of folders in published data sets, in lower case, to splits."""
 
 
@@ -75,7 +81,7 @@ class Domains(Layout):
         return found
 
 
-def _places(outer: Folder) -> Iterator[tuple[str, str, Split | None]]:
+def _places(outer: Folder) -> Iterator[tuple[str, str, ListedSplit | None]]:
     """Yield the domain, the path relative to the root, and the split (or None) of each folder with class folders."""
     within = below_splits(outer) == "domains"
     for inner in outer.inner():

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fedsweep.common.errors import UserError, near, one_line, summarise_list
-from fedsweep.preparation.layouts.base import Item, Layout, Listing, Split
+from fedsweep.preparation.layouts.base import Item, Layout, ListedSplit, Listing, side
 from fedsweep.preparation.layouts.disk_listing import Folder, list_folder, unexpected
 from fedsweep.preparation.layouts.folders import SPLITS, domain_of
 
@@ -162,7 +162,7 @@ class _Table:
             columns["label_name"] = [str(name) for name in columns["label_name"]]
         return cls(path, columns, schema.metadata or {})
 
-    def items(self, domain: str, split: Split | None, classes: int) -> Iterator[Item]:
+    def items(self, domain: str, split: ListedSplit | None, classes: int) -> Iterator[Item]:
         labels = self.columns["label"]
         domains = self.columns.get("domain", [domain] * len(labels))
         splits, groups = self.columns.get("split"), self.columns.get("group")
@@ -177,7 +177,8 @@ class _Table:
                     raise UserError(
                         f"{self.path}: a split must be one of {', '.join(SPLITS)}, but it is `{splits[row]}`."
                     )
-            yield Item(f"{self.path.name}:{row}", label, str(domains[row]), split, str(groups[row]) if groups else None)
+            group, validation = str(groups[row]) if groups else None, split == "validation"
+            yield Item(f"{self.path.name}:{row}", label, str(domains[row]), side(split), group, validation)
 
 
 def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
@@ -199,7 +200,7 @@ def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
         before += rows.num_rows
 
 
-def _places(root: Path, stems: Sequence[str]) -> tuple[dict[str, tuple[str, Split | None]], bool]:
+def _places(root: Path, stems: Sequence[str]) -> tuple[dict[str, tuple[str, ListedSplit | None]], bool]:
     """Return the domain and the split of each Parquet file, and whether all files are named after splits.
 
     `stems` are the file names without the suffix `.parquet`, and are the keys of the returned dict. If all files are

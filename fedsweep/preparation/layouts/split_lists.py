@@ -84,21 +84,24 @@ class Pacs(Layout):
         place = only_folder(root, "the lists", lambda folder: any(name.endswith("_kfold.txt") for name in folder.files))
         if place is None:
             return found
-        train = self._train(root, base, place, domains)
-        items = (replace(item, split="train" if item.path in train else "test") for item in found.items)
+        train, crossval = self._listed(root, base, place, domains)
+        items = (
+            replace(item, split="train" if item.path in train else "test", validation=item.path in crossval)
+            for item in found.items
+        )
         return replace(found, items=tuple(items))
 
-    def _train(self, root: Path, base: str, place: str, domains: Sequence[str]) -> set[str]:
-        """Return the paths of the training images.
+    def _listed(self, root: Path, base: str, place: str, domains: Sequence[str]) -> tuple[set[str], set[str]]:
+        """Return the paths of the training images and the paths of the validation images.
 
-        The training images of a domain are listed in `<domain>_train_kfold.txt` in the folder `place`. The listed paths
-        are relative to the folder `base`.
+        The training images of a domain are listed in `<domain>_train_kfold.txt` in the folder `place`, and the
+        validation images in `<domain>_crossval_kfold.txt`. The listed paths are relative to the folder `base`.
 
         Raises:
             UserError: A training list is missing, a listed image does not exist, or training and validation lists
                 overlap.
         """
-        existing, train = ExistingFiles(root), set[str]()
+        existing, train, crossval = ExistingFiles(root), set[str](), set[str]()
         files = set(list_folder(root / place).files)
         for domain in domains:
             listed: dict[str, set[str]] = {}
@@ -116,7 +119,8 @@ class Pacs(Layout):
                     f"{summarise_list(both)}."
                 )
             train |= listed["train"]
-        return train
+            crossval |= listed["crossval"]
+        return train, crossval
 
 
 _UCF_FOLDERS = ("UCF-101-midframes", "UCF-101", "jpegs_256", "rawframes", "frames", "images", "")
