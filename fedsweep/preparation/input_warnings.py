@@ -66,7 +66,8 @@ def copies_warnings(found: CopiesCard | None) -> list[str]:
         )
         warnings.append(
             f"{have} both images that are listed for validation and other test images, because the split of the data "
-            "set is kept; with `data.validation_fraction` listed, a search chooses by images of these groups"
+            "set is kept; with `data.validation_fraction` listed, a search chooses by images that are related to test "
+            "images"
         )
     for split, lost in (("test", found.without_test), ("training", found.without_training)):
         classes_of = [f"`{name}` of `{domain}`" for domain, names in lost.items() for name in names]

@@ -236,7 +236,7 @@ def make_plan(options: Options, root: Path, layout: Layout | None = None) -> Pla
 
 
 def _with_other_tests(items: Sequence[Item]) -> Iterator[Item]:
-    """Yield the images of a data set. Validation images of a domain without other test images are mere test images."""
+    """Yield the images of a data set, without validation marks in domains that have no other test images."""
     others = {item.domain for item in items if item.split == "test" and not item.validation}
     for item in items:
         yield replace(item, validation=False) if item.validation and item.domain not in others else item

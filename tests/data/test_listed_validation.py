@@ -189,8 +189,8 @@ def test_without_validation_images_apart_from_test_images_nothing_is_recorded(tm
     assert prepared.card.digest == digest_without_marks(prepared) == stored_digest(prepared.folder, prepared.card)
     with pytest.raises(
         UserError,
-        match=r"^`data.validation_fraction` is listed, but \w+ has no images that are listed for validation besides "
-        r"test images in `.*`; set a share of the training images instead, for example 0\.2\.$",
+        match=r"^`data.validation_fraction` is listed, but these domains of \w+ lack listed validation images or other "
+        r"test images: `.*`; set a share of the training images instead, for example 0\.2\.$",
     ):
         loaded(prepared.card, "listed")
 
@@ -224,6 +224,41 @@ def test_other_validation_lists_are_other_options(tmp_path):
         made(tmp_path, "pacs")
 
 
+def test_corrupt_images_do_not_shift_the_listed_validation_images(tmp_path):
+    root = tmp_path / "domain-split-class"
+    root.mkdir()
+    FORMATS["domain/split/class"][1](root, COUNTS)
+    lost = {1, 13, 61, 62, 81, 200}
+    for number in lost:
+        (path,) = root.rglob(f"{number}.png")
+        path.write_bytes(b"no")
+    card = prepare(make_plan(Options("animals", SIZE), root), skip_corrupt=True).card
+    assert len(card.skipped) == len(lost)
+    for domain in loaded(card, "listed").domains:
+        ids = expected(domain)
+        parts = {"train": domain.train, "val": domain.validation, "test": domain.test}
+        assert {split: numbers(part) for split, part in parts.items()} == {
+            split: own - lost for split, own in ids.items()
+        }
+
+
+def test_lists_changed_before_resuming_change_the_validation_images_of_finished_domains(tmp_path):
+    root = tmp_path / "pacs"
+    root.mkdir()
+    pacs(root, COUNTS)
+    broken = max(root.glob("kfold/photo/*/*.png"))
+    content = broken.read_bytes()
+    broken.write_bytes(b"no")
+    with pytest.raises(UserError, match="1 image of pacs cannot be decoded"):
+        made(tmp_path, "pacs")
+    broken.write_bytes(content)
+    path = root / "cartoon_crossval_kfold.txt"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    cartoon, photo = loaded(made(tmp_path, "pacs").card, "listed").domains
+    assert len(numbers(cartoon.validation)) == 3
+    assert numbers(photo.validation) == expected(photo)["val"]
+
+
 def patients(root: Path, groups: Sequence[Sequence[str]]) -> Prepared:
     """Prepare two domains with a training, a validation and a test image for each patient in the lists `groups`."""
     rows, number = [], 0
@@ -252,8 +287,9 @@ def test_groups_on_both_sides_of_the_listed_split_are_kept_and_reported(tmp_path
     assert sum("are listed for validation and other test images" in one for one in prepared.warnings) == bool(
         both_tests
     )
-    for domain in loaded(prepared.card, "listed").domains:
-        assert [len(part) for part in (domain.train, domain.validation, domain.test)] == [2, 2, 2]
+    for first, domain in zip((1, 3), loaded(prepared.card, "listed").domains, strict=True):
+        parts = (domain.train, domain.validation, domain.test)
+        assert [numbers(part) for part in parts] == [{first + 4 * row, first + 4 * row + 1} for row in range(3)]
     verify(prepared.folder)
 
 

@@ -173,7 +173,7 @@ def _check_listed(card: StoreCard, domains: Sequence[Domain]) -> None:
         )
     if lacking := [one.name for one in domains if not (one.validation and len(one.validation) and len(one.test))]:
         raise UserError(
-            f"{setting} {card.name} has no images that are listed for validation besides test images in "
+            f"{setting} these domains of {card.name} lack listed validation images or other test images: "
             f"{summarise_list(lacking)}; set a share of the training images instead, for example 0.2."
         )
 
