@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
+from fedsweep.data.data_config import load
 from fedsweep.data.image_sets import pool
 from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.models import BackboneConfig
@@ -131,7 +132,7 @@ def load_images(config: PretrainConfig) -> TrainingData:
 
     Raise UserError if there are too few training images or no test images.
     """
-    data = config.data.load()
+    data = load(config.data)
     train = pool([domain.train for domain in data.domains])
     validation = pool([domain.test for domain in data.domains])
     for name in ("batch_size", "images_per_epoch"):

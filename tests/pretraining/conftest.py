@@ -12,7 +12,7 @@ import torch
 from fedsweep.common.yaml_values import read_yaml
 from fedsweep.data.digits import DigitsData
 from fedsweep.data.prepared.arrow_files import record_batch, write_domain
-from fedsweep.data.prepared.card import CARD, DomainCard, StoreCard, store_folder
+from fedsweep.data.prepared.card import CARD, CopiesCard, DomainCard, StoreCard, store_folder
 from fedsweep.data.prepared.dataset import content_digest, read_domain
 from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.pretraining.loop import Session, default_out, start, train
@@ -53,6 +53,7 @@ def write_store(domains: list[str], name: str = "toy", size: int = 16, images: i
         domains=cards,
         digest=content_digest(names, read),
         crop_pct=1.0,
+        copies=CopiesCard(groups=0, both_splits=0, other_classes=0),
     )
     (folder / CARD).write_text(card.model_dump_json())
 

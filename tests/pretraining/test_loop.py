@@ -130,6 +130,17 @@ def test_several_domains_become_one_set(toy, play: Run):
     assert len(records) == 1
 
 
+def test_validation_images_of_later_runs_are_left_out(toy):
+    """Otherwise, a search would choose by images that the backbone has seen."""
+    write_store(["plain"], name="one", images=50)
+    whole = toy.override(
+        {"data.set": "one", "data.domains": ["plain"], "batch_size": 8, "images_per_epoch": None}, "toy"
+    )
+    divided = whole.override({"data.validation_fraction": 0.2}, "toy")
+    assert (len(load_images(whole).train), len(load_images(divided).train)) == (50, 40)
+    assert len(load_images(whole).validation) == len(load_images(divided).validation)
+
+
 def test_a_loss_that_is_not_finite_is_an_error_in_one_sentence(play: Run):
     with pytest.raises(UserError, match=r"the loss became (nan|inf) in epoch 1; try a smaller `optimizer.lr` or"):
         play({"optimizer.lr": 1e30, "optimizer.clip_norm": None, "schedule.warmup": 0.0, "optimizer.betas": [0.0, 0.0]})
