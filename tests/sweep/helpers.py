@@ -98,13 +98,16 @@ def launch(
     return done
 
 
-def fedsweep(folder: Path, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
-    """Run the command line in this process, which loads libraries and starts Ray only once, and check its exit code."""
+def fedsweep(folder: Path, *words: str, code: int | None = 0, trains: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run the command line in this process, which loads libraries and starts Ray only once, and check its exit code.
+
+    If `trains` is false, the command runs no trial, so that no Ray is started.
+    """
     out, err = io.StringIO(), io.StringIO()
     ended = 0
     with mock.patch.dict(os.environ, environment()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a separate process would only print the warnings of libraries
-        if words[0] == "tune":
+        if words[0] == "tune" and trains:
             own_ray()
         changed = contextlib.chdir(folder), mock.patch.object(sys, "argv", ["fedsweep", *words])
         with changed[0], changed[1], contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

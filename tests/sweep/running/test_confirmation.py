@@ -54,7 +54,7 @@ def _reached(trial):
 
 def test_a_search_needs_validation_images_or_says_that_it_chooses_by_the_test_images(tmp_path):
     write_space(tmp_path, "search", {**SEARCH, "fixed": SMALL})
-    done = fedsweep(tmp_path, "tune", "search", code=2)
+    done = fedsweep(tmp_path, "tune", "search", code=2, trains=False)
     assert done.stderr.splitlines()[-1] == (
         "fedsweep: search space search: `objective.metric` validation/accuracy/mean needs validation images, but "
         "`data.validation_fraction` is 0; set it to 0.2, for example, or set `objective.metric` to accuracy/mean, "
@@ -66,6 +66,6 @@ def test_a_search_needs_validation_images_or_says_that_it_chooses_by_the_test_im
 @pytest.mark.parametrize(("changes", "who"), [({"scheduler": "arms"}, "scheduler arms"), ({}, None)])
 def test_a_pruned_grid_says_at_its_start_that_it_chooses_by_the_test_images(tmp_path, changes, who):
     write_space(tmp_path, "grid", {**GRID, **changes})
-    done = fedsweep(tmp_path, "tune", "grid", "--dry-run")
+    done = fedsweep(tmp_path, "tune", "grid", "--dry-run", trains=False)
     found = re.findall(r"The (.*) chooses between trials by accuracy/mean on the test images", done.stderr)
     assert found == ([who] if who else [])

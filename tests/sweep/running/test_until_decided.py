@@ -98,14 +98,14 @@ def test_a_kill_in_the_third_look_and_a_resume_give_the_same_table(undisturbed, 
 )
 def test_mistakes_end_before_anything_runs(tmp_path, changes, sentence):
     write_space(tmp_path, "decided", {**DECIDED, **changes})
-    assert sentence in fedsweep(tmp_path, "tune", "decided", code=2).stderr
+    assert sentence in fedsweep(tmp_path, "tune", "decided", code=2, trains=False).stderr
     assert not (tmp_path / "mlruns").exists()
 
 
 def test_the_command_line_asks_for_seeds_until_decided(tmp_path):
     write_space(tmp_path, "grid", {**GRID, "seeds": [0, 1]})
-    shown = fedsweep(tmp_path, "tune", "grid", "--smallest-effect", "1.5", "--dry-run").stdout
+    shown = fedsweep(tmp_path, "tune", "grid", "--smallest-effect", "1.5", "--dry-run", trains=False).stdout
     assert "Seeds: until decided, 4 to 20" in shown
     assert "sd 1.5 points:" in shown
-    refused = fedsweep(tmp_path, "tune", "grid", "--until-decided", "--seeds", "0,1", code=2).stderr
+    refused = fedsweep(tmp_path, "tune", "grid", "--until-decided", "--seeds", "0,1", code=2, trains=False).stderr
     assert "`--until-decided` chooses the seeds itself and cannot be combined with `--seeds`" in refused
