@@ -263,3 +263,5 @@ class RoundResult:
     state: ServerState
     metrics: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    right: Mapping[str, Tensor] = field(default_factory=dict)
+    """For each domain, bool (n,): whether the global model predicts the class of each evaluated test image."""

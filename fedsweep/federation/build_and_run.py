@@ -29,6 +29,7 @@ from fedsweep.results.checkpoint import Checkpoint
 from fedsweep.results.checkpoint import load as load_checkpoint
 from fedsweep.results.checkpoint import save as save_checkpoint
 from fedsweep.results.history import RoundRecord
+from fedsweep.results.right_images import RIGHT, RightImages
 from fedsweep.results.tsne_files import files
 from fedsweep.training.local_training import CohortTrainer
 from fedsweep.training.tsne import draw
@@ -162,6 +163,7 @@ def build(
         evaluation=config.evaluation,
         seed=config.seed,
         compared=compared,
+        data_digest=data.digest,
         precision=config.precision,
     )
 
@@ -222,6 +224,19 @@ def run(config: RunConfig, device: Device = "cpu") -> Iterator[RoundResult]:
     yield from federate(build(config, device))
 
 
+def last_files(federation: Federation, result: RoundResult) -> dict[str, bytes]:
+    """Return the contents of the files that a run writes after its last round, keyed by file name."""
+    right = {name: one.cpu().numpy() for name, one in result.right.items()}
+    held_out = {domain.name for domain in federation.held_out}
+    groups = [
+        None if domain.test.groups is None else domain.test.groups.numpy()
+        for domain in (*federation.domains, *federation.held_out)
+    ]
+    of_images = RightImages.of_domains(federation.data_digest, right, held_out, groups)
+    embedding = federation.embed(result.state)
+    return {RIGHT: of_images.content(), **({} if embedding is None else files(embedding))}
+
+
 def run_resumably(
     config: RunConfig,
     checkpoint: Path,
@@ -234,8 +249,8 @@ def run_resumably(
     """Execute the run that `config` describes, and yield the record of each round after writing a checkpoint.
 
     If the checkpoint exists, the records that it contains are yielded first, and the run continues with the next round.
-    Interrupting a run at any moment does not affect its metrics. If the run draws a t-SNE, the files of the t-SNE are
-    written before the last checkpoint, so no complete run lacks them.
+    Interrupting a run at any moment does not affect its metrics. The file with the correctly predicted test images and
+    the files of the t-SNE, if the run draws one, are written before the last checkpoint, so no complete run lacks them.
 
     Args:
         config: The configuration of the run.
@@ -259,8 +274,8 @@ def run_resumably(
     for result in federate(federation, start):
         measured = RoundRecord(result.round, dict(result.metrics), result.seconds, resident_peak(), measure())
         history.append(measured)
-        if result.round == config.federation.rounds and (embedding := federation.embed(result.state)):
-            for name, content in files(embedding).items():
+        if result.round == config.federation.rounds:
+            for name, content in last_files(federation, result).items():
                 write_atomically(checkpoint.with_name(name), content)
         save_checkpoint(checkpoint, Checkpoint(result.round, result.state, tuple(history)))
         yield measured

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedsweep.common.config import Config
 from fedsweep.common.randomness import stream
@@ -99,6 +100,7 @@ class Federation:
     seed: int
     compared: Collection[int] = ()
     """Rounds that are evaluated in addition to those of `federation.evaluate_every`."""
+    data_digest: str = ""
     precision: Precision = "float32"
 
     def initial_state(self) -> ServerState:
@@ -167,11 +169,11 @@ class Federation:
         )
         return domains, held_out
 
-    def evaluate(self, state: ServerState, round: int) -> dict[str, float]:
+    def evaluate(self, state: ServerState, round: int, right: dict[str, Tensor] | None = None) -> dict[str, float]:
         """Evaluate the global model and the clients' models after a round, and return the metrics.
 
         The global model is tested and validated on all domains. The model of each client is tested on the client's own
-        test images.
+        test images. `right` is an argument of `evaluate`, which adds the correctly predicted test images to it.
         """
         domains, held_out = self.tested(round)
         tests, clients = self.tests(round), self.clients if self.tests(round) else ()
@@ -187,7 +189,7 @@ class Federation:
             predict = partial(self.trainer.reader.untuned_logits, state.layers, state.adapter)
         if not DomainModels.of_method(self.method).uses_domains:
             predict = in_one_pass(predict, sets)
-        of_test = evaluate(predict, domains, held_out) if tests else {}
+        of_test = evaluate(predict, domains, held_out, right) if tests else {}
         return {**of_test, **validate(predict, domains), **of_clients}
 
     def _evaluate_clients(self, state: ServerState, clients: Sequence[Client]) -> dict[str, float]:
@@ -319,7 +321,8 @@ def _federate(federation: Federation, start: RoundResult | None) -> Iterator[Rou
             state = replace(state, client_memory=honest.client_memory)
         state = method.end_round(replace(state, gamma_star=int(covered[GAMMA_STAR])), server, trainer)
         drifted = federation.drifted(sent, state, placed, updates)
-        scores = federation.evaluate(state, round) if evaluates else {}
+        right: dict[str, Tensor] = {}
+        scores = federation.evaluate(state, round, right) if evaluates else {}
         if not evaluates:  # the evaluation loads the state's adapter into the model
             federation.model.load_adapter(state.adapter)
         lora = {RESIDUAL: residual, NORM: relative_norm(federation.model, state.layers)}
@@ -327,7 +330,7 @@ def _federate(federation: Federation, start: RoundResult | None) -> Iterator[Rou
         images = sum(update.num_examples for update in updates)
         loss = sum(update.metrics["loss"] * update.num_examples for update in updates) / images
         metrics = {**scores, "loss/train": loss, **covered, **lora, **costs, **own, **drifted, **biased}
-        yield RoundResult(round, state, metrics, time.monotonic() - begun)
+        yield RoundResult(round, state, metrics, time.monotonic() - begun, right)
 
 
 def coverage(state: ServerState, allocations: Allocations) -> dict[str, float]:

@@ -11,6 +11,7 @@ import numpy as np
 from fedsweep.common.yaml_values import Json
 from fedsweep.report.holm_corrected_tests import Comparison, paired_tests, sequential_comparison
 from fedsweep.report.intervals_and_power import Interval, t_interval
+from fedsweep.report.other_images import with_images
 from fedsweep.report.seeds_until_decided import judged
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import counterparts, identity
@@ -136,13 +137,12 @@ def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Ar
     against = {key: identity(others[key]) for one in grouped if (key := identity(one.values)) in others}
     verdicts, counted = judged(manifest, grouped, against)
     arms = {one.key: one for one in (_describe(arm, manifest) for arm in counted)}
-    pairs = {key: (arms[key].values, arms[other].values) for key, other in against.items() if key != other}
-    tests = [] if verdicts else paired_tests(list(pairs.values()))
-    comparisons = (
-        dict(zip(pairs, tests, strict=True))
-        if tests
-        else {key: sequential_comparison(*pair, verdicts[key]) for key, pair in pairs.items() if key in verdicts}
-    )
+    pairs = {key: (arms[key], arms[other]) for key, other in against.items() if key != other}
+    if manifest.until_decided is None:
+        comparisons = _compared(manifest, manifest.metric, {key: (one.arm, to.arm) for key, (one, to) in pairs.items()})
+    else:
+        looks = {key: (one.values, to.values) for key, (one, to) in pairs.items()}
+        comparisons = {key: sequential_comparison(*pair, verdicts[key]) for key, pair in looks.items()}
     found = [replace(one, counterpart=against.get(key), comparison=comparisons.get(key)) for key, one in arms.items()]
     ranked = sorted(found, key=lambda one: _rank(one, manifest))
     return [*(one for one in found if one.n), *(one for one in ranked if not one.n)] if against else ranked
@@ -155,12 +155,12 @@ def compared_by(manifest: SweepManifest, arms: Sequence[ArmStatistics], metric: 
     computed on images of other domains.
     """
     values = {one.key: one.arm.finals(manifest.metric, metric) for one in arms}
-    by_key, pairs = {one.key: one for one in arms}, dict[str, tuple[dict[int, float], dict[int, float]]]()
+    by_key, pairs = {one.key: one for one in arms}, dict[str, tuple[ArmTrials, ArmTrials]]()
     for one in arms:
         other = None if one.is_baseline or one.counterpart is None else by_key[one.counterpart]
         if other is not None and same_images(metric, [one, other]):
-            pairs[one.key] = values[one.key], values[other.key]
-    comparisons = dict(zip(pairs, paired_tests(list(pairs.values())), strict=True))
+            pairs[one.key] = one.arm, other.arm
+    comparisons = _compared(manifest, metric, pairs)
     return [
         replace(
             one,
@@ -172,6 +172,15 @@ def compared_by(manifest: SweepManifest, arms: Sequence[ArmStatistics], metric: 
         )
         for one in arms
     ]
+
+
+def _compared(
+    manifest: SweepManifest, metric: str, pairs: Mapping[str, tuple[ArmTrials, ArmTrials]]
+) -> dict[str, Comparison]:
+    own = manifest.metric
+    tested = paired_tests([(one.finals(own, metric), other.finals(own, metric)) for one, other in pairs.values()])
+    trials = [(one.finished(own), other.finished(own)) for one, other in pairs.values()]
+    return dict(zip(pairs, with_images(metric, tested, trials), strict=True))
 
 
 def _deviation(values: Mapping[int, float]) -> float | None:

@@ -41,16 +41,6 @@ def ranked_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[
     return sorted((one for one in arms if one.mean is not None), key=lambda one: -sign * (one.mean or 0.0))
 
 
-def best_places(arms: Sequence[ArmStatistics], mode: str, most: int) -> list[int]:
-    """Return the indices of the baselines and of the best other arms, at most `most` in total, in ascending order.
-
-    The best arms have the highest means if `mode` is `max`, and the lowest means if `mode` is `min`.
-    """
-    sign = -1 if mode == "max" else 1
-    ranked = sorted(range(len(arms)), key=lambda place: (not arms[place].is_baseline, sign * (arms[place].mean or 0.0)))
-    return sorted(ranked[:most])
-
-
 def arms_on_test(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[ArmStatistics]:
     """Return the arms whose results on the test images are shown.
 

@@ -13,6 +13,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.report.arm_statistics import ArmStatistics, same_images, summarise
 from fedsweep.report.formats import data_frame
 from fedsweep.report.holm_corrected_tests import Comparison, paired_tests
+from fedsweep.report.other_images import with_images
 from fedsweep.report.sentences import about_comparison
 from fedsweep.report.text_tables import Section, cells, texts
 from fedsweep.report.units_and_labels import Units
@@ -106,7 +107,8 @@ class Pairing:
         same = one.id == other.id
         among = first.num_arms * (first.num_arms - 1) // 2 if same else first.num_arms * second.num_arms
         choices = 1 if by_arm else among
-        found = paired_tests([(b.values, a.values) for a, b in pairs], choices)
+        trials = [(b.arm.finished(one.metric), a.arm.finished(one.metric)) for a, b in pairs]
+        found = with_images(one.metric, paired_tests([(b.values, a.values) for a, b in pairs], choices), trials)
         return cls((first, second), tuple(pairs), tuple(found), choices)
 
     @property
@@ -116,13 +118,13 @@ class Pairing:
 
     def section(self) -> Section:
         """Return a table of the comparisons, with one row per pair of arms."""
-        units = self.units
+        units, images = self.units, any(one.images for one in self.comparisons)
         rows = [
             {
                 "arm": self._label(one, other),
                 **{"n of A": str(one.n), "mean of A": units.value(one.mean)},
                 **{"n of B": str(other.n), "mean of B": units.value(other.mean)},
-                **cells(found, units),
+                **cells(found, units, images),
             }
             for (one, other), found in zip(self.pairs, self.comparisons, strict=True)
         ]
@@ -130,7 +132,9 @@ class Pairing:
             f"{letter}: {side.manifest.name}, sweep {side.manifest.id}, experiment {side.manifest.experiment}."
             for letter, side in zip("AB", self.sides, strict=True)
         ]
-        explained = texts("comparisons", tested=self._tested, percent=units.percent, choices=self.choices)
+        explained = texts(
+            "comparisons", tested=self._tested, percent=units.percent, choices=self.choices, images=images
+        )
         return Section.of("Comparison", rows, 1, [*who, "Differences are B minus A.", *explained])
 
     def csv(self) -> str:

@@ -47,6 +47,8 @@ class Comparison:
     p_exact: float | None = None
     """The p-value of the sign-flip test, which assumes only a symmetric distribution; at least 2 / 2^n for n pairs."""
     p_exact_holm: float | None = None
+    images: Interval | None = None
+    """The 95% interval over seeds and groups of images, uncorrected; None if the predictions were not recorded."""
     effect: float | None = None
     """Hedges' g of the paired differences."""
     spread: float | None = None
@@ -77,6 +79,13 @@ class Comparison:
         if self.p_holm > LEVEL:
             return "no detectable difference"
         return "higher" if self.difference > 0 else "lower"
+
+    @property
+    def only_these_images(self) -> bool:
+        """True if the interval over seeds excludes 0 and the interval over seeds and images contains 0."""
+        if self.interval is None or self.images is None:
+            return False
+        return not self.interval[0] <= 0 <= self.interval[1] and self.images[0] <= 0 <= self.images[1]
 
     @property
     def detectable(self) -> float | None:

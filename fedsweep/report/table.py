@@ -15,6 +15,7 @@ from fedsweep.report.arm_statistics import (
     printed,
 )
 from fedsweep.report.choice import OnTest, by_validation, on_test_images
+from fedsweep.report.differences_by_domain import differences_by_domain
 from fedsweep.report.effects import Effects
 from fedsweep.report.experiment_setup import provenance, setup
 from fedsweep.report.holm_corrected_tests import Comparison
@@ -216,7 +217,8 @@ class AblationTable:
         """The tables that follow the ablation table."""
         means = (against_baseline_by(self.manifest, name, one.manifest, one.arms) for name, one in self.by_mean.items())
         tables = against_baseline(self.manifest, self.arms), *means, by_domain(self.manifest, self.arms)
-        return [*(one for one in tables if one is not None), *self.effects.sections]
+        differences = differences_by_domain(self.manifest, self.arms)
+        return [*(one for one in (*tables, differences) if one is not None), *self.effects.sections]
 
     def caption(self) -> list[str]:
         """Return the legend of the table, as a list of sentences."""

@@ -260,18 +260,19 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
     if not any(one.is_baseline for one in arms):
         return None
     dotted, units = names(manifest, arms), Units.of(manifest.metric, arms)
+    images = any(one.comparison is not None and one.comparison.images for one in arms)
     rows = []
     for one in arms:
         own = {"n": str(one.n), "mean": units.value(one.mean)}
         compared, until = one.comparison or Comparison((), None), manifest.until_decided is not None
         own |= {} if until else {"95% of mean": units.interval(one.interval)}
-        found = sequential_cells(manifest, compared, units) if until else cells(compared, units)
+        found = sequential_cells(manifest, compared, units) if until else cells(compared, units, images)
         if one.is_baseline:
             found = {**dict.fromkeys(found, NOTHING), "difference": "baseline"}
         rows.append({**settings(one, dotted), **own, **found})
     named = len(settings(arms[0], dotted))
     tested = [one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None]
-    explained = texts("comparisons", tested=tested, percent=units.percent, until=manifest.until_decided)
+    explained = texts("comparisons", tested=tested, percent=units.percent, until=manifest.until_decided, images=images)
     return Section.of(comparison_title(), rows, named, explained)
 
 
@@ -290,8 +291,10 @@ def sequential_cells(manifest: SweepManifest, found: Comparison, units: Units) -
     }
 
 
-def cells(found: Comparison, units: Units) -> dict[str, str]:
+def cells(found: Comparison, units: Units, images: bool) -> dict[str, str]:
     """Return the cells of a comparison, as a dict from column to text.
+
+    If `images` is true, the cells contain the interval over seeds and images.
 
     The exact p-value is left out if there are so few pairs of seeds that this p-value cannot be 0.05 or less after
     Holm's correction.
@@ -301,6 +304,7 @@ def cells(found: Comparison, units: Units) -> dict[str, str]:
         "difference": units.difference(found.difference),
         "95% t": units.interval(found.interval),
         "95% bootstrap": units.interval(found.bootstrap),
+        **({"95% seeds and images": units.interval(found.images)} if images else {}),
         "p": shown_p(found.p),
         f"{found.correction} p": shown_p(found.p_holm),
         "exact p": shown_p(found.p_exact_holm if found.exact_can_tell else None),

@@ -9,6 +9,7 @@ The files of a trial are written atomically. The key of a trial is a digest of t
     warm_start.json                 trials of an earlier sweep, if the search learns from them
     trials/<key>/trial.json         configuration of the trial (TrialPlan)
     trials/<key>/checkpoint.safetensors   state and history after the last complete round
+    trials/<key>/right.json         test images that are predicted correctly after the last round (RightImages)
     trials/<key>/tsne.csv tsne.png  t-SNE of the features after the last round, if the experiment requests it
     trials/<key>/outcome.json       outcome of the trial (Outcome); absent until the trial has ended
     trials/<key>/gpus.json          attempts to run the trial on a GPU (Attempts)

@@ -20,6 +20,7 @@ from fedsweep.results.history import RoundRecord
 from fedsweep.results.records import Attempts, Outcome, OutcomeName, SweepManifest, TrialPlan, TrialRecord
 from fedsweep.results.remote import NOTHING, Remote
 from fedsweep.results.remote.objects import persistently
+from fedsweep.results.right_images import RIGHT, RightImages
 from fedsweep.results.tsne_files import FILES
 
 Record = TypeVar("Record", bound=Config)
@@ -31,6 +32,13 @@ def read_record(kind: type[Record], path: Path) -> Record:
         return kind.of(read_json(path), str(path))
     except UserError as error:  # fedsweep has written the file, so similar names do not help
         raise UserError(f"{str(error).partition('; did you mean')[0].rstrip('.')}.") from None
+
+
+def read_right(path: Path) -> RightImages:
+    """Read the correctly predicted test images of a trial, or raise UserError if the file is damaged."""
+    found = read_record(RightImages, path)
+    found.check(str(path))
+    return found
 
 
 def write_record(path: Path, record: Config) -> None:
@@ -116,14 +124,14 @@ class TrialStore:
     def take(self, other: TrialStore, ends: Collection[OutcomeName]) -> None:
         """Copy the results of the same trial from another sweep.
 
-        The checkpoint and the t-SNE files are always copied. The outcome is copied only if it is in `ends`.
+        The checkpoint and the files of the last round are always copied. The outcome is copied only if it is in `ends`.
 
         Args:
             other: The trial's folder in the other sweep.
             ends: The outcomes that may be copied, for example `finished`.
         """
         other.remote.pull(whole=True)
-        for name in (*FILES, self.checkpoint.name):
+        for name in (*FILES, RIGHT, self.checkpoint.name):
             if (other.folder / name).exists():
                 write_atomically(self.folder / name, (other.folder / name).read_bytes())
         outcome = other.outcome()
@@ -146,7 +154,9 @@ class TrialStore:
         outcome, history = self.outcome(), self.history()
         last = history[-1].round if history else 0
         missing = outcome is not None and outcome.outcome != "failed" and last < outcome.round
-        return TrialRecord(plan, None if missing else outcome, history, artifacts, self.attempts().attempts, missing)
+        right = self.folder / RIGHT if (self.folder / RIGHT).exists() else None
+        ended = None if missing else outcome
+        return TrialRecord(plan, ended, history, artifacts, self.attempts().attempts, missing, right)
 
     def attempts(self) -> Attempts:
         """Return the attempts to run the trial on a GPU, with the measured GPU memory of each attempt."""

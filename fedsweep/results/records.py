@@ -180,6 +180,8 @@ class TrialRecord:
     """Attempts to run the trial on a GPU; empty for trials on the CPU."""
     missing: bool = False
     """True if the trial has ended, but its recorded rounds are not on disk. `outcome` is then None."""
+    right: Path | None = None
+    """The file with the correctly predicted test images; None if it does not exist. It is not sent to MLflow."""
 
     @property
     def last_round(self) -> int:

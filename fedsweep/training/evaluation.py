@@ -1,5 +1,6 @@
 """Test accuracy and loss of the global model on each domain, and test accuracy of the clients' own models."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import pstdev
@@ -70,20 +71,36 @@ class EvaluationConfig(Config):
 
 
 @torch.no_grad()
-def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Domain] = ()) -> dict[str, float]:
+def evaluate(
+    predict: Predict,
+    domains: Sequence[Domain],
+    held_out: Sequence[Domain] = (),
+    right: dict[str, Tensor] | None = None,
+) -> dict[str, float]:
     """Return the accuracy on each domain, the mean, minimum and spread of these accuracies, and the mean test loss.
 
     The spread is the standard deviation over domains. The accuracies on the `held_out` domains, whose images no client
     has, and the mean of these accuracies are separate metrics. They do not count toward the other metrics.
+
+    Args:
+        predict: The function that returns the model's logits.
+        domains: The domains of the clients.
+        held_out: The domains of which no client has images.
+        right: If given, a tensor of each domain is added to this dict, keyed by the name of the domain: for each image,
+            whether the model predicts its class, bool (n,).
     """
+    found = {} if right is None else right
     accuracies: dict[str, float] = {}
     losses: list[float] = []
     for domain in domains:
         logits = predict(domain.test, domain=domain.name)
         labels = domain.test.labels.to(logits.device)
-        accuracies[domain.name] = accuracy(logits, labels)
+        found[domain.name] = correct(logits, labels)
+        accuracies[domain.name] = _share(found[domain.name])
         losses.append(F.cross_entropy(logits, labels).item())
-    others = {domain.name: accuracy(predict(domain.test, domain=None), domain.test.labels) for domain in held_out}
+    for domain in held_out:
+        found[domain.name] = correct(predict(domain.test, domain=None), domain.test.labels)
+    others = {domain.name: _share(found[domain.name]) for domain in held_out}
     return {
         "accuracy/mean": sum(accuracies.values()) / len(accuracies),
         "accuracy/worst_domain": min(accuracies.values()),
@@ -152,7 +169,16 @@ def features(model: LayeredModel, walk: Walk, images: ImageSet, batch_size: int)
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
     """Return the share of correct predictions, given logits (n, classes) and labels (n,)."""
-    return (logits.argmax(1) == labels.to(logits.device)).double().mean().item()
+    return _share(correct(logits, labels))
+
+
+def correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return for each image whether its largest logit is that of its label, bool (n,), given logits (n, classes)."""
+    return logits.argmax(1) == labels.to(logits.device)
+
+
+def _share(right: Tensor) -> float:
+    return int(right.sum()) / len(right) if len(right) else math.nan  # the mean on a GPU may differ in the last bit
 
 
 def client_scores(accuracies: Mapping[ClientId, float], left_out: Collection[ClientId]) -> dict[str, float]:

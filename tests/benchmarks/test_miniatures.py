@@ -29,6 +29,7 @@ SCRIPTS = {
     "honesty.py": "--repetitions 2 --residuals normal",
     "many_clients.py": "--rounds 1 --repeats 1",
     "mutation.py": "--slice 0:0",
+    "other_images.py": "--repetitions 4 --seeds 3 --images 100",
     "pairing.py": "small --store store",
     "pruning.py": "--problems 1",
     "recording.py": "--trials 3 --rounds 1",

@@ -17,6 +17,7 @@ from fedsweep.federation.build_and_run import check_content, run, run_resumably
 from fedsweep.federation.rounds import federate
 from fedsweep.results import TrialPlan, TrialStore
 from fedsweep.results.checkpoint import load, save
+from fedsweep.results.right_images import RIGHT
 from fedsweep.results.tsne_files import COLOURS, FILES, Embedding, Look, Point, palette
 from fedsweep.training import tsne
 from fedsweep.training.tsne import draw, embed, features
@@ -203,7 +204,7 @@ def test_a_run_writes_its_figure_before_its_last_checkpoint_and_changes_no_round
     assert [one.name for one in path.parent.iterdir()] == [path.name]
     rounds += durable
     assert [one.round for one in rounds] == [0, 1, 2]
-    assert {one.name for one in path.parent.iterdir()} == {path.name, *FILES}
+    assert {one.name for one in path.parent.iterdir()} == {path.name, RIGHT, *FILES}
     points = Embedding.of_csv((path.parent / "tsne.csv").read_text()).points
     assert len(points) == 36
     assert (path.parent / "tsne.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -219,7 +220,7 @@ def test_a_run_writes_its_figure_before_its_last_checkpoint_and_changes_no_round
 
     plain = run_resumably(with_tsne.override({"evaluation.tsne_classes": None}, "test"), tmp_path / "plain" / path.name)
     assert [dict(one.metrics) for one in plain] == [dict(one.metrics) for one in rounds]
-    assert [one.name for one in (tmp_path / "plain").iterdir()] == [path.name]
+    assert {one.name for one in (tmp_path / "plain").iterdir()} == {path.name, RIGHT}
 
 
 def test_a_run_killed_after_its_last_round_has_its_figure(with_tsne, tmp_path, monkeypatch):

@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 
 from fedsweep.report.arm_statistics import ArmStatistics
-from fedsweep.report.choice import best_places
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.canvas import GREY, Drawing
+from fedsweep.report.figures.canvas import GREY, Drawing, best_places
 from fedsweep.report.text_tables import MARK, MARKED
 from fedsweep.report.units_and_labels import NOTHING
 from fedsweep.results import SweepManifest

@@ -40,6 +40,16 @@ class Drawing(NamedTuple):
     """The explanation, in sentences."""
 
 
+def best_places(arms: Sequence[ArmStatistics], mode: str, most: int) -> list[int]:
+    """Return the indices of the baselines and of the best other arms, at most `most` in total, in ascending order.
+
+    The best arms have the highest means if `mode` is `max`, and the lowest means if `mode` is `min`.
+    """
+    sign = -1 if mode == "max" else 1
+    ranked = sorted(range(len(arms)), key=lambda place: (not arms[place].is_baseline, sign * (arms[place].mean or 0.0)))
+    return sorted(ranked[:most])
+
+
 @dataclass(frozen=True)
 class Figure:
     """The PNG and SVG files of a `Drawing`, with its heading and explanation."""

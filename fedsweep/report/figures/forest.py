@@ -5,9 +5,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.report.arm_statistics import ArmStatistics
-from fedsweep.report.choice import best_places
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.canvas import COLOURS, Drawing
+from fedsweep.report.figures.canvas import COLOURS, Drawing, best_places
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.units_and_labels import Units, shown_p, shown_verdict
 from fedsweep.results import SweepManifest

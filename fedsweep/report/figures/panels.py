@@ -7,9 +7,8 @@ import numpy as np
 import pandas as pd
 
 from fedsweep.report.arm_statistics import ArmStatistics
-from fedsweep.report.choice import best_places
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.canvas import GREY, Drawing, draw_over_seeds, labels, over_seeds
+from fedsweep.report.figures.canvas import GREY, Drawing, best_places, draw_over_seeds, labels, over_seeds
 from fedsweep.results import SweepManifest
 from fedsweep.results.tsne_files import TABLE, Embedding, Look, legends, scatter
 

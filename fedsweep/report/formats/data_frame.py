@@ -157,6 +157,7 @@ def comparison_columns(found: Comparison | None) -> dict[str, object]:
     own = found or Comparison((), None)
     low, high = own.interval or (None, None)
     bootstrap_low, bootstrap_high = own.bootstrap or (None, None)
+    images_low, images_high = own.images or (None, None)
     fewest, most = own.seeds_range or (None, None)
     exact = own.exact_can_tell  # if not, the report shows no exact p-value either
     corrected = own.correction.lower()
@@ -167,6 +168,8 @@ def comparison_columns(found: Comparison | None) -> dict[str, object]:
         "interval_high": high,
         "bootstrap_low": bootstrap_low,
         "bootstrap_high": bootstrap_high,
+        "images_low": images_low,
+        "images_high": images_high,
         "p": own.p,
         f"p_{corrected}": own.p_holm,
         "p_exact": own.p_exact if exact else None,

@@ -1,0 +1,218 @@
+"""Check the coverage of the interval over seeds and images on simulated predictions, with other intervals beside it.
+
+    python benchmarks/other_images.py [--repetitions 1000] [--seeds 3 5 10] [--images 100 1000]
+        [--to benchmarks/results/other_images]
+
+Each repetition simulates two arms that predict the same test images with the same seeds. The probability that a seed of
+an arm predicts an image correctly is the logistic function of a sum of normal effects: the difficulty of the image's
+group, the effect of the arm on the group, the effect of the seed on both arms, and the effect of the seed on the arm.
+The true difference is the expected difference over all seeds and images. The intervals are:
+
+- seeds: Student's t over the seeds, which treats the images as fixed (`t_interval`)
+- seeds and images: the interval of the report (`crossed_interval`)
+- Satterthwaite: the same variance, with Satterthwaite's degrees of freedom
+- pigeonhole: percentiles of a bootstrap that resamples seeds and groups (Owen, 2007), up to 100 images
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+from scipy.special import expit
+
+from fedsweep.report.intervals_and_power import Interval, t_interval
+from fedsweep.report.other_images import crossed_interval
+
+SEEDS, IMAGES = (3, 5, 10), (100, 1_000, 10_000)
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
+RESAMPLES = 400
+MOST_RESAMPLED = 100  # images; with more images, the bootstrap would take most of the time
+MOST_FOR_ALL = 1_000  # images; with more images, a simulation has only a fourth of the repetitions
+FEWER = 4
+INTERVALS = ("seeds", "seeds and images", "Satterthwaite", "pigeonhole")
+
+
+@dataclass(frozen=True)
+class Population:
+    """The population of seeds and images from which a simulation draws. Standard deviations are on the logit scale."""
+
+    name: str
+    better: float = 0.2
+    """The effect of the second arm on the logit."""
+    own: float = 1.0
+    """The standard deviation of the effect of an arm on a group of images."""
+    of_arm: float = 0.05
+    """The standard deviation of the effect of a seed on one arm."""
+    start: float = 1.0
+    """The mean logit of the first arm."""
+    domains: int = 1
+    """The number of domains. Each group has one image in each domain."""
+    copies: int = 1
+    """The number of images of each group in each domain."""
+    difficulty: float = 1.5
+    """The standard deviation of the difficulties of groups."""
+    shared: float = 0.1
+    """The standard deviation of the effect of a seed on both arms."""
+
+    def offsets(self) -> np.ndarray:
+        """Return the mean logit of each domain, relative to their mean."""
+        return np.linspace(-1, 1, self.domains) if self.domains > 1 else np.zeros(1)
+
+    def difference(self) -> float:
+        """Return the true difference: the mean over domains of the expected difference over seeds and images."""
+        spread = np.sqrt(self.difficulty**2 + self.own**2 + self.shared**2 + self.of_arm**2)
+        logits = self.start + self.offsets()[:, None] + spread * NODES
+        apart = expit(logits + self.better) - expit(logits)
+        return float((apart @ WEIGHTS / WEIGHTS.sum()).mean())
+
+    def draw(self, rng: np.random.Generator, seeds: int, groups: int) -> np.ndarray:
+        """Return the differences between the predictions of the arms, int8 (seeds, domains, groups, copies)."""
+        common, shared = rng.normal(0, self.difficulty, groups), rng.normal(0, self.shared, seeds)
+        right = []
+        for more in (0.0, self.better):
+            of_group = self.start + more + common + rng.normal(0, self.own, groups)
+            of_seed = shared + rng.normal(0, self.of_arm, seeds)
+            logits = of_seed[:, None, None] + self.offsets()[:, None] + of_group
+            drawn = rng.random((*logits.shape, self.copies), np.float32)
+            right.append((drawn < expit(logits)[..., None]).astype(np.int8))
+        return right[1] - right[0]
+
+
+POPULATIONS = (
+    Population("arms differ alike on all images", own=0.0),
+    Population("seeds differ more than images", own=0.3, of_arm=0.2),
+    Population("images differ more than seeds"),
+    Population("no difference on average", better=0.0),
+    Population("six styles of every image", domains=6),
+    Population("ten frames of every video", copies=10),
+    Population("nearly all images right", start=4.0, better=0.3),
+)
+
+
+def satterthwaite(cells: np.ndarray) -> Interval:
+    """Return the interval with Satterthwaite's degrees of freedom.
+
+    `cells` (seeds, groups) is the mean difference of each seed and group.
+    """
+    seeds, groups = cells.shape
+    mean, rows, columns = cells.mean(), cells.mean(axis=1), cells.mean(axis=0)
+    of_seeds = groups * np.square(rows - mean).sum() / (seeds - 1)
+    of_groups = seeds * np.square(columns - mean).sum() / (groups - 1)
+    of_both = np.square(cells - rows[:, None] - columns + mean).sum() / ((seeds - 1) * (groups - 1))
+    parts, free = [of_seeds], [seeds - 1]
+    if of_groups > of_both:
+        parts, free = [of_seeds, of_groups, -of_both], [seeds - 1, groups - 1, (seeds - 1) * (groups - 1)]
+    total = sum(parts)
+    if total <= 0:
+        return float(mean), float(mean)
+    degrees = total**2 / sum(part**2 / count for part, count in zip(parts, free, strict=True))
+    half = stats.t.isf(0.025, degrees) * np.sqrt(total / cells.size)
+    return float(mean - half), float(mean + half)
+
+
+def pigeonhole(cells: np.ndarray, rng: np.random.Generator) -> Interval:
+    """Return the percentile interval of a bootstrap that resamples the seeds and the groups independently."""
+    rows, columns = (rng.multinomial(count, np.full(count, 1 / count), RESAMPLES) / count for count in cells.shape)
+    means = ((columns @ cells.T) * rows).sum(axis=1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def intervals(differences: np.ndarray, rng: np.random.Generator) -> dict[str, Interval | None]:
+    """Return the intervals of one simulated comparison, by name."""
+    seeds, domains, groups, copies = differences.shape
+    flat = differences.reshape(seeds, -1)
+    numbers = np.tile(np.repeat(np.arange(groups), copies), domains)
+    cells = differences.mean(axis=(1, 3))
+    found = {
+        "seeds": t_interval(cells.mean(axis=1).tolist()),
+        "seeds and images": crossed_interval(flat, [groups * copies] * domains, numbers),
+        "Satterthwaite": satterthwaite(cells),
+    }
+    return found | ({"pigeonhole": pigeonhole(cells, rng)} if flat.shape[1] <= MOST_RESAMPLED else {})
+
+
+def simulated(population: Population, seeds: int, images: int, repetitions: int) -> dict[str, Any]:
+    """Return the coverage in percent and the median length in points of each interval, by the interval's name.
+
+    If all seeds have the same mean difference, the report has no interval. Such repetitions count as not covered.
+    """
+    rng, truth = np.random.default_rng([seeds, images, POPULATIONS.index(population)]), population.difference()
+    groups = max(images // (population.domains * population.copies), 2)
+    covered: dict[str, int] = {}
+    lengths: dict[str, list[float]] = {}
+    for _ in range(repetitions):
+        for name, found in intervals(population.draw(rng, seeds, groups), rng).items():
+            covered[name] = covered.get(name, 0) + (found is not None and found[0] <= truth <= found[1])
+            lengths.setdefault(name, []).append(0.0 if found is None else 100 * (found[1] - found[0]))
+    return {
+        "population": population.name,
+        "seeds": seeds,
+        "images": images,
+        "groups": groups,
+        "difference": round(100 * truth, 3),
+        "repetitions": repetitions,
+        "coverage": {name: round(100 * count / repetitions, 1) for name, count in covered.items()},
+        "length": {name: round(float(np.median(values)), 2) for name, values in lengths.items()},
+    }
+
+
+def rows(repetitions: int, numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Yield the results for each population, each of the `numbers` of seeds and each of the `sizes` of the test set."""
+    for population in POPULATIONS:
+        for seeds in numbers:
+            for images in sizes:
+                fewer = repetitions // FEWER if images > MOST_FOR_ALL else repetitions
+                yield simulated(population, seeds, images, fewer)
+
+
+def markdown(found: Sequence[Mapping[str, Any]], repetitions: int) -> str:
+    """Return the results as a Markdown page."""
+    head = ["population", "seeds", "images", "groups", *INTERVALS, "length: seeds", "length: seeds and images"]
+    lines = [
+        "# Coverage of intervals over seeds and images",
+        "",
+        f"The table is the output of `python benchmarks/other_images.py --repetitions {repetitions}`. It contains, for",
+        "each simulated population, the percentage of repetitions in which a 95% interval contains the true",
+        "difference between two arms over all seeds and images. The last two columns are median lengths in percentage",
+        "points. The report shows the intervals `seeds` and `seeds and images`. With 10,000 images, the number of",
+        f"repetitions is {repetitions // FEWER}.",
+        "",
+        "| " + " | ".join(head) + " |",
+        "| --- |" + " ---: |" * (len(head) - 1),
+    ]
+    for one in found:
+        coverage, length = one["coverage"], one["length"]
+        cells = [str(one["population"]), *(f"{one[name]:,}" for name in ("seeds", "images", "groups"))]
+        cells += [f"{coverage[name]:.1f}" if name in coverage else "-" for name in INTERVALS]
+        cells += [f"{length[name]:.2f}" for name in INTERVALS[:2]]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Print the results and, with `--to`, write them to a JSON file and a Markdown file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=1000)
+    parser.add_argument("--to", type=Path, help="path of the two files without their suffixes")
+    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
+    parser.add_argument("--images", type=int, nargs="*", default=IMAGES)
+    asked = parser.parse_args()
+    found = []
+    for row in rows(asked.repetitions, asked.seeds, asked.images):
+        found.append(row)
+        print(json.dumps(row), flush=True)
+        if asked.to:
+            asked.to.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+            asked.to.with_suffix(".md").write_text(markdown(found, asked.repetitions))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""The file with the correctly predicted test images, compared with the metrics of the run that writes it."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedsweep.federation.build_and_run import build, run_resumably
+from fedsweep.federation.build_and_run import save_checkpoint as save
+from fedsweep.results.folders import read_right
+from fedsweep.results.right_images import RIGHT
+
+PATH = "checkpoint.safetensors"
+HELD_OUT = {"data.held_out_domains": ["noisy"], "federation.depths": [12], "federation.rounds": 2}
+
+
+def test_the_accuracies_are_the_shares_of_the_bits(tiny, tmp_path):
+    config = tiny.override({**HELD_OUT, "evaluation.images_per_domain": 4}, "test")
+    *_, last = run_resumably(config, tmp_path / PATH)
+    found, federation = read_right(tmp_path / RIGHT), build(config)
+    domains = [*federation.domains, *federation.held_out]
+    assert [one.name for one in found.domains] == [one.name for one in domains]
+    assert [one.images for one in found.domains] == [len(one.test) for one in domains]
+    assert [one.name for one in found.domains if one.held_out] == ["noisy"]
+    shares = []
+    for place, one in enumerate(found.domains):
+        bits = found.of_domain(place)
+        share = int(bits.sum()) / len(bits)
+        metric = "out_of_domain" if one.held_out else "domain"
+        assert last.metrics[f"accuracy/{metric}/{one.name}"] == share
+        shares += [] if one.held_out else [share]
+        start = found.starts[place]
+        groups = found.group_numbers[start : start + one.images]
+        assert np.array_equal(groups, found.group_numbers[: one.images])  # the same scans in every style
+    assert last.metrics["accuracy/mean"] == sum(shares) / len(shares)
+    assert len(set(shares)) > 1
+    assert found.data == federation.data_digest != ""
+
+
+def test_the_bits_are_those_of_the_images_in_order(federation):
+    small = federation({}, test=60)
+    state, domain = small.initial_state(), small.domains[0]
+    labels = domain.test.labels.clone()
+
+    def right():
+        small.evaluate(state, 0, found := {})
+        return found[domain.name].clone()
+
+    bits, as_class = right(), []
+    for label in range(10):  # if all labels are `label`, the images whose prediction is `label` are right
+        domain.test.labels.fill_(label)
+        as_class.append(right())
+    domain.test.labels.copy_(labels)
+    predictions = torch.stack(as_class)
+    assert predictions.sum(0).tolist() == [1] * len(labels)
+    assert bits.tolist() == (predictions.int().argmax(0) == labels).tolist()
+    assert 0 < bits.sum() < len(labels)
+
+
+def test_the_file_is_written_before_the_last_checkpoint_and_is_the_same_after_a_resume(tiny, tmp_path, monkeypatch):
+    config = tiny.override(HELD_OUT, "test")
+    list(run_resumably(config, tmp_path / "straight" / PATH))
+    stopped = run_resumably(config, tmp_path / "resumed" / PATH)
+    next(stopped), next(stopped)
+    stopped.close()
+    assert not (tmp_path / "resumed" / RIGHT).exists()
+
+    def killed(path, checkpoint):
+        if checkpoint.round == 2:
+            raise KeyboardInterrupt
+        save(path, checkpoint)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedsweep.federation.build_and_run.save_checkpoint", killed)
+        with pytest.raises(KeyboardInterrupt):
+            list(run_resumably(config, tmp_path / "resumed" / PATH))
+    content = (tmp_path / "straight" / RIGHT).read_bytes()
+    assert (tmp_path / "resumed" / RIGHT).read_bytes() == content
+    (tmp_path / "resumed" / RIGHT).unlink()
+    list(run_resumably(config, tmp_path / "resumed" / PATH))
+    assert (tmp_path / "resumed" / RIGHT).read_bytes() == content

@@ -1,0 +1,284 @@
+"""The interval over seeds and images, compared with textbook formulas, and the places of a report that show it."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+
+from fedsweep.report.arm_statistics import summarise
+from fedsweep.report.formats import data_frame
+from fedsweep.report.intervals_and_power import t_interval
+from fedsweep.report.other_images import crossed_interval
+from fedsweep.report.table import AblationTable
+from fedsweep.results import Outcome, TrialPlan, TrialRecord
+from fedsweep.results.history import RoundRecord
+from fedsweep.results.right_images import RIGHT, RightImages
+from tests.report.helpers import tabulate
+
+COLUMN, BY_DOMAIN = "95% seeds and images", "Differences from the baseline by domain"
+BALANCED = st.tuples(st.integers(2, 5), st.integers(2, 8), st.integers(1, 3)).flatmap(
+    lambda shape: arrays(np.int8, shape, elements=st.integers(-1, 1))
+)
+"""Differences by seed, group and domain: every group has one image in every domain."""
+
+
+def by_hand(cells: list[list[float]]) -> tuple[float, float, float]:
+    """Return the mean and the mean squares of seeds, and of groups beyond the interaction, by sums over all cells."""
+    seeds, groups = len(cells), len(cells[0])
+    mean = sum(map(sum, cells)) / (seeds * groups)
+    rows = [sum(row) / groups for row in cells]
+    columns = [sum(row[group] for row in cells) / seeds for group in range(groups)]
+    of_seeds = sum(groups * (row - mean) ** 2 for row in rows) / (seeds - 1)
+    of_groups = sum(seeds * (column - mean) ** 2 for column in columns) / (groups - 1)
+    rest = sum(
+        (cells[seed][group] - rows[seed] - columns[group] + mean) ** 2
+        for seed in range(seeds)
+        for group in range(groups)
+    ) / ((seeds - 1) * (groups - 1))
+    return mean, of_seeds, max(of_groups - rest, 0.0)
+
+
+def ends(interval: tuple[float, float] | None) -> Any:
+    """Return the ends of an interval for a comparison up to rounding."""
+    return None if interval is None else pytest.approx(interval, abs=1e-9)
+
+
+@given(BALANCED)
+def test_the_interval_is_that_of_the_analysis_of_variance(given_cells: np.ndarray) -> None:
+    seeds, groups, domains = given_cells.shape
+    differences = given_cells.transpose(0, 2, 1).reshape(seeds, -1)
+    found = crossed_interval(differences, [groups] * domains, np.tile(np.arange(groups), domains))
+    # With a group in every domain, the cell of a group is its mean over domains, up to a constant of each domain.
+    mean, of_seeds, more = by_hand(given_cells.mean(axis=2).tolist())
+    if of_seeds < 1e-20:
+        assert found is None
+        return
+    size = seeds * groups
+    squares = stats.t.ppf(0.975, seeds - 1) ** 2 * of_seeds + stats.t.ppf(0.975, groups - 1) ** 2 * more
+    assert found == ends((mean - (squares / size) ** 0.5, mean + (squares / size) ** 0.5))
+
+
+@given(BALANCED, st.randoms(use_true_random=False))
+def test_the_interval_contains_that_of_seeds_and_depends_on_no_order(cells: np.ndarray, random: Any) -> None:
+    seeds, groups, domains = cells.shape
+    differences = cells.transpose(0, 2, 1).reshape(seeds, -1)
+    sizes, numbers = [groups] * domains, np.tile(np.arange(groups), domains)
+    found = crossed_interval(differences, sizes, numbers)
+    of_seeds = t_interval(differences.mean(axis=1).tolist())
+    if found is None:
+        assert np.ptp(differences.mean(axis=1)) < 1e-9
+        return
+    assert of_seeds is not None
+    assert found[0] <= of_seeds[0] + 1e-9
+    assert found[1] >= of_seeds[1] - 1e-9
+    rows, names, places = (random.sample(range(count), count) for count in (seeds, groups, domains))
+    moved = cells[rows][:, :, places].transpose(0, 2, 1).reshape(seeds, -1)
+    assert crossed_interval(moved, sizes, np.array(names)[numbers]) == ends(found)
+    assert crossed_interval(-differences, sizes, numbers) == ends((-found[1], -found[0]))
+
+
+def test_domains_of_unequal_size_count_the_same_and_add_no_variance() -> None:
+    """Each domain has a constant difference of its own on all images, so only the seeds vary."""
+    by_seed = np.array([[0, 1], [0, 1], [1, 1]], np.int8)
+    differences = np.repeat(by_seed, [4, 16], axis=1)
+    found = crossed_interval(differences, [4, 16], np.arange(20))
+    assert found is not None
+    assert found == ends(t_interval([0.5, 0.5, 1.0]))
+
+
+def test_copies_of_an_image_tell_no_more_than_the_image() -> None:
+    rng = np.random.default_rng(0)
+    right = rng.integers(-1, 2, (4, 30)).astype(np.int8)
+    alone = crossed_interval(right, [30], np.arange(30))
+    copied = np.repeat(right, 5, axis=1)
+    assert crossed_interval(copied, [150], np.repeat(np.arange(30), 5)) == ends(alone)
+    (low, high), (least, most) = alone or (0, 0), crossed_interval(copied, [150], np.arange(150)) or (0, 0)
+    assert most - least < high - low
+
+
+@pytest.mark.parametrize(
+    ("differences", "sizes", "groups"),
+    [
+        (np.ones((1, 4), np.int8), [4], np.arange(4)),  # one seed
+        (np.array([[1, 1], [0, 0]], np.int8), [2], np.zeros(2, int)),  # one group
+        (np.zeros((3, 4), np.int8), [4], np.arange(4)),  # identical arms
+        (np.ones((3, 4), np.int8), [4], np.arange(4)),  # the baseline is always wrong, and the arm is always right
+        (np.zeros((3, 0), np.int8), [0], np.arange(0)),
+        (np.array([[0, 1], [1, 1]], np.int8), [2, 0], np.arange(2)),  # a domain without images
+    ],
+)
+def test_without_variation_there_is_no_interval(differences: np.ndarray, sizes: list[int], groups: np.ndarray) -> None:
+    assert crossed_interval(differences, sizes, groups) is None
+
+
+def test_many_images_are_fast() -> None:
+    rng = np.random.default_rng(0)
+    differences = rng.integers(-1, 2, (20, 176_000)).astype(np.int8)
+    begun = time.perf_counter()
+    assert crossed_interval(differences, [44_000] * 4, np.arange(176_000)) is not None
+    assert time.perf_counter() - begun < 2  # about 0.2 s
+
+
+class Sweep:
+    """A sweep in which every trial keeps its correctly predicted images of the domains photo and sketch."""
+
+    def __init__(self, folder: Path, groups: np.ndarray, held_out: str = "") -> None:
+        self.folder, self.groups, self.held_out = folder, groups, held_out
+        self.records: list[TrialRecord] = []
+
+    def add(self, rank: int, seed: int, right: np.ndarray, data: str = "d") -> None:
+        """Add a trial with the given images of photo, then of sketch."""
+        half = len(right) // 2
+        parts = {"photo": right[:half], "sketch": right[half:]}
+        number = len(self.records)
+        kept = RightImages.of_domains(data, parts, {self.held_out}, [self.groups[:half], self.groups[half:]])
+        path = self.folder / str(number) / RIGHT
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(kept.content())
+        shares = {name: float(one.mean()) for name, one in parts.items()}
+        inside = [share for name, share in shares.items() if name != self.held_out]
+        metrics = {
+            "accuracy/mean": float(np.mean(inside)),
+            "accuracy/worst_domain": min(inside),
+            **{
+                f"accuracy/{'out_of_domain' if name == self.held_out else 'domain'}/{name}": share
+                for name, share in shares.items()
+            },
+            **({"accuracy/out_of_domain_mean": shares[self.held_out]} if self.held_out else {}),
+        }
+        plan = TrialPlan(key=str(number), number=number, arm={"lora.rank": rank}, seed=seed, config={})
+        history = [RoundRecord(0, dict.fromkeys(metrics, 0.1), 0.1), RoundRecord(4, metrics, 0.1)]
+        self.records.append(TrialRecord(plan, Outcome(outcome="finished", round=4), history, right=path))
+
+
+def draw(folder: Path, better: float, groups: int = 40, seeds: int = 4, held_out: str = "") -> Sweep:
+    """Return a sweep with ranks 4 and 8 (the baseline); `better` is the share of the images that only rank 4 knows."""
+    rng = np.random.default_rng(1)
+    numbers = np.tile(np.arange(groups), 2)
+    known = np.tile(rng.random(groups) < 0.5, 2)
+    own = np.tile(rng.random(groups) < better, 2)
+    sweep = Sweep(folder, numbers, held_out)
+    for seed in range(seeds):
+        for rank in (4, 8):
+            flipped = rng.random(2 * groups) < 0.02
+            sweep.add(rank, seed, ((known | own) if rank == 4 else known) ^ flipped)
+    return sweep
+
+
+def expected(sweep: Sweep, part: slice = slice(None)) -> tuple[float, float] | None:
+    """Return the interval of rank 4 against 8, from the bits that the sweep was made of."""
+    half = len(sweep.groups) // 2
+    rows = {4: [], 8: []}  # type: dict[int, list[np.ndarray]]
+    for trial in sweep.records:
+        assert trial.right is not None
+        kept = RightImages.model_validate_json(trial.right.read_bytes())
+        rows[int(str(trial.plan.arm["lora.rank"]))].append(np.concatenate([kept.of_domain(0), kept.of_domain(1)]))
+    differences = np.array(rows[4], np.int8)[:, part] - np.array(rows[8], np.int8)[:, part]
+    sizes = [half, half] if part == slice(None) else [half]
+    return crossed_interval(differences, sizes, sweep.groups[part])
+
+
+def test_the_report_shows_the_interval_in_all_tables(tmp_path: Path, manifest: Any) -> None:
+    sweep = draw(tmp_path, better=0.1)
+    table = tabulate(manifest, sweep)
+    four, _ = summarise(table.manifest, sweep.records)
+    assert four.comparison is not None
+    assert four.comparison.images == ends(expected(sweep))
+    assert four.comparison.interval is not None
+    assert four.comparison.difference == pytest.approx(sum(four.comparison.images or ()) / 2)
+    (row, other) = data_frame.data_frame(table).to_dict("records")
+    assert (row["images_low"], row["images_high"]) == four.comparison.images
+    assert np.isnan(other["images_low"])
+    section = next(one for one in table.sections if one.title.startswith("Comparisons"))
+    low, high = (100 * end for end in four.comparison.images or ())
+    assert section.rows[0][section.head.index(COLUMN)] == f"{low:.2f} to {high:.2f}"
+    assert "other test images" in section.explained
+
+    domains = next(one for one in table.sections if one.title == BY_DOMAIN)
+    assert [row[:2] for row in domains.rows] == [["4", "photo"], ["4", "sketch"]]
+    for cells, part in zip(domains.rows, (slice(0, 40), slice(40, 80)), strict=True):
+        low, high = (100 * end for end in expected(sweep, part) or ())
+        assert cells[domains.head.index(COLUMN)] == f"{low:.2f} to {high:.2f}"
+        assert cells[domains.head.index("pairs")] == "4"
+
+
+def test_a_sentence_says_where_seeds_and_images_disagree(tmp_path: Path, manifest: Any) -> None:
+    few, many = draw(tmp_path / "few", better=0.2), draw(tmp_path / "many", better=0.6)
+    clause = "on these test images; on other images the difference may be zero (95% interval over seeds and images "
+    for sweep, doubtful in ((few, True), (many, False)):
+        table = tabulate(manifest, sweep, seeds=(0, 1, 2, 3))
+        (said,) = (one for one in table.findings() if "significantly higher" in one)
+        (four, _) = table.arms
+        assert four.comparison is not None
+        low, high = four.comparison.images or (0, 0)
+        assert (low < 0) == doubtful == four.comparison.only_these_images == (clause in said)
+        assert not doubtful or f"{clause}{100 * low:.2f} to {100 * high:.2f})." in said
+
+
+def test_held_out_domains_have_their_own_interval(tmp_path: Path, manifest: Any) -> None:
+    sweep = draw(tmp_path, better=0.1, held_out="sketch")
+    table = tabulate(manifest, sweep)
+    assert table.arms[0].comparison is not None
+    assert table.arms[0].comparison.images == ends(expected(sweep, slice(0, 40)))
+    outside = table.by_mean["out of domain"].arms[0].comparison
+    assert outside is not None
+    assert outside.images == ends(expected(sweep, slice(40, 80)))
+    row = data_frame.data_frame(table).to_dict("records")[0]
+    assert (row["out_of_domain_images_low"], row["out_of_domain_images_high"]) == outside.images
+
+
+def other_data(sweep: Sweep) -> None:
+    sweep.records.pop()
+    sweep.add(8, 3, np.arange(80) % 2 == 0, data="other")
+
+
+def other_groups(sweep: Sweep) -> None:
+    sweep.records.pop()
+    sweep.groups = sweep.groups // 2
+    sweep.add(8, 3, np.arange(80) % 2 == 0)
+
+
+def no_file(sweep: Sweep) -> None:
+    sweep.records[0] = replace(sweep.records[0], right=None)
+
+
+def nothing(sweep: Sweep) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("change", "metric", "known"),
+    [
+        (nothing, "accuracy/mean", True),
+        (nothing, "accuracy/worst_domain", False),
+        (nothing, "accuracy/domain/photo", True),
+        (no_file, "accuracy/mean", False),
+        (other_data, "accuracy/mean", False),
+        (other_groups, "accuracy/mean", False),
+    ],
+)
+def test_the_interval_needs_the_same_images_in_all_trials(
+    tmp_path: Path, manifest: Any, change: Any, metric: str, known: bool
+) -> None:
+    sweep = draw(tmp_path, better=0.3)
+    change(sweep)
+    table = AblationTable(made := manifest(metric=metric), summarise(made, sweep.records))
+    comparison = table.arms[0].comparison
+    assert comparison is not None
+    assert comparison.interval is not None
+    assert (comparison.images is not None) == known
+    section = next(one for one in table.sections if one.title.startswith("Comparisons"))
+    assert (COLUMN in section.head) == known == ("other test images" in section.explained)
+    by_domain = [one for one in table.sections if one.title == BY_DOMAIN]
+    assert bool(by_domain) == (change is nothing and metric != "accuracy/domain/photo")
+    if change is no_file:
+        without = [replace(one, right=None) for one in sweep.records]
+        assert table.markdown() == AblationTable(made, summarise(made, without)).markdown()
+        assert table.findings() == AblationTable(made, summarise(made, without)).findings()

@@ -1,0 +1,90 @@
+"""The file with the test images that a trial predicts correctly."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsweep.common.errors import UserError
+from fedsweep.results import Outcome, TrialPlan, TrialStore
+from fedsweep.results.folders import read_right
+from fedsweep.results.right_images import RIGHT, RightImages, numbered
+
+PARTS = st.lists(
+    st.tuples(st.lists(st.booleans(), max_size=20), st.none() | st.lists(st.integers(0, 2**40), min_size=20)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def record(parts: list[tuple[list[bool], list[int] | None]], data: str = "d") -> RightImages:
+    """Return the record of domains `0`, `1`, ...; the last one is held out."""
+    right = {str(place): np.array(bits, bool) for place, (bits, _) in enumerate(parts)}
+    groups = [None if own is None else np.array(own[: len(bits)], np.int64) for bits, own in parts]
+    return RightImages.of_domains(data, right, {str(len(parts) - 1)}, groups)
+
+
+@given(PARTS)
+def test_the_file_returns_the_bits_and_the_partition_into_groups(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[list[bool], list[int] | None]]
+) -> None:
+    path = tmp_path_factory.mktemp("right") / RIGHT
+    path.write_bytes(record(parts).content())
+    found = read_right(path)
+    for place, (bits, _) in enumerate(parts):
+        assert found.of_domain(place).tolist() == bits
+    assert [(one.name, one.images, one.held_out) for one in found.domains] == [
+        (str(place), len(bits), place == len(parts) - 1) for place, (bits, _) in enumerate(parts)
+    ]
+    labels: list[object] = []  # the group of each image, which no other image has if there are no groups
+    for place, (bits, own) in enumerate(parts):
+        labels += [(place, row) if own is None else own[row] for row in range(len(bits))]
+    first: dict[object, int] = {}
+    assert found.group_numbers.tolist() == [first.setdefault(label, len(first)) for label in labels]
+
+
+def test_the_number_of_a_group_does_not_depend_on_its_name() -> None:
+    assert numbered([np.array([7, 3, 7]), None, np.array([3, 9])], [3, 2, 2]).tolist() == [0, 1, 0, 2, 3, 1, 4]
+
+
+def test_the_file_is_short() -> None:
+    rng = np.random.default_rng(0)
+    scans = np.sort(rng.permutation(1797)[:359])
+    digits = {f"style {place}": rng.random(359) < 0.7 for place in range(6)}
+    assert len(RightImages.of_domains("0" * 64, digits, (), [scans] * 6).content()) < 2_000
+    many = {f"domain {place}": rng.random(176_000 // 6) < 0.7 for place in range(6)}
+    assert len(RightImages.of_domains("0" * 64, many, (), [None] * 6).content()) < 32_000
+
+
+@pytest.mark.parametrize(
+    "change", [{"right": "AAAA"}, {"right": "?"}, {"groups": "eJwDAAAAAAE="}, {"groups": "!"}, {"groups": "AAAA"}]
+)
+def test_a_damaged_file_is_named(tmp_path: Path, change: dict[str, str]) -> None:
+    whole = record([([True] * 9, None)])
+    path = tmp_path / RIGHT
+    path.write_text(json.dumps({**json.loads(whole.content()), **change}))
+    with pytest.raises(UserError, match=f"{RIGHT} is damaged: its bits and groups do not fit"):
+        read_right(path)
+    path.write_bytes(whole.content()[:40])
+    with pytest.raises(UserError, match=RIGHT):
+        read_right(path)
+    path.write_bytes(whole.content())
+    assert read_right(path) == whole
+
+
+def test_a_reused_trial_has_the_file(tmp_path: Path) -> None:
+    first, second = TrialStore(tmp_path / "first"), TrialStore(tmp_path / "second")
+    plan = TrialPlan(key="k", number=0, arm={}, seed=0, config={})
+    for store in (first, second):
+        store.plan(plan)
+    (first.folder / RIGHT).write_bytes(record([([True, False], None)]).content())
+    assert first.read().right == first.folder / RIGHT
+    assert second.read().right is None
+    first.end(Outcome(outcome="failed", round=0))
+    second.take(first, ("finished",))
+    assert (second.folder / RIGHT).read_bytes() == (first.folder / RIGHT).read_bytes()
+    assert second.read().right == second.folder / RIGHT
+    assert first.read().artifacts == {}  # files that are sent to MLflow
