@@ -173,7 +173,8 @@ class Federation:
         """Evaluate the global model and the clients' models after a round, and return the metrics.
 
         The global model is tested and validated on all domains. The model of each client is tested on the client's own
-        test images. `right` is an argument of `evaluate`, which adds the correctly predicted test images to it.
+        test images. If `right` is given, a tensor of each domain is added to it: for each test image, whether the
+        global model predicts its class, bool (n,).
         """
         domains, held_out = self.tested(round)
         tests, clients = self.tests(round), self.clients if self.tests(round) else ()

@@ -1,9 +1,9 @@
 """The file of a trial with the test images whose class the global model predicts correctly after the last round.
 
 The file is JSON with base64. It contains one bit per test image and the group of each image, because a report is made
-without the data set. The file of a trial is a few hundred bytes long for 2,154 images in six styles, and about 30 kB
-for 176,000 images. Each trial has its own copy of the groups: compressed, they are shorter than the bits, and a trial
-that is copied to another sweep, or whose sweep is resumed on another machine, needs no second file.
+without the data set. The file has about 1 kB for 2,154 images in six styles, and about 30 kB for 176,000 images. Each
+trial has its own copy of the groups: compressed, they are usually shorter than the bits, and a trial that is copied to
+another sweep, or whose sweep is resumed on another machine, needs no second file.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from fedsweep.results.remote import Remote
 from fedsweep.results.remote import objects as object_store
 from fedsweep.results.remote.mirror import STATE, Mirror, _walked
 from fedsweep.results.remote.objects import UnreachableError, persistently, put, read
+from fedsweep.results.right_images import RIGHT
 from fedsweep.types import ServerState
 
 NAMES = ["sweep.json", "trials/a/trial.json", "trials/a/outcome.json", "trials/b/checkpoint.safetensors", "x/y/z.txt"]
@@ -184,10 +185,14 @@ def state(rounds: int) -> Checkpoint:
 def test_a_sweep_can_be_resumed_after_a_push_that_was_interrupted_anywhere(
     store: FileSystem, tmp_path: Path, left: int
 ) -> None:
-    """No outcome arrives before its checkpoint, and no plan before the checkpoint from which the trial starts."""
+    """A checkpoint arrives before its outcome and before the plan of a trial that starts from it.
+
+    The correctly predicted images arrive before the checkpoint.
+    """
     sweep = SweepStore(tmp_path / "local")
     other = sweep.trial("other")
     save(other.checkpoint, state(2))
+    (other.folder / RIGHT).write_text("{}")
     other.plan(PLAN)
     other.end(Outcome(outcome="finished", round=2))
     trial = sweep.trial("k")
@@ -203,6 +208,7 @@ def test_a_sweep_can_be_resumed_after_a_push_that_was_interrupted_anywhere(
         at = arrived.trial(key)
         assert at.checkpoint.exists() or not at.planned
         assert at.planned or at.outcome() is None
+        assert (at.folder / RIGHT).exists() or key == "k" or not at.checkpoint.exists()
     mirror.filesystem = store
     mirror.push()
     assert fresh(store, tmp_path / "whole") == files(sweep.folder)

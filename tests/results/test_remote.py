@@ -14,6 +14,7 @@ from fedsweep.results.history import RoundRecord
 from fedsweep.results.remote import lease
 from fedsweep.results.remote import objects as object_store
 from fedsweep.results.remote.objects import UnreachableError, is_uri
+from fedsweep.results.right_images import RIGHT
 from fedsweep.sweep.plan.reuse import Reuse
 from fedsweep.sweep.pruning.trial_rules import Decision, Decisions
 from fedsweep.sweep.running.open_sweep import clear_leftovers, exclusively
@@ -187,6 +188,7 @@ def test_trials_of_an_earlier_remote_sweep_are_reused(machines: Machines) -> Non
     old = sweep_of(machines["one"], "s1")
     old.trial("k").plan(plan())
     play(old.trial("k"), ROUNDS)
+    (old.trial("k").folder / RIGHT).write_text("{}")
     old.trial("k").end(Outcome(outcome="finished", round=ROUNDS))
     store = machines["two"]
     new = sweep_of(store, "s2")
@@ -195,7 +197,7 @@ def test_trials_of_an_earlier_remote_sweep_are_reused(machines: Machines) -> Non
     assert fetched == {"sweep.json"}, "the files of trials that are not reused must not be downloaded"
     reuse.give(plan())
     objects = machines.objects / "sweeps" / MANIFEST.name
-    for name in ("checkpoint.safetensors", "outcome.json"):
+    for name in ("checkpoint.safetensors", RIGHT, "outcome.json"):
         assert (objects / "s2/trials/k" / name).read_bytes() == (objects / "s1/trials/k" / name).read_bytes()
     assert new.trial("k").read().outcome is not None
 
