@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import compress
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from fedsweep.report.seeds_until_decided import judged
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import counterparts, identity
 from fedsweep.results.history import RoundRecord, mean_of_last, over_the_run
-from fedsweep.results.pareto import pareto_efficient
 from fedsweep.results.table_columns import COLUMNS, Column, column, requested
 
 MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN = "accuracy/mean", "accuracy/out_of_domain_mean"
@@ -244,19 +242,6 @@ def printed(manifest: SweepManifest, one: ArmStatistics, metric: str) -> float |
     Accuracies range from 0 to 1.
     """
     return manifest.reference.value(one.arm.values, metric) if manifest.reference else None
-
-
-def efficient_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[ArmStatistics]:
-    """Return the Pareto-efficient arms, sorted by the second objective in ascending order.
-
-    Arms are compared by their means of both objectives. The list is empty if the sweep has only one objective.
-    """
-    if manifest.against is None:
-        return []
-    known = [one for one in arms if one.second is not None]
-    points = [(one.mean or 0.0, one.second or 0.0) for one in known]
-    best = compress(known, pareto_efficient(points, (manifest.mode, manifest.against.mode)))
-    return sorted(best, key=lambda one: one.second or 0.0)
 
 
 def asked_columns(manifest: SweepManifest) -> list[Column]:

@@ -2,10 +2,12 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
-from fedsweep.report.arm_statistics import ArmStatistics, efficient_arms, final, mean, recorded
+from fedsweep.report.arm_statistics import ArmStatistics, final, mean, recorded
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.history import VALIDATION, on_test
+from fedsweep.results.pareto import pareto_efficient
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,19 @@ def ranked_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[
         return efficient_arms(manifest, arms)
     sign = 1 if manifest.mode == "max" else -1
     return sorted((one for one in arms if one.mean is not None), key=lambda one: -sign * (one.mean or 0.0))
+
+
+def efficient_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[ArmStatistics]:
+    """Return the Pareto-efficient arms, sorted by the second objective in ascending order.
+
+    Arms are compared by their means of both objectives. The list is empty if the sweep has only one objective.
+    """
+    if manifest.against is None:
+        return []
+    known = [one for one in arms if one.second is not None]
+    points = [(one.mean or 0.0, one.second or 0.0) for one in known]
+    best = compress(known, pareto_efficient(points, (manifest.mode, manifest.against.mode)))
+    return sorted(best, key=lambda one: one.second or 0.0)
 
 
 def arms_on_test(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[ArmStatistics]:

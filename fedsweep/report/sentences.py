@@ -8,11 +8,10 @@ from fedsweep.report.arm_statistics import (
     MEAN_ACCURACY,
     ArmStatistics,
     asked_columns,
-    efficient_arms,
     ended,
     same_images,
 )
-from fedsweep.report.choice import by_validation, chosen_arms, on_test_images
+from fedsweep.report.choice import by_validation, chosen_arms, efficient_arms, on_test_images
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.intervals_and_power import LEVEL
 from fedsweep.report.population_schedule import schedule_sentences

@@ -10,11 +10,10 @@ from fedsweep.report.arm_statistics import (
     ArmStatistics,
     asked_columns,
     compared_by,
-    efficient_arms,
     notes,
     printed,
 )
-from fedsweep.report.choice import OnTest, by_validation, on_test_images
+from fedsweep.report.choice import OnTest, by_validation, efficient_arms, on_test_images
 from fedsweep.report.differences_by_domain import differences_by_domain
 from fedsweep.report.effects import Effects
 from fedsweep.report.experiment_setup import provenance, setup

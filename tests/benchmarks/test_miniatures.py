@@ -32,6 +32,7 @@ SCRIPTS = {
     "other_images.py": "--repetitions 4 --seeds 3 --images 100",
     "pairing.py": "small --store store",
     "pruning.py": "--problems 1",
+    "pruning_window.py": "--repetitions 2",
     "recording.py": "--trials 3 --rounds 1",
     "thousand_trials.py": "--trials 3 --rounds 1",
     "cache": "--only LFFT --trials 2 --rounds 1",
