@@ -29,7 +29,8 @@ from fedsweep.results.checkpoint import Checkpoint
 from fedsweep.results.checkpoint import load as load_checkpoint
 from fedsweep.results.checkpoint import save as save_checkpoint
 from fedsweep.results.history import RoundRecord
-from fedsweep.results.right_images import RIGHT, RightImages
+from fedsweep.results.records import RIGHT
+from fedsweep.results.right_images import RightImages
 from fedsweep.results.tsne_files import files
 from fedsweep.training.local_training import CohortTrainer
 from fedsweep.training.tsne import draw

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
@@ -17,11 +17,13 @@ from fedsweep.common.paths import inside
 from fedsweep.common.yaml_values import read_json
 from fedsweep.results.checkpoint import load_history
 from fedsweep.results.history import RoundRecord
-from fedsweep.results.records import Attempts, Outcome, OutcomeName, SweepManifest, TrialPlan, TrialRecord
+from fedsweep.results.records import RIGHT, Attempts, Outcome, OutcomeName, SweepManifest, TrialPlan, TrialRecord
 from fedsweep.results.remote import NOTHING, Remote
 from fedsweep.results.remote.objects import persistently
-from fedsweep.results.right_images import RIGHT, RightImages
 from fedsweep.results.tsne_files import FILES
+
+if TYPE_CHECKING:
+    from fedsweep.results.right_images import RightImages
 
 Record = TypeVar("Record", bound=Config)
 
@@ -36,6 +38,8 @@ def read_record(kind: type[Record], path: Path) -> Record:
 
 def read_right(path: Path) -> RightImages:
     """Read the correctly predicted test images of a trial, or raise UserError if the file is damaged."""
+    from fedsweep.results.right_images import RightImages  # imports numpy, which slows down the start of commands
+
     found = read_record(RightImages, path)
     found.check(str(path))
     return found

@@ -16,6 +16,7 @@ from fedsweep.results.history import VALIDATION, RoundRecord, uses_test_images
 from fedsweep.results.pareto import Against, Mode
 from fedsweep.results.until_decided import UntilDecided
 
+RIGHT = "right.json"  # the file of a trial with the test images that it predicts correctly
 TAKEN_FROM = "taken_from"  # tag of a reused trial: the earlier sweep that ran it
 SYNTHETIC = "synthetic"  # tag of a run: the source of the synthetic images that it trains on
 IN_DOMAIN_TEST = "in_domain_test"  # key of a plan's `images`: the test images that accuracy/mean counts

@@ -20,8 +20,6 @@ from pydantic import Field
 from fedsweep.common.errors import UserError
 from fedsweep.results.records import StoredRecord
 
-RIGHT = "right.json"
-
 
 class TestedDomain(StoredRecord):
     """A domain whose test images were predicted."""

@@ -7,7 +7,7 @@ import torch
 from fedsweep.federation.build_and_run import build, run_resumably
 from fedsweep.federation.build_and_run import save_checkpoint as save
 from fedsweep.results.folders import read_right
-from fedsweep.results.right_images import RIGHT
+from fedsweep.results.records import RIGHT
 
 PATH = "checkpoint.safetensors"
 HELD_OUT = {"data.held_out_domains": ["noisy"], "federation.depths": [12], "federation.rounds": 2}

@@ -19,7 +19,8 @@ from fedsweep.report.other_images import crossed_interval
 from fedsweep.report.table import AblationTable
 from fedsweep.results import Outcome, TrialPlan, TrialRecord
 from fedsweep.results.history import RoundRecord
-from fedsweep.results.right_images import RIGHT, RightImages
+from fedsweep.results.records import RIGHT
+from fedsweep.results.right_images import RightImages
 from tests.report.helpers import tabulate
 
 COLUMN, BY_DOMAIN = "95% seeds and images", "Differences from the baseline by domain"

@@ -14,11 +14,11 @@ from fedsweep.common.files import write_atomically
 from fedsweep.results import Outcome, SweepStore, TrialPlan
 from fedsweep.results.checkpoint import Checkpoint, load_history, save, without_tensors
 from fedsweep.results.history import RoundRecord
+from fedsweep.results.records import RIGHT
 from fedsweep.results.remote import Remote
 from fedsweep.results.remote import objects as object_store
 from fedsweep.results.remote.mirror import STATE, Mirror, _walked
 from fedsweep.results.remote.objects import UnreachableError, persistently, put, read
-from fedsweep.results.right_images import RIGHT
 from fedsweep.types import ServerState
 
 NAMES = ["sweep.json", "trials/a/trial.json", "trials/a/outcome.json", "trials/b/checkpoint.safetensors", "x/y/z.txt"]

@@ -11,10 +11,10 @@ from fedsweep.common.paths import mirror_folder
 from fedsweep.results import Outcome, Store, SweepStore, TrialPlan, TrialStore
 from fedsweep.results.checkpoint import Checkpoint, load, save
 from fedsweep.results.history import RoundRecord
+from fedsweep.results.records import RIGHT
 from fedsweep.results.remote import lease
 from fedsweep.results.remote import objects as object_store
 from fedsweep.results.remote.objects import UnreachableError, is_uri
-from fedsweep.results.right_images import RIGHT
 from fedsweep.sweep.plan.reuse import Reuse
 from fedsweep.sweep.pruning.trial_rules import Decision, Decisions
 from fedsweep.sweep.running.open_sweep import clear_leftovers, exclusively

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from fedsweep.common.errors import UserError
 from fedsweep.results import Outcome, TrialPlan, TrialStore
 from fedsweep.results.folders import read_right
-from fedsweep.results.right_images import RIGHT, RightImages, numbered
+from fedsweep.results.records import RIGHT
+from fedsweep.results.right_images import RightImages, numbered
 
 PARTS = st.lists(
     st.tuples(st.lists(st.booleans(), max_size=20), st.none() | st.lists(st.integers(0, 2**40), min_size=20)),

@@ -17,7 +17,7 @@ from fedsweep.federation.build_and_run import check_content, run, run_resumably
 from fedsweep.federation.rounds import federate
 from fedsweep.results import TrialPlan, TrialStore
 from fedsweep.results.checkpoint import load, save
-from fedsweep.results.right_images import RIGHT
+from fedsweep.results.records import RIGHT
 from fedsweep.results.tsne_files import COLOURS, FILES, Embedding, Look, Point, palette
 from fedsweep.training import tsne
 from fedsweep.training.tsne import draw, embed, features
