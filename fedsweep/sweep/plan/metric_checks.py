@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedsweep.common.config import flat
 from fedsweep.common.errors import near
 from fedsweep.results.arms import Arm, arm_label
-from fedsweep.results.history import ACCUMULATED, on_test
+from fedsweep.results.history import ACCUMULATED, on_test, uses_test_images
 from fedsweep.results.table_columns import wrong_columns
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace
 from fedsweep.sweep.plan.space_checks import Findings, related
@@ -44,6 +44,15 @@ def wrong_metrics(resolved: ResolvedSpace, found: Findings, metrics: Reported) -
     # A wrong name may have been meant as the name of a column.
     varied = [*resolved.space.names, *(names if found.wrong else ())]
     yield from (f"{where}: {message}" for message in _wrong_metrics(resolved, of_arms, varied))
+    goal, scheduler = resolved.space.goal, resolved.space.scheduler.name
+    late = any(
+        config.evaluation.test_rounds == "last" for config in (resolved.base, *(one for _, one in found.configs))
+    )
+    if scheduler != "none" and uses_test_images(goal.metric) and late:
+        yield (
+            f"{where}: `scheduler` {scheduler} compares trials before the last round and needs "
+            f"`evaluation.test_rounds` all for `objective.metric` {goal.metric}, but it is last."
+        )
 
 
 def _wrong_metrics(

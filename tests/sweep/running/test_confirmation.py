@@ -63,6 +63,15 @@ def test_a_search_needs_validation_images_or_says_that_it_chooses_by_the_test_im
     assert not (tmp_path / "mlruns").exists()
 
 
+def test_a_scheduler_needs_the_test_images_in_all_rounds_if_it_compares_trials_by_them(tmp_path):
+    changes = {"objective": {"metric": "accuracy/mean"}, "scheduler": "arms", "search": "grid"}
+    write_space(tmp_path, "grid", {**GRID, **changes, "fixed": VALIDATED})
+    assert fedsweep(tmp_path, "tune", "grid", code=2, trains=False).stderr.splitlines()[-1] == (
+        "fedsweep: search space grid: `scheduler` arms compares trials before the last round and needs "
+        "`evaluation.test_rounds` all for `objective.metric` accuracy/mean, but it is last."
+    )
+
+
 @pytest.mark.parametrize(("changes", "who"), [({"scheduler": "arms"}, "scheduler arms"), ({}, None)])
 def test_a_pruned_grid_says_at_its_start_that_it_chooses_by_the_test_images(tmp_path, changes, who):
     write_space(tmp_path, "grid", {**GRID, **changes})
