@@ -171,7 +171,12 @@ class Pairing:
             f"The compared pair is one of {self.choices} pairs of arms that you could have picked, so its p-values are "
             f"multiplied by {self.choices}."
         ]
+        by_looks = [
+            "The seeds of A or B ran until a comparison was decided, so the intervals and p-values here, which assume a "
+            "fixed number of seeds, are only approximate."
+        ]
         cautions = [
+            *by_looks * any(side.manifest.until_decided is not None for side in self.sides),
             *caution * (not all(map(self._same_images, self.pairs))),
             *picked * bool(self.choices > 1 and self._tested),
         ]

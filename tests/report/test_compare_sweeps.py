@@ -8,6 +8,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.compare_sweeps import Pairing, Side
 from fedsweep.results.arms import arm_argument
+from fedsweep.results.until_decided import UntilDecided
 from tests.report.conftest import Trials
 
 
@@ -170,3 +171,14 @@ def test_different_objectives_no_common_arm_and_equal_sides_raise(manifest, rank
         Pairing.of(here, side(manifest, alone, id="b"), by_arm=True)
     with pytest.raises(UserError, match="are the same"):
         Pairing.of(here, side(manifest, ranks), by_arm=True)
+
+
+def test_sides_with_seeds_until_decided_are_compared_with_a_caution(manifest, ranks):
+    until = UntilDecided(at_least=3, at_most=6)
+    sides = [side(manifest, ranks, {"lora.rank": rank}, until_decided=until) for rank in (8, 4)]
+    first, *_ = Pairing.of(*sides, by_arm=False).findings()
+    assert first.startswith(
+        "The seeds of A or B ran until a comparison was decided, so the intervals and p-values here"
+    )
+    plain = [side(manifest, ranks, {"lora.rank": rank}) for rank in (8, 4)]
+    assert not any("until a comparison" in one for one in Pairing.of(*plain, by_arm=False).findings())
