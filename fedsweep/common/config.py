@@ -299,6 +299,8 @@ def _dotted(location: tuple[int | str, ...], data: Any) -> str:
     for part in location:
         if not isinstance(node, dict | list):
             break
+        if isinstance(part, str) and "[" in part:  # pydantic's name of a type in a union
+            continue
         entries = node if isinstance(node, dict) else dict(enumerate(node))
         # Pydantic adds the name of the list type if a union allows other types too.
         kind_of_list = isinstance(node, list) and isinstance(part, str)

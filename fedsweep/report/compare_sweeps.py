@@ -172,8 +172,8 @@ class Pairing:
             f"multiplied by {self.choices}."
         ]
         by_looks = [
-            "The seeds of A or B ran until a comparison was decided, so the intervals and p-values here, which assume a "
-            "fixed number of seeds, are only approximate."
+            "The seeds of A or B ran until a comparison was decided, so the intervals and p-values here, which assume "
+            "a fixed number of seeds, are only approximate."
         ]
         cautions = [
             *by_looks * any(side.manifest.until_decided is not None for side in self.sides),

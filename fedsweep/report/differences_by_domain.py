@@ -30,6 +30,8 @@ def differences_by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]
     """
     if len(manifest.domains) < 2 or manifest.metric not in SHOWN_FOR or by_validation(manifest):
         return None
+    if manifest.until_decided is not None:  # the intervals assume a fixed number of seeds
+        return None
     dotted, by_key = names(manifest, arms), {one.key: one for one in arms}
     rows, known = list[dict[str, str]](), False
     for one in arms:

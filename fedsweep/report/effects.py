@@ -242,7 +242,10 @@ class Effects:
             said = "; ".join(f"{100 * one.share:.0f}% for {one.name}" for one in drawn)
             finding = f"Importance of each hyperparameter for {manifest.metric} (fANOVA): {said}."
             return cls(drawn, [finding], [_importance(drawn)])
-        found = decompose(dotted := names(manifest, arms), arms, manifest.baseline)
+        dotted = names(manifest, arms)
+        found = decompose(dotted, arms, manifest.baseline)
+        if manifest.until_decided is not None:
+            found = "the numbers of seeds depend on the results"
         if isinstance(found, str):
             return cls(missing=f"No main effects: {found}." if len(dotted) > 1 else "")
         shares = [*(Share(one.name, one.share) for one in found.effects), *found.unexplained]

@@ -192,8 +192,10 @@ def replay(values: Array, rule: SequentialRule, lengths: Numbers | None = None) 
         elif look >= rule.first_look:
             at_end = count + rule.at_most - look
             ends = [_border(conclusions, table, at_end, kinds) for table, kinds in zip(tables, FAMILIES, strict=True)]
-            hope = _chance(mean, error, count, at_end, ends, effect)
-            hope = np.where(np.isnan(error) & (count >= rule.first_look), 0.0, hope)  # no test without variation
+            with np.errstate(divide="ignore", invalid="ignore"):  # comparisons without pairs
+                hope = _chance(mean, error, count, at_end, ends, effect)
+            hopeless = np.isnan(error) & ((count >= rule.first_look) | (count == 0))
+            hope = np.where(hopeless, 0.0, hope)  # no test without variation
             conclusions[going & (conclusions == OPEN) & (hope < rule.give_up)] = OUT_OF_REACH
     return Replayed(conclusions, seeds, pairs, means, errors, borders)
 

@@ -80,7 +80,7 @@ class AblationTable:
         arm holds out a domain.
         """
         columns = {IN_DOMAIN: MEAN_ACCURACY, OUT_OF_DOMAIN: MEAN_OUT_OF_DOMAIN}
-        held_out = any(one.held_out for one in self.arms)
+        held_out = any(one.held_out for one in self.arms) and not by_validation(self.manifest)
         return {name: metric for name, metric in columns.items() if held_out and metric != self.manifest.metric}
 
     def cells(self) -> list[dict[str, str]]:

@@ -82,13 +82,14 @@ class SweepManifest(StoredRecord):
     @property
     def chosen_by(self) -> str | None:
         """The objective and the images on which it is measured, or None if trials were neither sampled nor pruned."""
-        images = "test" if uses_test_images(self.metric) else "validation" if self.metric.startswith(VALIDATION) else ""
-        return f"{self.metric}{f' ({images} images)' * bool(images)}" if self.chooses else None
+        names = [self.metric, *([self.against.metric] if self.against else [])]
+        return ", ".join(map(_with_images, names)) if self.chooses else None
 
     @property
     def choice_by_test_images(self) -> str | None:
         """A sentence that warns that trials are chosen by the test images, or None if they are not."""
-        return choice_by_test_images(self.metric, self.search, self.scheduler)
+        second = self.against.metric if self.against else None
+        return choice_by_test_images(self.metric, self.search, self.scheduler, second)
 
 
 class Start(StoredRecord):
@@ -190,17 +191,25 @@ class TrialRecord:
         return self.history[-1].round if self.history else -1
 
 
-def choice_by_test_images(metric: str, search: str, scheduler: str) -> str | None:
+def _with_images(metric: str) -> str:
+    images = "test" if uses_test_images(metric) else "validation" if metric.startswith(VALIDATION) else ""
+    return f"{metric}{f' ({images} images)' * bool(images)}"
+
+
+def choice_by_test_images(metric: str, search: str, scheduler: str, second: str | None = None) -> str | None:
     """Return a sentence that warns that trials are chosen by the test images, or None if they are not.
+
+    `second` is the metric of the second objective, if there is one.
 
     >>> choice_by_test_images("accuracy/mean", "tpe", "none")
     'The search tpe chooses between trials by accuracy/mean on the test images, so its best values are optimistic.'
     """
     who = [f"search {search}"] * (search != "grid") + [f"scheduler {scheduler}"] * (scheduler != "none")
-    if not who or not uses_test_images(metric):
+    tested = [one for one in (metric, second) if one is not None and uses_test_images(one)]
+    if not who or not tested:
         return None
     verb, whose = ("choose", "their") if len(who) > 1 else ("chooses", "its")
-    by = f"by {metric} on the test images"
+    by = f"by {' and '.join(tested)} on the test images"
     return f"The {' and the '.join(who)} {verb} between trials {by}, so {whose} best values are optimistic."
 
 

@@ -16,8 +16,12 @@ class UntilDecided(Config):
     """The value of `seeds` with which each arm runs seed after seed until its comparison is decided."""
 
     until: Literal["decided"] = "decided"
-    at_least: int = Field(4, ge=2, description="number of seeds before the first decision")
     at_most: int = Field(20, ge=2, description="largest number of seeds of an arm")
+    at_least: int = Field(
+        default_factory=lambda given: min(4, given.get("at_most", 4)),
+        ge=2,
+        description="number of seeds before the first decision, by default 4 or `at_most` if it is smaller",
+    )
     smallest_effect: float | None = Field(
         None,
         gt=0,

@@ -98,3 +98,20 @@ def test_a_loss_is_optimistic_if_it_is_lower_on_the_validation_images(manifest, 
     ((key, tested),) = found.items()
     assert '"optimizer.lr": 0' in key
     assert tested.optimism == pytest.approx(0.1)
+
+
+def test_a_second_objective_on_test_images_is_a_choice_by_test_images(manifest, trials):
+    trials.arms({8: (0.5,), 4: (0.4,)})
+    against = {"metric": "accuracy/worst_domain", "mode": "max"}
+    searched = manifest(metric=VALIDATION, against=against, search="tpe", baseline=None, seeds=(0,))
+    assert searched.choice_by_test_images == (
+        "The search tpe chooses between trials by accuracy/worst_domain on the test images, so its best values are "
+        "optimistic."
+    )
+    assert searched.chosen_by == f"{VALIDATION} (validation images), accuracy/worst_domain (test images)"
+
+
+def test_the_csv_hides_the_test_accuracies_of_arms_that_were_not_chosen(searched):
+    frame = data_frame.data_frame(searched)
+    assert frame["worst_domain_accuracy"].notna().tolist() == [True, False, False]
+    assert frame["accuracy/domain/photo"].notna().tolist() == [True, False, False]

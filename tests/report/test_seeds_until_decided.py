@@ -29,7 +29,8 @@ def test_the_table_has_verdicts_instead_of_p_values(decided):
     assert "t-test" not in text
     assert "95% of mean" not in text
     assert "valid at every look" in text
-    assert "Each arm ran with 3 to 6 seeds, until its comparison with the baseline was decided." in text
+    assert "95% t" not in text
+    assert "Each arm gets 3 to 6 seeds, until its comparison with the baseline is decided or out of reach." in text
 
 
 def test_findings_state_the_verdict_and_the_seeds_at_which_it_was_reached(decided):

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import warnings
 from dataclasses import replace
 from functools import cache
 
@@ -334,3 +335,11 @@ def test_a_forecast_agrees_with_another_simulation():
 def test_the_draws_of_the_properties_have_all_verdicts():
     seen = {one.verdict for seed in range(60) for one in judge(drawn(seed, 2, 0.3 + seed % 3), RULE).values()}
     assert seen >= {"higher", "lower", "within", "out of reach"}
+
+
+def test_an_arm_without_any_pair_ends_at_the_first_look_without_warnings():
+    rule = SequentialRule(first_look=4, at_most=20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = judge({"broken": [math.nan] * 4, "fine": [0.1, 0.2, 0.15, 0.12]}, rule)
+    assert (found["broken"].verdict, found["broken"].seeds, found["broken"].pairs) == ("out of reach", 4, 0)

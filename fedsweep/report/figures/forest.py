@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 MOST = 40  # greatest number of rows; the arms with the best means are shown
 WIDEST = 6  # the axis is at most this many times as long as the median row needs, so that one row does not flatten all
 READING_BY_LOOKS = (
-    "Dots are means of the paired differences, arm minus baseline; lines are their 95% intervals, which are valid for "
-    "all arms jointly and at whatever number of seeds the comparison ended. A filled dot is an arm that was decided to "
-    "be higher or lower. Small grey dots are the differences of single seeds."
+    "Dots are means of the paired differences, arm minus baseline; lines are the 95% intervals by which the arms were "
+    "judged, which are valid at whatever number of seeds a comparison ended. A filled dot is an arm that was decided "
+    "to be higher or lower. Small grey dots are the differences of single seeds."
 )
 ROW, LINE = 0.3, 0.15
 """Height in inches of a row with a label of one line, and of each further line."""

@@ -11,6 +11,7 @@ import pandas as pd
 
 from fedsweep.common.files import inert_cell
 from fedsweep.report.arm_statistics import ArmStatistics, asked_columns, domain_metric, ended, notes, printed
+from fedsweep.report.choice import arms_on_test
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.table import AblationTable
 from fedsweep.report.units_and_labels import IN_DOMAIN, OUT_OF_DOMAIN, settings
@@ -87,6 +88,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     counts = Counter(ended(trial) for trial in one.arm.trials)
     low, high = one.interval or (None, None)
     tested = table.on_test.get(one.key)
+    on_test = any(one.key == other.key for other in arms_on_test(table.manifest, table.arms))
     compared = comparison_columns if table.manifest.until_decided is None else sequential_columns
     # If the source of synthetic images is a varied hyperparameter, it already has a column.
     synthetic = SYNTHETIC not in table.names and any(SYNTHETIC in other.marks for other in table.arms)
@@ -104,10 +106,10 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         **({"optimism": tested.optimism if tested else None} if table.on_test else {}),
         **({"reference": value, "reference_source": paper.source if value is not None else None} if paper else {}),
         **({"baseline": one.is_baseline, **compared(one.comparison)} if table.compared else {}),
-        "worst_client_accuracy": one.columns["worst_client"],
-        "worst_domain_accuracy": one.columns["worst_domain"],
-        "worst_domain": one.worst_domain_name,
-        **{metric: one.accuracies.get(metric) for metric in _accuracies(table)},
+        "worst_client_accuracy": one.columns["worst_client"] if on_test else None,
+        "worst_domain_accuracy": one.columns["worst_domain"] if on_test else None,
+        "worst_domain": one.worst_domain_name if on_test else None,
+        **{metric: one.accuracies.get(metric) if on_test else None for metric in _accuracies(table)},
         **_by_mean(table, one),
         **({SYNTHETIC: one.marks.get(SYNTHETIC)} if synthetic else {}),
         "megabytes_sent": one.columns["megabytes"],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedsweep.common.config import flat
 from fedsweep.common.errors import near
 from fedsweep.results.arms import Arm, arm_label
-from fedsweep.results.history import ACCUMULATED, on_test, uses_test_images
+from fedsweep.results.history import ACCUMULATED, on_test, on_validation, uses_test_images
 from fedsweep.results.table_columns import wrong_columns
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace
 from fedsweep.sweep.plan.space_checks import Findings, related
@@ -75,7 +75,8 @@ def _wrong_metrics(
     metrics = list(dict.fromkeys(name for _, reported in of_arms for name in reported))
     for entry, metric, others in [*objectives, *printed]:
         known = list(dict.fromkeys([*metrics, *others]))
-        if metric not in known and on_test(metric) in known:
+        lacking_images = not resolved.base.data.validation_fraction and on_validation(on_test(metric)) == metric
+        if metric not in known and lacking_images and on_test(metric) in known:
             set_test = f", or set `{entry}` to {on_test(metric)}, which uses the test images"
             yield (
                 f"`{entry}` {metric} needs validation images, but `data.validation_fraction` is 0; "

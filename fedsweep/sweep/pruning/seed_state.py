@@ -20,6 +20,7 @@ from fedsweep.sweep.pruning.arm_state import RecordedTrials
 if TYPE_CHECKING:
     from fedsweep.sweep.plan.plan import Plan
 
+DECIDED = ("higher", "lower", "within")
 AHEAD = 1
 """Number of seeds that idle workers may run before it is known that they are needed."""
 
@@ -48,6 +49,7 @@ class SeedState(RecordedTrials):
         for one in plans:
             self._keys[self._arm_of[one.key]][one.seed] = one.key
             self._read(one)
+        self.news()  # what earlier sessions have told
 
     def refresh(self, key: str) -> None:
         """Read a trial's recorded rounds and its error, if any."""
@@ -90,10 +92,14 @@ class SeedState(RecordedTrials):
         return sum(self._last[key] >= 0 or key in running for key in self.plans)
 
     def news(self) -> list[str]:
-        """Return a sentence for each comparison that was decided since the last call."""
+        """Return a sentence for each comparison that has ended since the last call."""
         found = [arm for arm, one in self.verdicts.items() if one.verdict != "open" and arm not in self._told]
         self._told |= {*found}
-        return [f"Decided after {self.verdicts[arm].seeds} seeds: {self._described(arm)}." for arm in found]
+        return [
+            f"{'Decided' if self.verdicts[arm].verdict in DECIDED else 'Undecided'} after "
+            f"{self.verdicts[arm].seeds} seeds: {self._described(arm)}."
+            for arm in found
+        ]
 
     def open_comparisons(self) -> list[str]:
         """Return a line about each comparison that is open."""

@@ -22,7 +22,8 @@ FOLDER = Path("search_spaces", "confirm")
 def write_confirmation(sweep: SweepStore, top: int, seeds: int, console: Console) -> tuple[str, Path]:
     """Write the search space that confirms the best arms of a sweep.
 
-    The arms are trained as in the sweep, and measured on the test images. They are named arms, so the search space can
+    The arms are trained as in the sweep, and measured on the test images. If the sweep has several baselines, the
+    best arm's baseline is used. The arms are named arms, so the search space can
     be read, changed and run again like any other.
 
     Args:
@@ -35,7 +36,8 @@ def write_confirmation(sweep: SweepStore, top: int, seeds: int, console: Console
         The name of the search space, and the path of its file.
 
     Raises:
-        UserError: Fewer than `top` arms have finished, or the search space of the sweep is no longer valid.
+        UserError: Fewer than `top` arms have finished, the YAML files of the sweep have changed, or the file exists
+            with other content.
     """
     manifest = sweep.manifest()
     with loading(console, "PyTorch", "fedsweep.sweep.plan.plan"):
@@ -46,11 +48,17 @@ def write_confirmation(sweep: SweepStore, top: int, seeds: int, console: Console
     plan = Plan.read(manifest.name, manifest.overrides, manifest.options)
     arms = summarise(manifest, sweep.trials())
     ranked = [one for one in ranked_arms(manifest, arms) if not one.is_baseline]
+    if plan.digests()["definition"] != manifest.digests["definition"]:
+        raise UserError(
+            f"sweep {manifest.id} of {manifest.name} cannot be confirmed because its YAML files have changed since the "
+            "sweep was started; undo the change."
+        )
     if len(ranked) < top:
-        finished = f"only {len(ranked)} of its arms have finished" if ranked else "none of its arms has finished"
-        raise UserError(f"`--top` is {top}, but sweep {manifest.id} of {manifest.name} has fewer arms: {finished}.")
-    baselines = [one.arm.values for one in arms if one.is_baseline] or [{}]
-    named = {BASELINE: changes(baselines[0], plan.left_out, plan.space.named)}
+        kind = "finished" if manifest.against is None else "efficient"
+        finished = f"{len(ranked)} {'is' if len(ranked) == 1 else 'are'} {kind}"
+        raise UserError(f"`--top` is {top}, but of the arms of sweep {manifest.id} of {manifest.name}, {finished}.")
+    own = [one.arm.values for one in arms if one.key == ranked[0].counterpart] or [{}]
+    named = {BASELINE: changes(own[0], plan.left_out, plan.space.named)}
     for place, one in enumerate(ranked[:top], 1):
         named[f"best_{place}" if top > 1 else "best"] = changes(one.arm.values, plan.left_out, plan.space.named)
     fixed = {**plan.space.fixed, "evaluation.test_rounds": "all"}
@@ -85,6 +93,10 @@ def write_confirmation(sweep: SweepStore, top: int, seeds: int, console: Console
         ]
     )
     path = FOLDER / manifest.name / f"{manifest.id}.yaml"
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise UserError(
+            f"{path} exists with other arms or seeds; run it with `fedsweep tune {name}`, or delete the file first."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.encode())
     return name, path

@@ -89,7 +89,8 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
         trials = sweep.trials()
     done = [trial for trial in trials if trial.outcome is not None]
     parallel = side_by_side(plan, ready.cluster)
-    for note in _notes(ready, done, parallel):
+    known_plans = {one.key: one for one in (*(planned or ()), *(trial.plan for trial in done))}
+    for note in _notes(ready, sum(TAKEN_FROM in one.marks for one in known_plans.values()), parallel):
         console.print(note)
     display = LiveTable(console, plan.space.goal.metric, rounds, plan.num_trials, done, parallel)
     packing = Packing(
@@ -122,10 +123,10 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
     return SessionOutcome(plan, sweep, recorder, trials, interrupted, writes.disk_full, writes.remote_error, lost)
 
 
-def _notes(ready: Prepared, done: Sequence[TrialRecord], parallel: int) -> Iterator[str]:
+def _notes(ready: Prepared, reused: int, parallel: int) -> Iterator[str]:
     """Yield sentences for the start of a session: reused trials, idle workers, and the reproducibility of pruning."""
     plan, search = ready.plan, ready.plan.space.search
-    if reused := sum(TAKEN_FROM in trial.plan.marks for trial in done):
+    if reused:
         are = "is" if reused == 1 else "are"
         found = f"{reused} of {plan.num_trials} trials {are} reused from earlier sweeps"
         yield f"{found}; add `--fresh` to run all trials again."

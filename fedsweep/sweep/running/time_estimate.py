@@ -50,14 +50,19 @@ def seed_forecast(plan: Plan) -> list[str]:
         return []
     metric, baselines = plan.space.goal.metric, counterparts(plan.arms, plan.space.baseline or {})
     compared = sum(identity(one) != arm for arm, one in baselines.items())
+    if not compared:
+        return []
     effect = until.effect(metric) or 1.0
     rule = SequentialRule(until.at_least, until.at_most, until.effect(metric))
     unit = " points" * is_accuracy(metric)
     shown = until.smallest_effect or 1.0
-    lines = ["Expected seeds per arm, by the standard deviation (sd) of its differences from the baseline:"]
+    if until.smallest_effect is None:  # the forecast does not depend on the spread
+        (one,) = expected_seeds(rule, compared, effect).values()
+        return [f"Expected seeds without any difference: {one.seeds:.1f} per arm, {one.baseline:.1f} of the baseline."]
+    lines = ["Expected seeds per arm (and of the baseline), by the standard deviation (sd) of the paired differences:"]
     for times in SPREADS:
         found = expected_seeds(rule, compared, times * effect)
-        parts = [f"{one.seeds:.1f} with {name}" for name, one in found.items()]
+        parts = [f"{one.seeds:.1f} ({one.baseline:.1f}) with {name}" for name, one in found.items()]
         lines.append(f"  sd {times * shown:g}{unit}: {', '.join(parts)}")
     return lines
 

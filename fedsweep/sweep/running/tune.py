@@ -234,7 +234,9 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
         plan = plan.on(_decided(plan.space.resources, cluster, options.resumed))
         with waiting(console, f"Checking the data and the weights of {plan.num_trials} trials"):
             plan.preflight()
-        if warned := choice_by_test_images(plan.space.goal.metric, plan.space.search.name, plan.space.scheduler.name):
+        space, second = plan.space, plan.space.goal.against
+        chosen = space.goal.metric, space.search.name, space.scheduler.name, second.metric if second else None
+        if warned := choice_by_test_images(*chosen):
             console.print(f"{warned} See docs/guides/tuning.md.", style="yellow", soft_wrap=True)
         if options.verify:
             with waiting(console, "Reading all pixels"):

@@ -13,6 +13,7 @@ from fedsweep.common.errors import InvalidValuesError, UserError, with_all_mista
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.results.arms import shown_mapping, shown_setting
+from fedsweep.results.until_decided import UntilDecided
 from fedsweep.sweep.space.axes import names_of, without_kind
 from fedsweep.sweep.space.search_space import Rounds, SearchSpace
 from fedsweep.sweep.space.settings import GridSearch, NoScheduler, RandomSearch
@@ -86,6 +87,8 @@ def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) 
     asked = {
         key: value for key, value in options.items() if key not in unfit and not (wrong_search and "search." in key)
     }
+    if isinstance(rule := space.seeds, UntilDecided) and isinstance(new := asked.get("seeds"), dict):
+        asked["seeds"] = {**rule.model_dump(), **new}  # the options change only a part of the rule
     space = draft.changed(space, {**asked, "fixed": {**space.fixed, **kept}})
     try:
         experiment = find("experiments", space.experiment, "" if "experiment" in options else draft.where)

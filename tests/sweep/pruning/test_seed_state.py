@@ -160,13 +160,15 @@ def test_arms_stop_as_soon_as_they_are_decided_and_the_baseline_goes_on():
 def test_higher_means_a_larger_value_even_if_smaller_values_are_better(mode):
     until = UntilDecided(at_least=3, at_most=4)
     folder = Folder({8: [0.5, 0.51, 0.5, 0.51], 4: [0.9, 0.92, 0.91, 0.93]}, until)
+    state = state_of(folder, until, mode)
     for trial in folder.trials.values():
         trial.planned, trial.round = True, ROUNDS
-    state = state_of(folder, until, mode)
+        state.refresh(trial.key)
     assert state.verdicts[identity({"lora.rank": 4})].verdict == "higher"
     assert state.news()[0].startswith("Decided after 3 seeds: rank 4 is higher (difference +40.")
     assert state.news() == []
     assert state.wanted() == []
+    assert state_of(folder, until, mode).news() == []  # an earlier session has told it
 
 
 def test_a_seed_counts_only_if_its_trials_have_ended_in_both_arms():

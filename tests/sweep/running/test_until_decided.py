@@ -93,6 +93,11 @@ def test_a_kill_in_the_third_look_and_a_resume_give_the_same_table(undisturbed, 
             {"scheduler": {"name": "arms"}},
             "{until: decided} needs `scheduler` none, because no trial is pruned",
         ),
+        (
+            {"space": {"optimizer.lr": {"grid": [0.1]}}},
+            "needs an arm to compare with the baseline, but there is none",
+        ),
+        ({"seeds": {**UNTIL, "at_mst": 9}}, "`seeds.at_mst` is not an entry of a search space"),
         ({"seeds": {**UNTIL, "at_least": 9}}, "`seeds.at_least` must be at most `seeds.at_most` 6, but it is 9"),
     ],
 )
@@ -107,5 +112,8 @@ def test_the_command_line_asks_for_seeds_until_decided(tmp_path):
     shown = fedsweep(tmp_path, "tune", "grid", "--smallest-effect", "1.5", "--dry-run", trains=False).stdout
     assert "Seeds: until decided, 4 to 20" in shown
     assert "sd 1.5 points:" in shown
+    write_space(tmp_path, "rule", {**GRID, "seeds": {"until": "decided", "at_most": 3}})
+    shown = fedsweep(tmp_path, "tune", "rule", "--smallest-effect", "2", "--dry-run", trains=False).stdout
+    assert "Seeds: until decided, 3 to 3" in shown
     refused = fedsweep(tmp_path, "tune", "grid", "--until-decided", "--seeds", "0,1", code=2, trains=False).stderr
     assert "`--until-decided` chooses the seeds itself and cannot be combined with `--seeds`" in refused
