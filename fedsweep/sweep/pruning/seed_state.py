@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedsweep.sweep.plan.plan import Plan
 
 DECIDED = ("higher", "lower", "within")
+LINES = 8  # largest number of comparisons in the live table
 AHEAD = 1
 """Number of seeds that idle workers may run before it is known that they are needed."""
 
@@ -102,9 +103,10 @@ class SeedState(RecordedTrials):
         ]
 
     def open_comparisons(self) -> list[str]:
-        """Return a line about each comparison that is open."""
+        """Return a line about each of the first open comparisons, and the number of further ones."""
         going = [arm for arm, one in self.verdicts.items() if one.verdict == "open"]
-        return [f"open after {self.verdicts[arm].seeds} seeds: {self._described(arm)}" for arm in going]
+        lines = [f"Open after {self.verdicts[arm].seeds} seeds: {self._described(arm)}" for arm in going[:LINES]]
+        return lines + [f"Open: {len(going) - LINES} further comparisons"] * (len(going) > LINES)
 
     def _described(self, arm: str) -> str:
         """Return the arm with its verdict and its difference from the baseline."""

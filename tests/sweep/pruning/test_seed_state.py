@@ -161,6 +161,7 @@ def test_higher_means_a_larger_value_even_if_smaller_values_are_better(mode):
     until = UntilDecided(at_least=3, at_most=4)
     folder = Folder({8: [0.5, 0.51, 0.5, 0.51], 4: [0.9, 0.92, 0.91, 0.93]}, until)
     state = state_of(folder, until, mode)
+    assert state.open_comparisons() == ["Open after 0 seeds: rank 4"]
     for trial in folder.trials.values():
         trial.planned, trial.round = True, ROUNDS
         state.refresh(trial.key)
@@ -168,6 +169,7 @@ def test_higher_means_a_larger_value_even_if_smaller_values_are_better(mode):
     assert state.news()[0].startswith("Decided after 3 seeds: rank 4 is higher (difference +40.")
     assert state.news() == []
     assert state.wanted() == []
+    assert state.open_comparisons() == []
     assert state_of(folder, until, mode).news() == []  # an earlier session has told it
 
 
