@@ -10,14 +10,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedsweep.report.seeds_until_decided import seeds_that_count, sequential_verdicts
-from fedsweep.report.sequential_tests import Verdict
 from fedsweep.results import Outcome, SweepStore, TrialPlan
 from fedsweep.results.arms import Arm, counterparts, identity, is_accuracy, setting, short_names
 from fedsweep.results.until_decided import UntilDecided
 from fedsweep.sweep.pruning.arm_state import RecordedTrials
 
 if TYPE_CHECKING:
+    from fedsweep.report.sequential_tests import Verdict
     from fedsweep.sweep.plan.plan import Plan
 
 DECIDED = ("higher", "lower", "within")
@@ -65,6 +64,8 @@ class SeedState(RecordedTrials):
     @property
     def verdicts(self) -> dict[str, Verdict]:
         """The verdict of each arm that is compared with a baseline. An arm is given as JSON text (see `identity`)."""
+        from fedsweep.report.seeds_until_decided import sequential_verdicts  # imports the report: only if it is needed
+
         if self._verdicts is None:
             values = {
                 arm: {seed: self._value(key) for seed, key in keys.items() if self._settled(key)}
@@ -120,6 +121,8 @@ class SeedState(RecordedTrials):
 
     def stops(self, key: str, round: int) -> bool:
         """Return whether a running trial is no longer needed, because the comparison of its arm is decided."""
+        from fedsweep.report.seeds_until_decided import seeds_that_count
+
         arm = self._arm_of[key]
         return self.plans[key].seed >= seeds_that_count(self._until, self.verdicts, self._against).get(arm, 0)
 

@@ -14,8 +14,6 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
 from fedsweep.federation.build_and_run import build
 from fedsweep.federation.rounds import Federation, federate
-from fedsweep.report.expected_seeds import expected_seeds
-from fedsweep.report.sequential_tests import SequentialRule
 from fedsweep.results import Store, SweepStore
 from fedsweep.results.arms import counterparts, identity, is_accuracy
 from fedsweep.sweep.cluster import packing
@@ -48,6 +46,9 @@ def seed_forecast(plan: Plan) -> list[str]:
     """
     if (until := plan.space.until_decided) is None:
         return []
+    from fedsweep.report.expected_seeds import expected_seeds  # imports the report: only if it is needed
+    from fedsweep.report.sequential_tests import SequentialRule
+
     metric, baselines = plan.space.goal.metric, counterparts(plan.arms, plan.space.baseline or {})
     compared = sum(identity(one) != arm for arm, one in baselines.items())
     if not compared:
