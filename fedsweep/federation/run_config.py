@@ -89,16 +89,7 @@ class RunConfig(Config):
                 "above 0, but it is 0"
             )
         self._synthetic_fits()
-        if self.evaluation.test_rounds == "last" and not self.data.validation_fraction:
-            raise ValueError(
-                "`evaluation.test_rounds` last measures only the validation images between round 0 and the last round "
-                "and needs a `data.validation_fraction` above 0 or `listed`, but it is 0"
-            )
-        if self.method.needs.validation and not self.partition.validation_share:
-            raise ValueError(
-                f"`method` {self.method.name} uses validation images of the clients and needs a "
-                "`partition.validation_share` above 0, but it is 0"
-            )
+        self._validation_fits()
         share, count = self.federation.malicious_share, len(capacities)
         attackers = len(malicious_clients(capacities, share, self.seed))
         if attackers == count or (share and not attackers):
@@ -111,6 +102,18 @@ class RunConfig(Config):
             self._compares_models()
         self.method.check(self._smallest_cohort(capacities), layers, self.aggregation)
         return self
+
+    def _validation_fits(self) -> None:
+        if self.evaluation.test_rounds == "last" and not self.data.validation_fraction:
+            raise ValueError(
+                "`evaluation.test_rounds` last measures only the validation images between round 0 and the last round "
+                "and needs a `data.validation_fraction` above 0 or `listed`, but it is 0"
+            )
+        if self.method.needs.validation and not self.partition.validation_share:
+            raise ValueError(
+                f"`method` {self.method.name} uses validation images of the clients and needs a "
+                "`partition.validation_share` above 0, but it is 0"
+            )
 
     @property
     def trains_on_synthetic(self) -> bool:

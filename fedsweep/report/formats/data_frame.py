@@ -89,7 +89,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     low, high = one.interval or (None, None)
     tested = table.on_test.get(one.key)
     on_test = any(one.key == other.key for other in arms_on_test(table.manifest, table.arms))
-    compared = comparison_columns if table.manifest.until_decided is None else sequential_columns
+    compared = comparison_columns(one.comparison, by_looks=table.manifest.until_decided is not None)
     # If the source of synthetic images is a varied hyperparameter, it already has a column.
     synthetic = SYNTHETIC not in table.names and any(SYNTHETIC in other.marks for other in table.arms)
     return {
@@ -105,7 +105,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         **({"test_mean": tested.value if tested else None} if table.on_test else {}),
         **({"optimism": tested.optimism if tested else None} if table.on_test else {}),
         **({"reference": value, "reference_source": paper.source if value is not None else None} if paper else {}),
-        **({"baseline": one.is_baseline, **compared(one.comparison)} if table.compared else {}),
+        **({"baseline": one.is_baseline, **compared} if table.compared else {}),
         "worst_client_accuracy": one.columns["worst_client"] if on_test else None,
         "worst_domain_accuracy": one.columns["worst_domain"] if on_test else None,
         "worst_domain": one.worst_domain_name if on_test else None,
@@ -136,38 +136,36 @@ def _by_mean(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     return columns
 
 
-def sequential_columns(found: Comparison | None) -> dict[str, object]:
-    """Return a dict from column to value for a comparison with seeds until decided; see `comparison_columns`."""
+def comparison_columns(found: Comparison | None, by_looks: bool = False) -> dict[str, object]:
+    """Return a dict from column to value for a comparison with the baseline; all values are None if `found` is None.
+
+    If `by_looks` is true, the sweep has seeds until decided, and the columns are those of the sequential tests.
+    """
     own = found or Comparison((), None)
     low, high = own.interval or (None, None)
-    near_low, near_high = (own.sequential.equivalence_interval if own.sequential else None) or (None, None)
     return {
         "n_common": len(own.seeds) if found else None,
         "difference": own.difference,
         "interval_low": low,
         "interval_high": high,
-        "equivalence_low": near_low,
-        "equivalence_high": near_high,
-        "effect": own.effect,
-        "seeds_of_verdict": own.sequential.seeds if own.sequential else None,
+        **(_sequential_columns(own) if by_looks else _test_columns(own)),
         "verdict": own.verdict if found else None,
     }
 
 
-def comparison_columns(found: Comparison | None) -> dict[str, object]:
-    """Return a dict from column to value for a comparison with the baseline; all values are None if `found` is None."""
-    own = found or Comparison((), None)
-    low, high = own.interval or (None, None)
+def _sequential_columns(own: Comparison) -> dict[str, object]:
+    low, high = (own.sequential.equivalence_interval if own.sequential else None) or (None, None)
+    seeds = own.sequential.seeds if own.sequential else None
+    return {"equivalence_low": low, "equivalence_high": high, "effect": own.effect, "seeds_of_verdict": seeds}
+
+
+def _test_columns(own: Comparison) -> dict[str, object]:
     bootstrap_low, bootstrap_high = own.bootstrap or (None, None)
     images_low, images_high = own.images or (None, None)
     fewest, most = own.seeds_range or (None, None)
     exact = own.exact_can_tell  # if not, the report shows no exact p-value either
     corrected = own.correction.lower()
     return {
-        "n_common": len(own.seeds) if found else None,
-        "difference": own.difference,
-        "interval_low": low,
-        "interval_high": high,
         "bootstrap_low": bootstrap_low,
         "bootstrap_high": bootstrap_high,
         "images_low": images_low,
@@ -179,7 +177,6 @@ def comparison_columns(found: Comparison | None) -> dict[str, object]:
         **{name: getattr(own, name) for name in TESTED},
         "seeds_needed_low": fewest,
         "seeds_needed_high": most,
-        "verdict": own.verdict if found else None,
     }
 
 

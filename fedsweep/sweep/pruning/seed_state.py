@@ -43,7 +43,7 @@ class SeedState(RecordedTrials):
         self._against: Mapping[str, str] = {name: identity(one) for name, one in baselines.items()}
         self._arm_of = {one.key: identity(one.arm) for one in plans}
         self._keys: dict[str, dict[int, str]] = defaultdict(dict)
-        self._verdicts: dict[str, Verdict] | None = None
+        self._judgement: tuple[dict[str, Verdict], dict[str, int]] | None = None
         self._told: set[str] = set()
         self._names = short_names(dict.fromkeys(name for arm in self.arms.values() for name in arm))
         for one in plans:
@@ -54,7 +54,7 @@ class SeedState(RecordedTrials):
     def refresh(self, key: str) -> None:
         """Read a trial's recorded rounds and its error, if any."""
         self._read(self.plans[key])
-        self._verdicts = None
+        self._judgement = None
 
     def record_error(self, key: str, error: Outcome) -> None:
         """Record that a trial diverged or failed. Its seed then counts as a seed without a difference."""
@@ -64,26 +64,35 @@ class SeedState(RecordedTrials):
     @property
     def verdicts(self) -> dict[str, Verdict]:
         """The verdict of each arm that is compared with a baseline. An arm is given as JSON text (see `identity`)."""
-        from fedsweep.report.seeds_until_decided import sequential_verdicts  # imports the report: only if it is needed
+        return self._judged()[0]
 
-        if self._verdicts is None:
+    def _judged(self) -> tuple[dict[str, Verdict], dict[str, int]]:
+        """Return the verdicts, and the number of seeds of each arm that count.
+
+        The thread of the live table also calls this method, so another thread may discard the judgement at any moment.
+        """
+        # Imports the report, which other sweeps load only after their last trial.
+        from fedsweep.report.seeds_until_decided import seeds_that_count, sequential_verdicts
+
+        if (found := self._judgement) is None:
             values = {
                 arm: {seed: self._value(key) for seed, key in keys.items() if self._settled(key)}
                 for arm, keys in self._keys.items()
             }
-            self._verdicts = sequential_verdicts(self._until, self._metric, values, self._against)
-        return self._verdicts
+            verdicts = sequential_verdicts(self._until, self._metric, values, self._against)
+            found = self._judgement = verdicts, seeds_that_count(self._until, verdicts, self._against)
+        return found
 
     def wanted(self) -> list[tuple[str, int]]:
         """Return the key of each trial to run, seed by seed, with its last round.
 
         Seeds that are certainly needed come first. They are followed by the next seed, which may not be needed.
         """
-        going = [arm for arm, one in self.verdicts.items() if one.verdict == "open"]
+        going = {arm: one.seeds for arm, one in self.verdicts.items() if one.verdict == "open"}
         if not going:
             return []
-        look = max(self._until.at_least, 1 + min(self.verdicts[arm].seeds for arm in going))
-        arms = [arm for arm in self._keys if arm in going or arm in {self._against[one] for one in going}]
+        look, baselines = max(self._until.at_least, 1 + min(going.values())), {self._against[one] for one in going}
+        arms = [arm for arm in self._keys if arm in going or arm in baselines]
         keys = [self._keys[arm][seed] for seed in self._until.seeds[: look + AHEAD] for arm in arms]
         return [(key, self.rounds) for key in keys if not self._settled(key)]
 
@@ -95,23 +104,23 @@ class SeedState(RecordedTrials):
 
     def news(self) -> list[str]:
         """Return a sentence for each comparison that has ended since the last call."""
-        found = [arm for arm, one in self.verdicts.items() if one.verdict != "open" and arm not in self._told]
+        found = {arm: one for arm, one in self.verdicts.items() if one.verdict != "open" and arm not in self._told}
         self._told |= {*found}
         return [
-            f"{'Decided' if self.verdicts[arm].verdict in DECIDED else 'Undecided'} after "
-            f"{self.verdicts[arm].seeds} seeds: {self._described(arm)}."
-            for arm in found
+            f"{'Decided' if one.verdict in DECIDED else 'Undecided'} after {one.seeds} seeds: "
+            f"{self._described(arm, one)}."
+            for arm, one in found.items()
         ]
 
     def open_comparisons(self) -> list[str]:
         """Return a line about each of the first open comparisons, and the number of further ones."""
-        going = [arm for arm, one in self.verdicts.items() if one.verdict == "open"]
-        lines = [f"Open after {self.verdicts[arm].seeds} seeds: {self._described(arm)}" for arm in going[:LINES]]
+        going = [(arm, one) for arm, one in self.verdicts.items() if one.verdict == "open"]
+        lines = [f"Open after {one.seeds} seeds: {self._described(arm, one)}" for arm, one in going[:LINES]]
         return lines + [f"Open: {len(going) - LINES} further comparisons"] * (len(going) > LINES)
 
-    def _described(self, arm: str) -> str:
+    def _described(self, arm: str, one: Verdict) -> str:
         """Return the arm with its verdict and its difference from the baseline."""
-        one, percent = self.verdicts[arm], is_accuracy(self._metric)
+        percent = is_accuracy(self._metric)
         named = ", ".join(setting(self._names.get(name, name), value) for name, value in self.arms[arm].items())
         if one.difference is None:
             return named
@@ -121,10 +130,7 @@ class SeedState(RecordedTrials):
 
     def stops(self, key: str, round: int) -> bool:
         """Return whether a running trial is no longer needed, because the comparison of its arm is decided."""
-        from fedsweep.report.seeds_until_decided import seeds_that_count
-
-        arm = self._arm_of[key]
-        return self.plans[key].seed >= seeds_that_count(self._until, self.verdicts, self._against).get(arm, 0)
+        return self.plans[key].seed >= self._judged()[1].get(self._arm_of[key], 0)
 
     def visible(self, key: str) -> int:
         """Return the last round of a trial that is shown to the user. No round is hidden."""

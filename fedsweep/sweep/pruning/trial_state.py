@@ -75,6 +75,10 @@ class TrialState(RecordedTrials):
         """Return whether a trial has been promoted at all rungs that it has reached."""
         return self.plans[key].number in self.verdicts.promoted
 
+    def stops(self, key: str, round: int) -> bool:
+        """Return whether a trial that has run a round must stop, because it was pruned or has to wait at a rung."""
+        return not self.may_continue(key) and round >= self.visible(key)
+
     def visible(self, key: str) -> int:
         """Return the last round of a trial that is shown to the user.
 

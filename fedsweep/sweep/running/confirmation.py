@@ -1,7 +1,7 @@
 """The search space that compares the best arms of a sweep with the baseline, with fresh seeds."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -10,10 +10,11 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.files import write_atomically
 from fedsweep.common.progress import loading
 from fedsweep.common.yaml_values import Json
-from fedsweep.results import SweepStore
+from fedsweep.results import SweepManifest, SweepStore
 from fedsweep.results.arms import NAMED
 from fedsweep.results.history import on_test
 from fedsweep.sweep.space.designs import changes
+from fedsweep.sweep.space.search_space import SearchSpace
 
 BASELINE = "baseline"
 FOLDER = Path("search_spaces", "confirm")
@@ -22,9 +23,9 @@ FOLDER = Path("search_spaces", "confirm")
 def write_confirmation(sweep: SweepStore, top: int, seeds: int, console: Console) -> tuple[str, Path]:
     """Write the search space that confirms the best arms of a sweep.
 
-    The arms are trained as in the sweep, and measured on the test images. If the sweep has several baselines, the
-    best arm's baseline is used. The arms are named arms, so the search space can
-    be read, changed and run again like any other.
+    The arms are trained as in the sweep, and measured on the test images. If the sweep has several baselines, the best
+    arm's baseline is used. The arms are named arms, so the search space can be read, changed and run again like any
+    other.
 
     Args:
         sweep: The sweep.
@@ -57,41 +58,13 @@ def write_confirmation(sweep: SweepStore, top: int, seeds: int, console: Console
         kind = "finished" if manifest.against is None else "efficient"
         finished = f"{len(ranked)} {'is' if len(ranked) == 1 else 'are'} {kind}"
         raise UserError(f"`--top` is {top}, but of the arms of sweep {manifest.id} of {manifest.name}, {finished}.")
-    own = [one.arm.values for one in arms if one.key == ranked[0].counterpart] or [{}]
-    named = {BASELINE: changes(own[0], plan.left_out, plan.space.named)}
-    for place, one in enumerate(ranked[:top], 1):
-        named[f"best_{place}" if top > 1 else "best"] = changes(one.arm.values, plan.left_out, plan.space.named)
-    fixed = {**plan.space.fixed, "evaluation.test_rounds": "all"}
-    first = max(manifest.seeds) + 1
+    baseline = next((one.arm.values for one in arms if one.key == ranked[0].counterpart), {})
+    best = {f"best_{place}" if top > 1 else "best": one.arm.values for place, one in enumerate(ranked[:top], 1)}
+    named = {
+        name: changes(values, plan.left_out, plan.space.named) for name, values in {BASELINE: baseline, **best}.items()
+    }
     name = f"confirm/{manifest.name}/{manifest.id}"
-    text = "\n".join(
-        [
-            f"# Are the best arms of {manifest.name} better than the baseline with fresh seeds, on the test images?",
-            "#",
-            f"#   fedsweep tune {name}",
-            "",
-            f"experiment: {plan.space.experiment}",
-            "",
-            "fixed:",
-            *_lines(fixed),
-            "",
-            "named:",
-            *(f"  {arm}: {_flow(values)}" for arm, values in named.items()),
-            "",
-            f"seeds: {list(range(first, first + seeds))}",
-            "",
-            f"baseline: {{{NAMED}: {BASELINE}}}",
-            "",
-            f"objective: {{metric: {on_test(manifest.metric)}, mode: {manifest.mode}}}",
-            "",
-            "search: {name: grid}",
-            "",
-            "scheduler: {name: none}",
-            "",
-            f"resources: {_flow(plan.space.resources.model_dump(mode='json'))}",
-            "",
-        ]
-    )
+    text = _yaml(name, manifest, plan.space, named, seeds)
     path = FOLDER / manifest.name / f"{manifest.id}.yaml"
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise UserError(
@@ -102,8 +75,39 @@ def write_confirmation(sweep: SweepStore, top: int, seeds: int, console: Console
     return name, path
 
 
-def _lines(values: Mapping[str, Json]) -> Sequence[str]:
-    return [f"  {name}: {json.dumps(value)}" for name, value in values.items()]
+def _yaml(
+    name: str, manifest: SweepManifest, space: SearchSpace, named: Mapping[str, Mapping[str, Json]], seeds: int
+) -> str:
+    """Return the search space that compares named arms over `seeds` seeds that the sweep has not used."""
+    first = max(manifest.seeds) + 1
+    fixed = {**space.fixed, "evaluation.test_rounds": "all"}
+    lines = [
+        f"# Are the best arms of {manifest.name} better than the baseline with fresh seeds, on the test images?",
+        "#",
+        f"#   fedsweep tune {name}",
+        "",
+        f"experiment: {space.experiment}",
+        "",
+        "fixed:",
+        *(f"  {setting}: {json.dumps(value)}" for setting, value in fixed.items()),
+        "",
+        "named:",
+        *(f"  {arm}: {_flow(values)}" for arm, values in named.items()),
+        "",
+        f"seeds: {list(range(first, first + seeds))}",
+        "",
+        f"baseline: {{{NAMED}: {BASELINE}}}",
+        "",
+        f"objective: {{metric: {on_test(manifest.metric)}, mode: {manifest.mode}}}",
+        "",
+        "search: {name: grid}",
+        "",
+        "scheduler: {name: none}",
+        "",
+        f"resources: {_flow(space.resources.model_dump(mode='json'))}",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _flow(values: Mapping[str, Json]) -> str:

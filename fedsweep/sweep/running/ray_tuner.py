@@ -41,12 +41,11 @@ from fedsweep.sweep.running.time_estimate import side_by_side
 from fedsweep.sweep.running.trainable import train
 from fedsweep.sweep.running.watched import RayLostError, Watch, run_watched
 from fedsweep.sweep.search.ray_searchers import (
-    ArmScheduler,
     HalvedSamples,
+    JointScheduler,
     JointSearch,
     PlannedSearch,
     SampledSearch,
-    TrialHalvingScheduler,
 )
 from fedsweep.sweep.space.settings import compared_rounds, decides_jointly, pruning_note
 from fedsweep.tracking import Recorder
@@ -178,11 +177,10 @@ def _any_left(plan: Plan, recording: Recording, trials: Sequence[TrialRecord]) -
 def _strategy(plan: Plan, recording: Recording, planned: Sequence[TrialPlan] | None) -> tuple[Searcher, TrialScheduler]:
     """Return the searcher, which selects the next trial, and the scheduler, which stops trials."""
     sweep, state, announce, packing = recording.sweep, recording.state, recording.announce, recording.packing
-    if isinstance(state, TrialState):
-        samples = HalvedSamples(plan, sweep, state, announce, packing) if planned is None else None
-        return samples or JointSearch(state, announce, packing), TrialHalvingScheduler(state)
+    if isinstance(state, TrialState) and planned is None:
+        return HalvedSamples(plan, sweep, state, announce, packing), JointScheduler(state)
     if state is not None:
-        scheduler = FIFOScheduler() if isinstance(state, Generations) else ArmScheduler(state)
+        scheduler = FIFOScheduler() if isinstance(state, Generations) else JointScheduler(state)
         return JointSearch(state, announce, packing), scheduler
     if planned is None:
         searcher: Searcher = SampledSearch(plan, sweep, announce, packing)

@@ -210,29 +210,14 @@ class HalvedSamples(JointSearch):
         return [plan.number for key, plan in self._trials.plans.items() if key not in self._ended]
 
 
-class TrialHalvingScheduler(FIFOScheduler):
-    """The scheduler that stops a trial at a rung if the trial was pruned, or if it has to wait for other trials."""
+class JointScheduler(FIFOScheduler):
+    """The scheduler that stops a running trial if the state of the sweep says so.
 
-    def __init__(self, state: TrialState) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.state = state
-
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Stop the trial at a rung unless it may continue now. The searcher suggests a waiting trial again."""
-        key = trial.config["trial"]
-        if result["round"] in self.state.milestones:
-            self.state.refresh(key)
-        held = not self.state.may_continue(key) and result["round"] >= self.state.visible(key)
-        return FIFOScheduler.STOP if held else FIFOScheduler.CONTINUE
-
-
-class ArmScheduler(FIFOScheduler):
-    """The scheduler that stops running trials that are not needed any more.
-
-    They belong to a pruned arm, or to an arm whose comparison is decided.
+    The trial was pruned, has to wait for other trials at a rung, or belongs to an arm that needs no further seed. The
+    searcher suggests a waiting trial again.
     """
 
-    def __init__(self, state: ArmState | SeedState) -> None:
+    def __init__(self, state: ArmState | TrialState | SeedState) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.state = state
 

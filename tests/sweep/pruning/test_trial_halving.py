@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedsweep.results import Outcome
 from fedsweep.sweep.pruning.trial_halving import Recorded, halve_in_order
 from fedsweep.sweep.pruning.trial_state import TrialState
-from fedsweep.sweep.search.ray_searchers import TrialHalvingScheduler
+from fedsweep.sweep.search.ray_searchers import JointScheduler
 from fedsweep.sweep.space.settings import ASHAScheduler, rungs
 from tests.sweep.pruning.test_arm_state import Folder, Trial, plans_of, space_of
 
@@ -198,7 +198,7 @@ def test_hidden_rounds_and_reasons() -> None:
 def test_a_trial_stops_at_a_rung_if_it_was_pruned_or_has_to_wait() -> None:
     folder = Folder({f"{number}-0": Trial([0.0, *[value] * ROUNDS]) for number, value in enumerate((0.5, 0.4, 0.6))})
     state = state_over(folder, 3)
-    scheduler = TrialHalvingScheduler(state)
+    scheduler = JointScheduler(state)
 
     def report(key: str, round: int) -> str:
         folder.trials[key].round = round
