@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import gc
 import logging
 import queue
 import signal
@@ -272,16 +273,43 @@ def stop_ray() -> None:
     """Shut down Ray. If it has lost a process, kill what is left of it, because `ray.shutdown` may wait for it."""
     import ray
 
-    if not lost_process():
-        ray.shutdown()
-        return
-    node: Any = ray._private.worker._global_node
-    if node is not None:
-        node.kill_all_processes(check_alive=False, allow_graceful=False)
-        # Ray would create its folder again to delete spilled objects, although the whole folder may be deleted by then.
-        node.destroy_external_storage = lambda: None
-    closing = threading.Thread(target=ray.shutdown, name="ray.shutdown", daemon=True)
-    closing.start()
-    closing.join(ANSWER_SECONDS / 2)
-    if closing.is_alive():
-        atexit.unregister(ray.shutdown)
+    with _garbage_kept():
+        if not lost_process():
+            ray.shutdown()
+            return
+        node: Any = ray._private.worker._global_node
+        if node is not None:
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
+            # Ray would create its folder again to delete spilled objects, although it may be deleted by then.
+            node.destroy_external_storage = lambda: None
+        closing = threading.Thread(target=ray.shutdown, name="ray.shutdown", daemon=True)
+        closing.start()
+        closing.join(ANSWER_SECONDS / 2)
+        if closing.is_alive():
+            atexit.unregister(ray.shutdown)
+
+
+@contextlib.contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Keep garbage within the block: wait for a running collection to end, and let none begin.
+
+    Some garbage refers to objects of Ray. If another thread, such as the one that imports MLflow, frees them while Ray
+    shuts down, Ray's C++ code ends this process at once.
+    """
+    enabled, own, collected = gc.isenabled(), threading.get_ident(), threading.Event()
+
+    def notice(phase: str, _: dict[str, int]) -> None:
+        if threading.get_ident() == own and phase == "stop":
+            collected.set()
+
+    gc.disable()
+    gc.callbacks.append(notice)
+    try:
+        while not collected.is_set():
+            gc.collect(0)  # returns at once while another thread collects
+            collected.wait(0.01)
+        yield
+    finally:
+        gc.callbacks.remove(notice)
+        if enabled:
+            gc.enable()

@@ -1,11 +1,13 @@
 """The start and the end of Ray on this machine, in a thread of its own. No Ray is started."""
 
+import gc
 import io
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -199,3 +201,59 @@ def test_a_users_own_settings_of_rays_processes_are_kept():
     given = {"RAY_idle_worker_killing_time_threshold_ms": "5", "OMP_NUM_THREADS": "3"}
     found = local_ray._Processes(workers=2, threads=1).variables(given)
     assert {name: found[name] for name in given} == given
+
+
+class Cycle:
+    """An object that only the collector can free, and that then calls a function."""
+
+    def __init__(self, when_freed: Callable[[], object]) -> None:
+        self.itself, self.when_freed = self, when_freed
+
+    def __del__(self) -> None:
+        self.when_freed()
+
+
+def allocate_much() -> None:
+    """Create so many objects that the collector starts several times if it is on."""
+    kept: list[object] = []
+    for _ in range(30_000):
+        kept.append([kept])
+
+
+def test_no_garbage_is_freed_while_ray_shuts_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray ends the whole process if another thread frees one of its objects during that time."""
+    shut, early = threading.Event(), list[bool]()
+
+    def shutdown() -> None:
+        Cycle(lambda: early.append(not shut.is_set()))
+        other = threading.Thread(target=allocate_much)
+        other.start()
+        other.join()
+        shut.set()
+
+    monkeypatch.setattr("ray.shutdown", shutdown)
+    monkeypatch.setattr(local_ray, "lost_process", lambda: "")
+    local_ray.stop_ray()
+    assert gc.isenabled()
+    gc.collect()
+    assert early == [False]
+
+
+def test_ray_shuts_down_only_after_a_collection_that_another_thread_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, events = threading.Event(), list[str]()
+
+    def slow() -> None:
+        started.set()
+        time.sleep(0.3)
+        events.append("freed")
+
+    monkeypatch.setattr("ray.shutdown", lambda: events.append("shut down"))
+    monkeypatch.setattr(local_ray, "lost_process", lambda: "")
+    gc.collect()
+    Cycle(slow)
+    other = threading.Thread(target=gc.collect)
+    other.start()
+    assert started.wait(10)
+    local_ray.stop_ray()
+    other.join()
+    assert events == ["freed", "shut down"]
