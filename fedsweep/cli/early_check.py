@@ -23,7 +23,7 @@ from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, with_all_mistakes
 from fedsweep.common.rules import domains_fit, known_domains_fit, one_scale
 from fedsweep.common.yaml_values import Json, read_yaml
-from fedsweep.results.history import TESTED
+from fedsweep.results.history import LAST_ROUNDS, TESTED
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
@@ -109,7 +109,8 @@ def metrics(config: RunConfig) -> list[str] | None:
     trained = [f"accuracy/domain/{name}" for name in data.domains if name not in data.held_out_domains]
     others = [f"accuracy/out_of_domain/{name}" for name in data.held_out_domains]
     held_out = ["accuracy/out_of_domain_mean", *others] if others else []
-    means = ("accuracy/mean", "accuracy/worst_domain", "accuracy/domain_spread")
+    averaged = [LAST_ROUNDS] if config.evaluation.last_rounds is not None else []
+    means = ("accuracy/mean", "accuracy/worst_domain", "accuracy/domain_spread", *averaged)
     validated = [f"validation/{name}" for name in (*means, *trained, "loss") if data.validation_fraction]
     return [*means, *trained, *held_out, "loss/test", TESTED, *validated, "loss/train", *stored["metrics"]]
 

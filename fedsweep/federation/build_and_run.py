@@ -28,7 +28,7 @@ from fedsweep.models.resident_images import ResidentImages
 from fedsweep.results.checkpoint import Checkpoint
 from fedsweep.results.checkpoint import load as load_checkpoint
 from fedsweep.results.checkpoint import save as save_checkpoint
-from fedsweep.results.history import RoundRecord
+from fedsweep.results.history import RoundRecord, over_last_rounds
 from fedsweep.results.records import RIGHT
 from fedsweep.results.right_images import RightImages
 from fedsweep.results.tsne_files import files
@@ -273,7 +273,10 @@ def run_resumably(
         history = list(found.history)
         yield from history
     for result in federate(federation, start):
-        measured = RoundRecord(result.round, dict(result.metrics), result.seconds, resident_peak(), measure())
+        metrics = dict(result.metrics)
+        if (rounds := config.evaluation.last_rounds) is not None:
+            metrics |= over_last_rounds(history, result.round, metrics, rounds, config.federation.evaluate_every)
+        measured = RoundRecord(result.round, metrics, result.seconds, resident_peak(), measure())
         history.append(measured)
         if result.round == config.federation.rounds:
             for name, content in last_files(federation, result).items():

@@ -109,6 +109,11 @@ class RunConfig(Config):
                 "`evaluation.test_rounds` last measures only the validation images between round 0 and the last round "
                 "and needs a `data.validation_fraction` above 0 or `listed`, but it is 0"
             )
+        if self.evaluation.test_rounds == "last" and self.evaluation.last_rounds is not None:
+            raise ValueError(
+                f"`evaluation.last_rounds` {self.evaluation.last_rounds} averages the accuracy over several rounds and "
+                "needs `evaluation.test_rounds` all, but it is last"
+            )
         if self.method.needs.validation and not self.partition.validation_share:
             raise ValueError(
                 f"`method` {self.method.name} uses validation images of the clients and needs a "
@@ -258,6 +263,7 @@ class RunConfig(Config):
         clients = list(self.client_domains())
         of_clients = client_metric_names(clients) if self.partition.test_share else []
         validated = bool(self.data.validation_fraction)
-        domains = metric_names(self.data.training_domains, self.data.held_out_domains, validated)
+        averaged = self.evaluation.last_rounds is not None
+        domains = metric_names(self.data.training_domains, self.data.held_out_domains, validated, averaged)
         own = OwnMetrics.of_method(self.method).metric_names(clients)
         return [*domains, *of_clients, "loss/train", *ROUND_METRICS, *COST_METRICS, *own, *drift, *bias]

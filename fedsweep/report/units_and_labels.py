@@ -16,6 +16,7 @@ IN_DOMAIN, OUT_OF_DOMAIN = "in domain", "out of domain"  # columns of mean accur
 NOTHING = "-"  # an empty cell
 TITLES = {
     "accuracy/mean": "Mean accuracy over domains (%)",
+    "accuracy/last_rounds": "Mean accuracy over the last rounds (%)",
     "accuracy/out_of_domain_mean": "Mean accuracy out of domain (%)",
     "accuracy/worst_domain": "Accuracy on the worst domain (%)",
     "accuracy/clients/mean": "Mean accuracy over clients (%)",

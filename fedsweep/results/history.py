@@ -10,7 +10,9 @@ TESTED = "evaluation/images"
 """The metric for the number of test images of the clients' domains on which the global model was evaluated."""
 VALIDATION = "validation/"
 """The beginning of the names of metrics that are measured on validation images."""
-VALIDATED = ("accuracy/mean", "accuracy/worst_domain", "accuracy/domain_spread", "accuracy/domain/")
+LAST_ROUNDS = "accuracy/last_rounds"
+"""The metric for the mean of accuracy/mean over the last rounds; see `over_last_rounds`."""
+VALIDATED = ("accuracy/mean", LAST_ROUNDS, "accuracy/worst_domain", "accuracy/domain_spread", "accuracy/domain/")
 """The accuracies that are also measured on validation images; an entry with a final slash stands for several."""
 ACCUMULATED = ("megabytes/sent", "bytes/up", "bytes/down", "seconds/round")
 """Metrics whose value for a run is the sum over its rounds."""
@@ -70,6 +72,32 @@ def mean_of_last(history: History, metric: str, rounds: int = 4) -> float:
     """
     values = [record.metrics[metric] for record in history if record.round > 0 and metric in record.metrics][-rounds:]
     return sum(values) / len(values) if values else math.nan
+
+
+def over_last_rounds(
+    history: History, round: int, metrics: Mapping[str, float], rounds: int, every: int = 1
+) -> dict[str, float]:
+    """Return the mean of accuracy/mean over the evaluated rounds among the last `rounds` rounds, as `LAST_ROUNDS`.
+
+    The mean of the validation images is returned, too, if there are any. Round 0 counts only in round 0. The dict is
+    empty if the round was not evaluated.
+
+    Args:
+        history: The records of the earlier rounds.
+        round: The round.
+        metrics: The other metrics of the round.
+        rounds: The number of rounds.
+        every: The number of rounds from one evaluation to the next. Earlier rounds between, which are evaluated because
+            a scheduler compares trials there, do not count, so the result does not depend on the scheduler.
+    """
+    found = {}
+    first = max(0, round - rounds)
+    recent = [one.metrics for one in history if first < one.round < round and one.round % every == 0]
+    for prefix in ("", VALIDATION):
+        if (name := f"{prefix}accuracy/mean") in metrics:
+            values = [one[name] for one in (*recent, metrics) if name in one]
+            found[f"{prefix}{LAST_ROUNDS}"] = sum(values) / len(values)
+    return found
 
 
 def on_validation(metric: str) -> str | None:

@@ -41,6 +41,21 @@ def test_rounds_at_which_a_scheduler_compares_are_evaluated(tiny, tmp_path):
     assert evaluated(until=2) == [0]
 
 
+def test_the_mean_over_the_last_rounds_is_independent_of_schedulers_and_of_interruptions(tiny, tmp_path):
+    config = tiny.override({**ROUNDS, "federation.evaluate_every": 2, "evaluation.last_rounds": 3}, "test")
+    plain = list(run_resumably(config, tmp_path / "plain"))
+    compared = list(run_resumably(config, tmp_path / "compared", compared=[3]))
+    list(run_resumably(config, tmp_path / "resumed", until=4))
+    resumed = list(run_resumably(config, tmp_path / "resumed"))
+    assert [one.metrics for one in resumed] == [one.metrics for one in plain]
+    accuracies = [one.metrics.get("accuracy/mean") for one in compared]
+    means = [one.metrics.get("accuracy/last_rounds") for one in compared]
+    expected = (accuracies[3] + accuracies[2]) / 2, (accuracies[4] + accuracies[2]) / 2, sum(accuracies[4:]) / 2
+    assert means[:3] == [accuracies[0], None, accuracies[2]]
+    assert means[3:] == pytest.approx(expected)
+    assert plain[5].metrics["accuracy/last_rounds"] == means[5]
+
+
 @pytest.mark.parametrize("metric", ["drift", "structural_bias"])
 def test_metrics_of_the_evaluation_are_measured_in_the_same_rounds(federation, metric):
     changes = {"federation.rounds": 3, "federation.evaluate_every": 2, "evaluation.metrics": [metric]}

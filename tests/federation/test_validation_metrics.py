@@ -6,6 +6,7 @@ import pytest
 
 from fedsweep.cli import early_check
 from fedsweep.common.errors import UserError
+from fedsweep.federation.build_and_run import run_resumably
 from fedsweep.federation.rounds import federate
 from fedsweep.results.history import TESTED, on_test, on_validation
 from tests.compare import identical
@@ -46,9 +47,10 @@ def test_rounds_between_the_first_and_the_last_are_validated_on_some_images(fede
     assert [one.validation for one in small.tested(3)[0]] == [one.validation for one in small.domains]
 
 
-def test_the_names_of_the_metrics_are_known_before_a_run(federation, tiny):
-    *_, last = federate(federation(VALIDATED))
-    config = tiny.override(VALIDATED, "test")
+@pytest.mark.parametrize("more", [{}, {"evaluation.last_rounds": 2}])
+def test_the_names_of_the_metrics_are_known_before_a_run(tiny, tmp_path, more):
+    config = tiny.override(VALIDATED | more, "test")
+    *_, last = run_resumably(config, tmp_path / "checkpoint")
     assert set(config.metrics()) == set(last.metrics)
     assert early_check.metrics(config) == config.metrics()
 
@@ -56,3 +58,8 @@ def test_the_names_of_the_metrics_are_known_before_a_run(federation, tiny):
 def test_rounds_without_test_images_need_validation_images(tiny):
     with pytest.raises(UserError, match=r"`evaluation.test_rounds` last .* needs a `data.validation_fraction` above 0"):
         tiny.override({"evaluation.test_rounds": "last"}, "test")
+
+
+def test_a_mean_over_rounds_needs_test_images_in_all_rounds(tiny):
+    with pytest.raises(UserError, match=r"`evaluation.last_rounds` 3 .* needs `evaluation.test_rounds` all"):
+        tiny.override({**LAST, "evaluation.last_rounds": 3}, "test")

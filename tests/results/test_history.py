@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedsweep.results.history import RoundRecord, mean_of_last, total_megabytes
+from fedsweep.results.history import RoundRecord, mean_of_last, over_last_rounds, total_megabytes
 
 
 def test_the_last_rounds_are_averaged_without_the_untuned_model():
@@ -15,3 +15,23 @@ def test_the_last_rounds_are_averaged_without_the_untuned_model():
 def test_megabytes_count_both_directions_of_every_round():
     rounds = [RoundRecord(round, {"bytes/up": 1e6 * round, "bytes/down": 5e5}, 0.0) for round in (1, 2)]
     assert total_megabytes([RoundRecord(0, {"accuracy/mean": 0.1}, 0.0), *rounds]) == pytest.approx(1 + 2 + 0.5 + 0.5)
+
+
+def test_the_mean_over_the_last_rounds_counts_evaluated_rounds_and_validation_images():
+    history = [
+        RoundRecord(0, {"accuracy/mean": 0.1, "validation/accuracy/mean": 0.3}, 0.0),
+        RoundRecord(1, {"accuracy/mean": 0.2, "validation/accuracy/mean": 0.4}, 0.0),
+        RoundRecord(2, {"loss/train": 1.0}, 0.0),
+        RoundRecord(3, {"accuracy/mean": 0.4, "validation/accuracy/mean": 0.8}, 0.0),
+    ]
+    now = {"accuracy/mean": 0.9, "validation/accuracy/mean": 1.0}
+    for rounds, mean, validated in (
+        (2, (0.4 + 0.9) / 2, 0.9),
+        (3, (0.4 + 0.9) / 2, 0.9),
+        (4, 0.5, 2.2 / 3),
+        (9, 0.5, 2.2 / 3),
+    ):
+        found = over_last_rounds(history, 4, now, rounds)
+        assert found == pytest.approx({"accuracy/last_rounds": mean, "validation/accuracy/last_rounds": validated})
+    assert over_last_rounds([], 0, {"accuracy/mean": 0.1}, 3) == {"accuracy/last_rounds": 0.1}
+    assert over_last_rounds(history, 4, {"loss/train": 1.0}, 3) == {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedsweep.common.config import flat
 from fedsweep.common.errors import near
 from fedsweep.results.arms import Arm, arm_label
-from fedsweep.results.history import ACCUMULATED, on_test, on_validation, uses_test_images
+from fedsweep.results.history import ACCUMULATED, LAST_ROUNDS, on_test, on_validation, uses_test_images
 from fedsweep.results.table_columns import wrong_columns
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace
 from fedsweep.sweep.plan.space_checks import Findings, related
@@ -82,6 +82,8 @@ def _wrong_metrics(
                 f"`{entry}` {metric} needs validation images, but `data.validation_fraction` is 0; "
                 f"set it to 0.2, for example{set_test}."
             )
+        elif metric not in known and on_test(metric) == LAST_ROUNDS:
+            yield f"`{entry}` {metric} needs a number of rounds in `evaluation.last_rounds`, but it is null."
         elif metric not in known:
             hint = near(metric, known) or f"; it reports {', '.join(known)}."
             yield f"`{entry}` {metric} is not reported by this run{hint}"

@@ -164,6 +164,13 @@ def test_a_references_domains_may_be_missing_from_other_data(
         read(with_paper(accuracy__men=77.1), changes, **options)
 
 
+def test_the_mean_over_the_last_rounds_needs_a_number_of_rounds(read: Any) -> None:
+    space = GRID | {"objective": {"metric": "accuracy/last_rounds"}}
+    with pytest.raises(UserError, match=r"`objective.metric` accuracy/last_rounds needs a number of rounds in `eval"):
+        read(space)
+    assert read(space, {"evaluation.last_rounds": 2}).space.goal.metric == "accuracy/last_rounds"
+
+
 LEFT_OUT = {"data.held_out_domains": {"grid": [["plain"], ["noisy"]]}}
 
 
