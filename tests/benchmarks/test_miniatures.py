@@ -33,6 +33,7 @@ SCRIPTS = {
     "pairing.py": "small --store store",
     "pruning.py": "--problems 1",
     "pruning_window.py": "--repetitions 2",
+    "recorded_seeds.py": "small --store store --orders 3",
     "recording.py": "--trials 3 --rounds 1",
     "thousand_trials.py": "--trials 3 --rounds 1",
     "cache": "--only LFFT --trials 2 --rounds 1",
@@ -55,6 +56,7 @@ LEFT_OUT = {
     "faults.out_of_memory": "fills 10 GB of main memory",
     "fedra_released": "needs the released code; its own side has a test below",
     "peers": "downloads the simulators",
+    "streams": "trains at least 16 models; its parts have a test of their own",
 }
 PARTS = (
     "recorded",
