@@ -35,6 +35,7 @@ SCRIPTS = {
     "pruning_window.py": "--repetitions 2",
     "recorded_seeds.py": "small --store store --orders 3",
     "recording.py": "--trials 3 --rounds 1",
+    "shared_variances.py": "--repetitions 10",
     "thousand_trials.py": "--trials 3 --rounds 1",
     "cache": "--only LFFT --trials 2 --rounds 1",
     "counted": "",
