@@ -1,6 +1,6 @@
 """Take the documentation's screenshots of a sweep's report and of its pages in MLflow.
 
-    python scripts/screenshots.py                       run `ablations/lora_rank` first (3 minutes on 2 cores)
+    python scripts/screenshots.py                       run `ablations/lora_rank` first (4 minutes on 2 cores)
     python scripts/screenshots.py --store mlruns        use the newest sweep in a results folder
     python scripts/screenshots.py --store mlruns --sweep 20260101-120000-ab12
 

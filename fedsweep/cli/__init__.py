@@ -29,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Hyperparameter tuning and ablations for federated fine-tuning of foundation models.\n\n"
-    "Start with `fedsweep tune ablations/lora_rank`, which trains twelve federated models and prints a table of "
+    "Start with `fedsweep tune ablations/lora_rank`, which trains about twenty federated models and prints a table of "
     "results. Then `fedsweep ui` shows all recorded metrics in MLflow.",
 )
 for verb in (verbs.run, tune, confirm, report, compare, verbs.ui):

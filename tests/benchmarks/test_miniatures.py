@@ -41,6 +41,7 @@ SCRIPTS = {
     "counted": "",
     "engine": "--cohorts 2 --rounds 1 --turns 1",
     "hot_paths": "",
+    "optimism": "--searches 2 --samples 2 --rounds 1 --seeds 1 --processes 1",
     "sequential": "--repetitions 4 --adastop 0 --cells 3",
     "sweep": "--trials 2 --rounds 1",
     "gpu": "agreement throughput sharing --device cpu --quick",

@@ -16,7 +16,9 @@ from fedsweep.tracking import single_run as recorded_run
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = (ROOT / "experiments" / "fedra_digits.yaml").read_text()
-GRID = (ROOT / "search_spaces" / "ablations" / "lora_rank.yaml").read_text()
+RANKS = (ROOT / "search_spaces" / "ablations" / "lora_rank.yaml").read_text()
+GRID = re.sub(r"(?m)^  (federation|evaluation)\..*\n", "", RANKS).replace("accuracy/last_rounds", "accuracy/mean")
+GRID = re.sub(r"seeds: +#.*\n(  .*\n)+", "seeds: [0, 1, 2]\n", GRID)
 METHODS = (ROOT / "search_spaces" / "ablations" / "method_bounds.yaml").read_text()
 SAMPLED = (ROOT / "search_spaces" / "tuning" / "fedra.yaml").read_text()
 

@@ -131,8 +131,8 @@ def test_show_prints_a_resolved_experiment(call: Call):
 def test_show_prints_the_arms_of_a_search_space(call: Call):
     text = call("show", "ablations/lora_rank", "federation.rounds=7").out
     assert [f"lora.rank={rank} " in text for rank in (1, 4, 8, 16)] == [True] * 4
-    assert "12 trials of fedra_digits with 7 rounds each (84 rounds in all), 2 in parallel." in text
-    assert "Seeds: 0, 1, 2; search: grid; scheduler: none." in text
+    assert "At most 32 trials of fedra_digits with 7 rounds each (224 rounds in all), 2 in parallel." in text
+    assert "Seeds: until decided, 4 to 8; search: grid; scheduler: none." in text
 
 
 def test_show_prints_the_ranges_of_a_sampled_space(call: Call):

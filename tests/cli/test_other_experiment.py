@@ -46,8 +46,8 @@ def test_trials_have_the_hyperparameters_of_the_given_experiment(own: Call):
 def test_a_dry_run_prints_the_experiment(own: Call):
     answer = own("tune", SPACE, "local.steps=1", "--experiment", "own", "--dry-run")
     assert (answer.code, answer.err) == (0, "Measuring one round of the experiment ...\n")
-    assert "12 trials of own with 12 rounds each (144 rounds in all)" in answer.out
-    assert "12 trials of fedra_digits with 12 rounds" in own("show", SPACE).out
+    assert "At most 32 trials of own with 10 rounds each (320 rounds in all)" in answer.out
+    assert "At most 32 trials of fedra_digits with 10 rounds" in own("show", SPACE).out
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_a_resumed_sweep_keeps_the_experiment(own: Call, tmp_path, words):
     assert (sweep.manifest().experiment, sweep.manifest().options) == ("own", OWN)
     answer = own("tune", SPACE, "--resume", "--dry-run", *words)
     assert (answer.code, answer.err) == (0, "Measuring one round of the experiment ...\n")
-    assert "12 trials of own with 12 rounds each (144 rounds in all)" in answer.out
+    assert "At most 32 trials of own with 10 rounds each (320 rounds in all)" in answer.out
 
 
 def test_a_sweep_cannot_be_resumed_with_another_experiment(own: Call, refused: Refused, tmp_path):

@@ -208,7 +208,8 @@ class SearchSpace(Config):
         if self.search.name != "grid":
             yield f"{rule} `search` grid, but it is {self.search.name}"
         if self.scheduler.name != "none":
-            yield f"{rule} `scheduler` none, because no trial is pruned, but it is {self.scheduler.name}"
+            needs = f"{rule} `scheduler` none, because no trial is pruned, but it is {self.scheduler.name}"
+            yield f"{needs}; to prune trials, list the seeds, for example [0, 1, 2]"
         if self.baseline is None:
             yield f"{rule} a `baseline`, with which arms are compared, but there is none"
 
