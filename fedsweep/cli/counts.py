@@ -9,7 +9,7 @@ from fedsweep.cli.output import result_console
 from fedsweep.results.arms import Arm, Reference, arm_label
 from fedsweep.sweep.plan.model_counts import BANDWIDTHS, COUNTS, Counted, count_parameters
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.space.search_space import Parameters
+from fedsweep.sweep.space.settings import Parameters
 
 GAP = 3  # width of the border and padding between two columns
 NARROWEST = 80  # minimum width of a table; in a narrower terminal, its lines wrap

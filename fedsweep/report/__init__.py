@@ -36,7 +36,7 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
 
     The folder is created if it is missing. The page report.html quotes the research question from `search_space.yaml`
     in the parent folder. If the sweep uses population-based training, the file population.csv lists the hyperparameters
-    by round.
+    by round. If the search space declares comparisons, the file declared.csv lists their results.
 
     Raises:
         UserError: No trial has recorded a round.
@@ -55,6 +55,7 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
         "table.tex": latex(table),
         "report.html": page.html(table, figures, trials, question),
         "population.csv": schedules(manifest, trials),
+        "declared.csv": data_frame.declared_csv(table),
     }
     contents = {name: text.encode() for name, text in texts.items() if text is not None}
     contents["table.parquet"] = data_frame.parquet(table)

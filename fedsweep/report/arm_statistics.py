@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from fedsweep.common.yaml_values import Json
+from fedsweep.report.family_of_tests import DeclaredTest, tests_of_family
 from fedsweep.report.holm_corrected_tests import Comparison, paired_tests, sequential_comparison
 from fedsweep.report.intervals_and_power import Interval, t_interval
 from fedsweep.report.other_images import with_images
@@ -92,6 +93,8 @@ class ArmStatistics:
     """The `key` of the arm's baseline; a baseline has its own `key`, and an arm without a baseline has None."""
     comparison: Comparison | None = None
     """The comparison with the baseline; None for baselines, and in sweeps without a baseline."""
+    declared: tuple[DeclaredTest, ...] = ()
+    """The declared comparisons of this arm with other arms."""
 
     @cached_property
     def key(self) -> str:
@@ -135,13 +138,21 @@ def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Ar
     against = {key: identity(others[key]) for one in grouped if (key := identity(one.values)) in others}
     verdicts, counted = judged(manifest, grouped, against)
     arms = {one.key: one for one in (_describe(arm, manifest) for arm in counted)}
-    pairs = {key: (arms[key], arms[other]) for key, other in against.items() if key != other}
     if manifest.until_decided is None:
-        comparisons = _compared(manifest, manifest.metric, {key: (one.arm, to.arm) for key, (one, to) in pairs.items()})
+        comparisons, declared = tests_of_family(manifest, {key: one.arm for key, one in arms.items()}, against)
     else:
-        looks = {key: (one.values, to.values) for key, (one, to) in pairs.items()}
+        looks = {key: (arms[key].values, arms[other].values) for key, other in against.items() if key != other}
         comparisons = {key: sequential_comparison(*pair, verdicts[key]) for key, pair in looks.items()}
-    found = [replace(one, counterpart=against.get(key), comparison=comparisons.get(key)) for key, one in arms.items()]
+        declared = []
+    found = [
+        replace(
+            one,
+            counterpart=against.get(key),
+            comparison=comparisons.get(key),
+            declared=tuple(test for test in declared if test.pair.arm == key),
+        )
+        for key, one in arms.items()
+    ]
     ranked = sorted(found, key=lambda one: _rank(one, manifest))
     return [*(one for one in found if one.n), *(one for one in ranked if not one.n)] if against else ranked
 
@@ -167,6 +178,7 @@ def compared_by(manifest: SweepManifest, arms: Sequence[ArmStatistics], metric: 
             sd=_deviation(values[one.key]),
             interval=t_interval(list(values[one.key].values())),
             comparison=comparisons.get(one.key),
+            declared=(),
         )
         for one in arms
     ]

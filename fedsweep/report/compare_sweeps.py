@@ -12,10 +12,10 @@ from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.report.arm_statistics import ArmStatistics, same_images, summarise
 from fedsweep.report.formats import data_frame
-from fedsweep.report.holm_corrected_tests import Comparison, paired_tests
+from fedsweep.report.holm_corrected_tests import Comparison, mirrored, paired_tests
 from fedsweep.report.other_images import with_images
 from fedsweep.report.sentences import about_comparison
-from fedsweep.report.text_tables import Section, cells, texts
+from fedsweep.report.text_tables import Section, cells, family_size, texts
 from fedsweep.report.units_and_labels import Units
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arm_names import select
@@ -74,13 +74,16 @@ class Pairing:
     comparisons: tuple[Comparison, ...]
     choices: int = 1
     """The number of pairs of arms from which the user could pick; 1 if no pair was picked."""
+    declared: bool = False
+    """True if the only pair is one of the comparisons that the search space planned together with declared ones."""
 
     @classmethod
     def of(cls, first: Side, second: Side, by_arm: bool) -> Pairing:
         """Pair each arm of `first` with the same arm of `second`, and compare each pair.
 
         If `by_arm` is false, pair the only arm of `first` with the only arm of `second`. The p-values are then
-        corrected for the number of pairs of arms that could have been picked.
+        corrected for the number of pairs of arms that could have been picked. If the search space declared the pair
+        before the sweep, they are corrected for the tests of the sweep instead, as in its report.
 
         Raises:
             UserError: The sides have different objectives or no arm in common, or the sides are identical.
@@ -105,6 +108,8 @@ class Pairing:
                 f"`{first.name}` and `{second.name}` must be different sweeps or arms, but they are the same."
             )
         same = one.id == other.id
+        if same and not by_arm and (planned := _planned(one, *pairs[0])) is not None:
+            return cls((first, second), tuple(pairs), (planned,), declared=True)
         among = first.num_arms * (first.num_arms - 1) // 2 if same else first.num_arms * second.num_arms
         choices = 1 if by_arm else among
         trials = [(b.arm.finished(one.metric), a.arm.finished(one.metric)) for a, b in pairs]
@@ -124,7 +129,7 @@ class Pairing:
                 "arm": self._label(one, other),
                 **{"n of A": str(one.n), "mean of A": units.value(one.mean)},
                 **{"n of B": str(other.n), "mean of B": units.value(other.mean)},
-                **cells(found, units, images),
+                **cells(found, units, images, self.declared and found.simultaneous is not None),
             }
             for (one, other), found in zip(self.pairs, self.comparisons, strict=True)
         ]
@@ -133,7 +138,13 @@ class Pairing:
             for letter, side in zip("AB", self.sides, strict=True)
         ]
         explained = texts(
-            "comparisons", tested=self._tested, percent=units.percent, choices=self.choices, images=images
+            "comparisons",
+            tested=self._tested,
+            percent=units.percent,
+            choices=self.choices,
+            images=images,
+            family=self._family,
+            simultaneous=any(one.simultaneous for one in self.comparisons) and self.declared,
         )
         return Section.of("Comparison", rows, 1, [*who, "Differences are B minus A.", *explained])
 
@@ -149,7 +160,13 @@ class Pairing:
                 row |= {f"space_{letter}": side.manifest.name, f"sweep_{letter}": side.manifest.id}
                 row |= {f"arm_{letter}": arm_label(one.arm.values), f"n_{letter}": one.n}
                 row |= {f"mean_{letter}": one.mean, f"sd_{letter}": one.sd}
-            rows.append({**row, "same_images": self._same_images(pair), **data_frame.comparison_columns(found)})
+            rows.append(
+                {
+                    **row,
+                    "same_images": self._same_images(pair),
+                    **data_frame.comparison_columns(found, declared=self.declared),
+                }
+            )
         return data_frame.inert_csv(data_frame.of_records(rows))
 
     def findings(self) -> list[str]:
@@ -175,12 +192,22 @@ class Pairing:
             "The seeds of A or B ran until a comparison was decided, so the intervals and p-values here, which assume "
             "a fixed number of seeds, are only approximate."
         ]
+        planned = [
+            f"The search space planned this comparison before the sweep. Its p-values are therefore corrected for the "
+            f"family of {self._family}, as in the report, and not for all pairs that you could have picked."
+        ]
         cautions = [
             *by_looks * any(side.manifest.until_decided is not None for side in self.sides),
             *caution * (not all(map(self._same_images, self.pairs))),
             *picked * bool(self.choices > 1 and self._tested),
+            *planned * (self._family is not None),
         ]
         return [*cautions, *said, self._apart()]
+
+    @property
+    def _family(self) -> str | None:
+        """The number of tests of the family to which a declared pair belongs, as text."""
+        return family_size(self.sides[0].manifest, self._tested) if self.declared else None
 
     @property
     def _tested(self) -> list[Comparison]:
@@ -213,3 +240,19 @@ class Pairing:
     def _same_images(self, pair: tuple[ArmStatistics, ArmStatistics]) -> bool:
         digests = {trial.plan.digests.get("data") for one in pair for trial in one.arm.trials}
         return len(digests) == 1 and same_images(self.sides[0].manifest.metric, pair)
+
+
+def _planned(manifest: SweepManifest, one: ArmStatistics, other: ArmStatistics) -> Comparison | None:
+    """Return the comparison `other` minus `one` if a search space with declared comparisons planned it, or else None.
+
+    The planned comparisons are the declared ones by the objective, and those with the baseline.
+    """
+    if not manifest.comparisons:
+        return None
+    for arm, against, turn in ((other, one, False), (one, other, True)):
+        tests = [test.comparison for test in arm.declared if test.pair[1:] == (against.key, manifest.metric)]
+        if arm.counterpart == against.key and arm.comparison is not None:
+            tests.append(arm.comparison)
+        if tests:
+            return mirrored(tests[0]) if turn else tests[0]
+    return None

@@ -13,6 +13,7 @@ from fedsweep.report.intervals_and_power import (
     Interval,
     bootstrap_interval,
     detectable_effect,
+    margin,
     seeds_interval,
     seeds_needed,
     t_interval,
@@ -55,6 +56,8 @@ class Comparison:
     """The standard deviation of the paired differences (divisor n - 1); None if all differences are equal."""
     level: float = LEVEL
     """The level of Holm's first step: 0.05 divided by the number of tests."""
+    tests: int = 1
+    """The number of tests that Holm's correction covers."""
     correction: Literal["Holm", "Bonferroni"] = "Holm"
     """The correction of `p_holm` and `p_exact_holm`: Bonferroni's for a pair that was picked among several."""
     sequential: Sequential | None = None
@@ -79,6 +82,31 @@ class Comparison:
         if self.p_holm > LEVEL:
             return "no detectable difference"
         return "higher" if self.difference > 0 else "lower"
+
+    @property
+    def simultaneous(self) -> Interval | None:
+        """The simultaneous 95% interval: Student's t at Bonferroni's level, which is the attribute `level`.
+
+        In at least 95% of sweeps, the intervals of all tests that the correction covers contain their true differences.
+        The interval is None for a single test, whose plain interval has this property, and with seeds until decided.
+
+        Source: O. J. Dunn (1961), Multiple comparisons among means.
+        """
+        if self.sequential is not None or self.difference is None or self.spread is None or self.level >= LEVEL:
+            return None
+        half = margin(self.spread, len(self.seeds), self.level)
+        return self.difference - half, self.difference + half
+
+    @property
+    def direction_only(self) -> bool:
+        """True if the difference is significant after Holm's correction, but its simultaneous interval contains 0.
+
+        Holm's method can detect differences that Bonferroni's method does not, and there are no intervals that match
+        Holm's method. The opposite never occurs: if the simultaneous interval excludes 0, the difference is
+        significant.
+        """
+        found = self.simultaneous
+        return found is not None and self.verdict in ("higher", "lower") and found[0] <= 0 <= found[1]
 
     @property
     def only_these_images(self) -> bool:
@@ -137,9 +165,12 @@ def paired_tests(
     found = [_paired(arm, baseline) for arm, baseline in pairs]
     p = [one.p for one in found if one.p is not None]
     corrected, exact = iter(holm(p)), iter(holm([one.p_exact for one in found if one.p_exact is not None]))
-    level = LEVEL / (max(len(p), 1) * choices)
+    tests = max(len(p), 1)
+    level = LEVEL / (tests * choices)
     # Comparisons without a p-value have the correction too, because it is in the headings of their columns.
-    found = [replace(one, level=level, correction="Holm" if choices == 1 else "Bonferroni") for one in found]
+    found = [
+        replace(one, level=level, tests=tests, correction="Holm" if choices == 1 else "Bonferroni") for one in found
+    ]
     return [
         one
         if one.p is None
@@ -211,6 +242,22 @@ def hedges_g(differences: Sequence[float]) -> float:
     n = len(differences)
     correction = 1 - 3 / (4 * (n - 1) - 1) if n > 2 else 1.0
     return float(np.mean(differences) / np.std(differences, ddof=1) * correction)
+
+
+def mirrored(found: Comparison) -> Comparison:
+    """Return the comparison in the opposite direction: baseline minus arm. The p-values are the same."""
+
+    def back(interval: Interval | None) -> Interval | None:
+        return None if interval is None else (-interval[1], -interval[0])
+
+    return replace(
+        found,
+        difference=None if found.difference is None else -found.difference,
+        interval=back(found.interval),
+        bootstrap=back(found.bootstrap),
+        images=back(found.images),
+        effect=None if found.effect is None else -found.effect,
+    )
 
 
 def sequential_comparison(arm: Mapping[int, float], baseline: Mapping[int, float], verdict: Sequential) -> Comparison:

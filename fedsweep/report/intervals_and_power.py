@@ -27,6 +27,17 @@ def t_interval(values: Sequence[float]) -> Interval | None:
     return float(low), float(high)
 
 
+def margin(spread: float, n: int, level: float) -> float:
+    """Return half the length of Student's interval of the mean of `n` values, with a coverage of 1 - `level`.
+
+    `spread` is the standard deviation of the values (divisor n - 1).
+
+    >>> round(margin(1.0, 3, 0.05), 3), round(margin(1.0, 3, 0.05 / 3), 3)
+    (2.484, 4.413)
+    """
+    return float(spread / n**0.5 * stats.t.isf(level / 2, n - 1))
+
+
 def bootstrap_interval(values: Sequence[float]) -> Interval | None:
     """Return the studentized bootstrap's 95% interval of the mean. The same values always give the same interval.
 

@@ -15,7 +15,7 @@ from fedsweep.report.choice import by_validation, chosen_arms, efficient_arms, o
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.intervals_and_power import LEVEL
 from fedsweep.report.population_schedule import schedule_sentences
-from fedsweep.report.text_tables import MARK, texts
+from fedsweep.report.text_tables import MARK, family_size, texts
 from fedsweep.report.units_and_labels import Units, arm_words, names, shown_p, shown_seeds
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import IN_WORDS, Arm, is_accuracy, setting, shown_setting
@@ -42,7 +42,7 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
     for one in arms:
         if one.comparison is not None and one.counterpart is not None:
             other = by_key[one.counterpart]
-            pair = _against(one.arm.values, other.arm.values, manifest.baseline, dotted)
+            pair = pair_label(one.arm.values, other.arm.values, manifest.baseline, dotted)
             if one.comparison.seeds and not same_images(manifest.metric, [one, other]):
                 pair += ", on different images"
             found.append(f"{pair}: {about_comparison(manifest, one.comparison, units)}")
@@ -77,6 +77,7 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
         shown: The headings of the columns of the table.
     """
     dotted, trials = names(manifest, arms), [trial for one in arms for trial in one.arm.trials]
+    tested = [one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None]
     return texts(
         "caption",
         manifest=manifest,
@@ -85,7 +86,8 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
         stand_ins=_about_stand_ins(arms, dotted),
         unnamed=_unnamed(arms),
         baseline=_baseline(manifest.baseline, arms, dotted),
-        tested=[one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None],
+        tested=tested,
+        family=family_size(manifest, tested),
         columns=asked_columns(manifest),
         held_out_columns=[
             column.heading
@@ -220,7 +222,9 @@ def _about_choice(
     return found
 
 
-def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, dotted: Sequence[str]) -> str:
+def pair_label(
+    arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Collection[str], dotted: Sequence[str]
+) -> str:
     """Return the label of a comparison of `arm` with `other`, such as `rank 4 against 8`.
 
     `dotted` lists the varied hyperparameters. Those that are not in `baseline` have the same values in both arms. The
@@ -255,4 +259,7 @@ def about_comparison(manifest: SweepManifest, found: Comparison, units: Units) -
         doubts=doubts,
         until=manifest.until_decided,
     )
+    if manifest.comparisons and found.direction_only:
+        zero = f"its simultaneous 95% interval {units.interval(found.simultaneous)} contains zero"
+        said += f" Only the direction is significant: {zero}."
     return said

@@ -14,6 +14,7 @@ from fedsweep.report.arm_statistics import (
     printed,
 )
 from fedsweep.report.choice import OnTest, by_validation, efficient_arms, on_test_images
+from fedsweep.report.declared_comparisons import DeclaredRow, declared_findings, declared_rows, declared_section
 from fedsweep.report.differences_by_domain import differences_by_domain
 from fedsweep.report.effects import Effects
 from fedsweep.report.experiment_setup import provenance, setup
@@ -123,7 +124,8 @@ class AblationTable:
         for name, metric in self.means.items():
             arms = compared_by(self.manifest, self.arms, metric)
             if any(one.comparison is not None and one.comparison.seeds for one in arms):
-                found[name] = AblationTable(self.manifest.model_copy(update={"metric": metric}), arms)
+                measured = self.manifest.model_copy(update={"metric": metric, "comparisons": ()})
+                found[name] = AblationTable(measured, arms)
         return found
 
     def _compared(self, one: ArmStatistics) -> dict[str, str]:
@@ -203,8 +205,13 @@ class AblationTable:
 
     def findings(self) -> list[str]:
         """Return the findings on arms and factors, which are shown below the table."""
-        found = [*findings(self.manifest, self.arms), *self.effects.findings]
+        found = [*findings(self.manifest, self.arms), *declared_findings(self.declared), *self.effects.findings]
         return [*about_untuned_model(self.manifest, self.arms), *found]
+
+    @cached_property
+    def declared(self) -> list[DeclaredRow]:
+        """The comparisons that the search space declares besides those with the baseline, in its order."""
+        return declared_rows(self.manifest, self.arms)
 
     @cached_property
     def effects(self) -> Effects:
@@ -215,9 +222,9 @@ class AblationTable:
     def sections(self) -> list[Section]:
         """The tables that follow the ablation table."""
         means = (against_baseline_by(self.manifest, name, one.manifest, one.arms) for name, one in self.by_mean.items())
-        tables = against_baseline(self.manifest, self.arms), *means, by_domain(self.manifest, self.arms)
-        differences = differences_by_domain(self.manifest, self.arms)
-        return [*(one for one in (*tables, differences) if one is not None), *self.effects.sections]
+        planned = against_baseline(self.manifest, self.arms), declared_section(self.arms, self.declared)
+        domains = by_domain(self.manifest, self.arms), differences_by_domain(self.manifest, self.arms)
+        return [*(one for one in (*planned, *means, *domains) if one is not None), *self.effects.sections]
 
     def caption(self) -> list[str]:
         """Return the legend of the table, as a list of sentences."""

@@ -193,6 +193,7 @@ class Section:
 
 MARK = "*"
 MARKED = f"Values marked {MARK} are out of domain: no client of that arm has images of the domain."
+SIMULTANEOUS = "95% simultaneous"  # the column with simultaneous intervals
 PAPER = "paper"  # the label of a row with values from a paper
 
 
@@ -260,20 +261,41 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
     if not any(one.is_baseline for one in arms):
         return None
     dotted, units = names(manifest, arms), Units.of(manifest.metric, arms)
-    images = any(one.comparison is not None and one.comparison.images for one in arms)
+    compared = [one.comparison for one in arms if one.comparison is not None]
+    images, simultaneous = any(one.images for one in compared), any(one.simultaneous for one in compared)
     rows = []
     for one in arms:
         own = {"n": str(one.n), "mean": units.value(one.mean)}
-        compared, until = one.comparison or Comparison((), None), manifest.until_decided is not None
+        result, until = one.comparison or Comparison((), None), manifest.until_decided is not None
         own |= {} if until else {"95% of mean": units.interval(one.interval)}
-        found = sequential_cells(manifest, compared, units) if until else cells(compared, units, images)
+        found = sequential_cells(manifest, result, units) if until else cells(result, units, images, simultaneous)
         if one.is_baseline:
             found = {**dict.fromkeys(found, NOTHING), "difference": "baseline"}
         rows.append({**settings(one, dotted), **own, **found})
     named = len(settings(arms[0], dotted))
-    tested = [one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None]
-    explained = texts("comparisons", tested=tested, percent=units.percent, until=manifest.until_decided, images=images)
+    tested = [one for one in compared if one.p is not None]
+    explained = texts(
+        "comparisons",
+        tested=tested,
+        percent=units.percent,
+        until=manifest.until_decided,
+        images=images,
+        family=family_size(manifest, tested),
+        simultaneous=simultaneous,
+    )
     return Section.of(comparison_title(), rows, named, explained)
+
+
+def family_size(manifest: SweepManifest, tested: Sequence[Comparison]) -> str | None:
+    """Return the number of tests with a common correction as text, or None if no comparisons were declared."""
+    if not manifest.comparisons or not tested:
+        return None
+    return f"{tested[0].tests} test{'s' * (tested[0].tests > 1)}"
+
+
+def simultaneous_cell(found: Comparison, units: Units) -> str:
+    """Format the simultaneous interval of a comparison, with a mark if only the direction is significant."""
+    return units.interval(found.simultaneous) + " (direction only)" * found.direction_only
 
 
 def sequential_cells(manifest: SweepManifest, found: Comparison, units: Units) -> dict[str, str]:
@@ -291,10 +313,11 @@ def sequential_cells(manifest: SweepManifest, found: Comparison, units: Units) -
     }
 
 
-def cells(found: Comparison, units: Units, images: bool) -> dict[str, str]:
+def cells(found: Comparison, units: Units, images: bool, simultaneous: bool = False) -> dict[str, str]:
     """Return the cells of a comparison, as a dict from column to text.
 
-    If `images` is true, the cells contain the interval over seeds and images.
+    If `images` is true, the cells contain the interval over seeds and images. If `simultaneous` is true, they contain
+    the simultaneous interval.
 
     The exact p-value is left out if there are so few pairs of seeds that this p-value cannot be 0.05 or less after
     Holm's correction.
@@ -303,6 +326,7 @@ def cells(found: Comparison, units: Units, images: bool) -> dict[str, str]:
         "pairs": str(len(found.seeds)),
         "difference": units.difference(found.difference),
         "95% t": units.interval(found.interval),
+        **({SIMULTANEOUS: simultaneous_cell(found, units)} if simultaneous else {}),
         "95% bootstrap": units.interval(found.bootstrap),
         **({"95% seeds and images": units.interval(found.images)} if images else {}),
         "p": shown_p(found.p),

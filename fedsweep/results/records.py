@@ -12,6 +12,7 @@ from pydantic import Field
 from fedsweep.common.config import Config
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import Arm, Reference, arm_label
+from fedsweep.results.declared_comparisons import Declared
 from fedsweep.results.history import VALIDATION, RoundRecord, uses_test_images
 from fedsweep.results.pareto import Against, Mode
 from fedsweep.results.until_decided import UntilDecided
@@ -47,6 +48,7 @@ class SweepManifest(StoredRecord):
     rounds: int = Field(description="rounds of a complete trial")
     varied: tuple[str, ...] = Field(description="dotted names of the settings that differ between arms")
     baseline: Arm | None = Field(None, description="the arm to which the others are compared")
+    comparisons: Declared = Field((), description="comparisons that were declared besides those with the baseline")
     reference: Reference | None = Field(None, description="a paper's values for some arms")
     seeds: tuple[int, ...] = Field(description="seeds of every arm or, with `until_decided`, the largest set of seeds")
     until_decided: UntilDecided | None = Field(

@@ -27,13 +27,14 @@ ALWAYS_SHOWN = {
     *("mean_low", "mean_high", "mean_of_last_4_rounds", "reference", "reference_source", "baseline", "synthetic"),
     *("n_common", "interval_low", "interval_high", "bootstrap_low", "bootstrap_high", "verdict"),
     *("95% seeds and images", "images_low", "images_high"),
+    *("95% simultaneous", "simultaneous_low", "simultaneous_high", "direction_only"),
     *("p_holm", "p_exact", "p_exact_holm", "seeds_needed", "seeds_needed_low", "seeds_needed_high"),
     *("finished", "pruned", "diverged", "failed", "unfinished", "last_round", "value_at_last_round"),
 }
 """Columns that every report or every `table.csv` contains, whether or not they are requested."""
 OF_OTHER_TABLES = {
     *("95% of difference", "degrees of freedom", "F", "forests", "hyperparameter", "level", "share"),
-    *("domain", "member", "outcome", "round", "seed", "trial"),
+    *("against", "domain", "member", "outcome", "round", "seed", "trial"),
     *("n of A", "n of B", "mean of A", "mean of B", "Bonferroni p", "p_bonferroni", "p_exact_bonferroni"),
     *(f"{name}_{side}" for name in ("arm", "mean", "n", "sd", "space", "sweep") for side in "ab"),
     "same_images",

@@ -1,4 +1,4 @@
-"""The ablation table in full precision: DataFrame, CSV and Parquet."""
+"""The ablation table in full precision: DataFrame, CSV and Parquet; and the declared comparisons as CSV."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedsweep.report.choice import arms_on_test
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.table import AblationTable
 from fedsweep.report.units_and_labels import IN_DOMAIN, OUT_OF_DOMAIN, settings
-from fedsweep.results.arms import IN_WORDS
+from fedsweep.results.arms import IN_WORDS, arm_label
 from fedsweep.results.records import SYNTHETIC
 from fedsweep.results.table_columns import BY_MEAN, SEEDS, TARGET
 
@@ -60,6 +60,22 @@ def inert_csv(found: pd.DataFrame) -> str:
     )
 
 
+def declared_csv(table: AblationTable) -> str | None:
+    """Return the declared comparisons as CSV in full precision, or None if there are none."""
+    if not table.declared:
+        return None
+    rows = [
+        {
+            "arm": arm_label(row.one.arm.values),
+            "against": arm_label(row.other.arm.values),
+            "metric": row.test.pair.metric,
+            **comparison_columns(row.found, declared=True),
+        }
+        for row in table.declared
+    ]
+    return inert_csv(of_records(rows))
+
+
 def parquet(table: AblationTable) -> bytes:
     """Return `data_frame(table)` as Parquet, with the sweep's manifest in the metadata entry `fedsweep.manifest`."""
     import pyarrow as pa
@@ -89,7 +105,8 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     low, high = one.interval or (None, None)
     tested = table.on_test.get(one.key)
     on_test = any(one.key == other.key for other in arms_on_test(table.manifest, table.arms))
-    compared = comparison_columns(one.comparison, by_looks=table.manifest.until_decided is not None)
+    by_looks, declared = table.manifest.until_decided is not None, bool(table.manifest.comparisons)
+    compared = comparison_columns(one.comparison, by_looks, declared)
     # If the source of synthetic images is a varied hyperparameter, it already has a column.
     synthetic = SYNTHETIC not in table.names and any(SYNTHETIC in other.marks for other in table.arms)
     return {
@@ -136,18 +153,22 @@ def _by_mean(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     return columns
 
 
-def comparison_columns(found: Comparison | None, by_looks: bool = False) -> dict[str, object]:
+def comparison_columns(found: Comparison | None, by_looks: bool = False, declared: bool = False) -> dict[str, object]:
     """Return a dict from column to value for a comparison with the baseline; all values are None if `found` is None.
 
-    If `by_looks` is true, the sweep has seeds until decided, and the columns are those of the sequential tests.
+    If `by_looks` is true, the sweep has seeds until decided, and the columns are those of the sequential tests. If
+    `declared` is true, the sweep has declared comparisons, and the columns contain the simultaneous interval.
     """
     own = found or Comparison((), None)
     low, high = own.interval or (None, None)
+    all_low, all_high = own.simultaneous or (None, None)
+    simultaneous = {"simultaneous_low": all_low, "simultaneous_high": all_high, "direction_only": own.direction_only}
     return {
         "n_common": len(own.seeds) if found else None,
         "difference": own.difference,
         "interval_low": low,
         "interval_high": high,
+        **(simultaneous if declared else {}),
         **(_sequential_columns(own) if by_looks else _test_columns(own)),
         "verdict": own.verdict if found else None,
     }

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from fedsweep.report.arm_statistics import ArmStatistics
+from fedsweep.report.declared_comparisons import TITLE, declared_cells
 from fedsweep.report.table import PROSE, AblationTable
-from fedsweep.report.text_tables import instead_of_objective
+from fedsweep.report.text_tables import SIMULTANEOUS, instead_of_objective
 from fedsweep.report.units_and_labels import NOTHING
 from fedsweep.results.arms import short_names
 
 PREAMBLE = r"\usepackage{booktabs,graphicx,xcolor}"
-INTERVAL = "95% interval"
+INTERVALS = ("95% interval", SIMULTANEOUS)
 SPECIAL = str.maketrans({
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", '"': "''", "[": "{[}", "]": "{]}", "*": "{*}", "\N{MULTIPLICATION SIGN}": r"$\times$",
     "\N{MIDDLE DOT}": r"$\cdot$", "\N{PLUS-MINUS SIGN}": r"$\pm$",
 })  # fmt: skip
+OF_DECLARED = ("against", "metric")  # left-aligned columns of the declared comparisons
 ASIDE = ("Other columns", "Explanations:", "Trials:")
 """The first words of the sentences that are written into a LaTeX comment instead of the caption."""
+ASTERISK = "An asterisk marks a significant difference: p is at most 0.05 after Holm's correction."
 
 
 def latex(table: AblationTable) -> str:
     """Return a LaTeX `table` environment, preceded by a comment that lists the required packages.
 
     If arms are also compared by a mean in or out of domain, another `table` environment contains each such comparison.
+    Declared comparisons have a `table` environment of their own.
 
     Significant differences (p at most 0.05 after Holm's correction) are marked with an asterisk, the baseline is in
     italics, and values from a reference paper are grey. No mean is bold, since the arm with the best mean is not
@@ -45,6 +50,10 @@ def latex(table: AblationTable) -> str:
         own = zip(finished, other.comparison_cells(), strict=True)
         caption = _caption_by_mean(table, name, other, label)
         lines += ["", *_environment(table.names, own, caption, f"{label}:{name.replace(' ', '-')}")]
+    if rows_declared := table.declared:
+        compared = [replace(row.one, comparison=row.found) for row in rows_declared]
+        own = zip(compared, declared_cells(rows_declared), strict=True)
+        lines += ["", *_environment(table.names, own, _caption_of_declared(table, label), f"{label}:declared")]
     return "\n".join(lines) + "\n"
 
 
@@ -61,7 +70,7 @@ def _environment(
     """
     short, listed = short_names(names), list(rows)
     columns = list(listed[0][1])
-    alignment = "".join("l" if name in PROSE or name in short else "r" for name in columns)
+    alignment = "".join("l" if name in (*PROSE, *OF_DECLARED) or name in short else "r" for name in columns)
     head = " & ".join(_grey(name, short.get(name, name).translate(SPECIAL)) for name in columns)
     body = [" & ".join(_cell(one, name, cell) for name, cell in row.items()) + r" \\" for one, row in listed]
     return [
@@ -104,9 +113,17 @@ def _caption_by_mean(table: AblationTable, name: str, other: AblationTable, labe
     return rf"{said} The columns are explained in Table~\ref{{{label}}}."
 
 
+def _caption_of_declared(table: AblationTable, label: str) -> str:
+    title = f"{table.manifest.name}, on experiment {table.manifest.experiment}: {TITLE.lower()}."
+    (explained,) = (one.explained for one in table.sections if one.title == TITLE)
+    own = [row.found.verdict in ("higher", "lower") for row in table.declared]
+    said = " ".join([title, explained.partition(" Explanations:")[0], *[ASTERISK] * any(own)]).translate(SPECIAL)
+    return rf"{said} The arms are those of Table~\ref{{{label}}}."
+
+
 def _about_asterisk(table: AblationTable) -> list[str]:
     """Return a sentence that explains the asterisks in the table, or an empty list if there are none."""
-    asterisk = "An asterisk marks a significant difference: p is at most 0.05 after Holm's correction."
+    asterisk = ASTERISK
     if table.manifest.until_decided is not None:
         asterisk = "An asterisk marks an arm that was decided to be higher or lower."
     return [asterisk] if any(_detected(one) for one in table.arms) else []
@@ -118,9 +135,10 @@ def _detected(one: ArmStatistics) -> bool:
 
 def _cell(one: ArmStatistics, name: str, cell: str) -> str:
     text = cell.translate(SPECIAL) if cell != NOTHING else "--"
-    if name == INTERVAL and " to " in cell:
-        low, high = cell.split(" to ")
-        text = rf"[${low}$, ${high}$]"
+    if name in INTERVALS and " to " in cell:
+        ends, space, mark = cell.partition(" (")
+        low, high = ends.split(" to ")
+        text = rf"[${low}$, ${high}$]{space}{mark}"
     elif name == "difference" and cell[:1] in ("+", "-") and cell != NOTHING:
         text = f"${text}$"
     if name == "difference" and _detected(one):

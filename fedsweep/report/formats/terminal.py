@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsweep.report.arm_statistics import asked_columns
+from fedsweep.report.declared_comparisons import declared_section
 from fedsweep.report.table import PROSE, AblationTable
 from fedsweep.report.text_tables import (
     TextColumn,
@@ -20,6 +21,7 @@ from fedsweep.report.text_tables import (
 from fedsweep.report.units_and_labels import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, arm_words
 from fedsweep.results.arms import short_names
 
+MOST_DECLARED = 24  # longer tables of declared comparisons are not printed
 NOTE_WIDTH = 16  # least width of the notes column; if there is less space, notes are printed below the table
 DROPPED_FIRST = ("note", "worst client", "MB sent", "worst domain", "paper")
 HELD_OUT_DROPPED_FIRST = ("note", "worst client", "worst domain", "MB sent", "paper", IN_DOMAIN, OUT_OF_DOMAIN)
@@ -46,6 +48,7 @@ class TerminalTable:
                 if (note := row.get("note", NOTHING)) != NOTHING:
                     yield Text(f"{arm_words(one.arm.values, self.table.names)}: {note}.")
         yield from self._by_mean(options.max_width)
+        yield from self._declared(options.max_width)
         yield Text()
         yield from map(Text, self.table.findings())
         yield Text()
@@ -81,6 +84,20 @@ class TerminalTable:
             yield Text()
             yield self._grid(kept, comparison_title(name))
             yield Text(instead_of_objective(self.table.manifest, other.manifest.metric) + more, style="dim")
+
+    def _declared(self, width: int) -> Iterable[Text | Table]:
+        """Yield the table of the declared comparisons, or a sentence if the table would be long."""
+        section = declared_section(self.table.arms, self.table.declared)
+        if section is None:
+            return
+        yield Text()
+        if len(section.rows) > MOST_DECLARED:
+            yield Text(f"{section.title}: {len(section.rows)} (see declared.csv and table.md).")
+            return
+        grid, hidden = section.terminal(width, ("n", "95% interval"))
+        yield grid
+        more = f" Columns that do not fit: {', '.join(hidden)} (see declared.csv)." if hidden else ""
+        yield Text(section.explained + more, style="dim")
 
     def _order(self, asked: Sequence[str]) -> tuple[str, ...]:
         """Return the columns that may be dropped, in the order in which they are dropped.

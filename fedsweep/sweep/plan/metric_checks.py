@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from fedsweep.common.config import flat
 from fedsweep.common.errors import near
-from fedsweep.results.arms import Arm, arm_label
+from fedsweep.results.arms import Arm, arm_label, identity
+from fedsweep.results.declared_comparisons import pairs_of
 from fedsweep.results.history import ACCUMULATED, LAST_ROUNDS, on_test, on_validation, uses_test_images
 from fedsweep.results.table_columns import wrong_columns
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace
@@ -72,8 +73,10 @@ def _wrong_metrics(
         for metric in (paper.metrics() if paper else ())
         if not (other_data and metric.startswith(OF_DOMAINS))
     ]
+    by_entry = _second_metrics(resolved, [arm for arm, _ in of_arms])
+    declared: list[Asked] = [(entry, metric, ()) for entry, (metric, _) in by_entry.items()]
     metrics = list(dict.fromkeys(name for _, reported in of_arms for name in reported))
-    for entry, metric, others in [*objectives, *printed]:
+    for entry, metric, others in [*objectives, *declared, *printed]:
         known = list(dict.fromkeys([*metrics, *others]))
         lacking_images = not resolved.base.data.validation_fraction and on_validation(on_test(metric)) == metric
         if metric not in known and lacking_images and on_test(metric) in known:
@@ -91,9 +94,22 @@ def _wrong_metrics(
         yield "`columns` needs trained trials, but `measure` parameters trains none."
     else:
         yield from wrong_columns(space.columns, metrics, space.goal.metric, "`columns`", varied)
-    for entry, metric, others in [*objectives, *printed]:
+    for entry, metric, others in [*objectives, *declared, *printed]:
         asked = of_arms if metric in metrics else []
         if paper is not None and entry == "reference":
             asked = [one for one in asked if metric in paper.of_arm(one[0])]
+        if entry in by_entry:
+            asked = [one for one in asked if identity(one[0]) in by_entry[entry][1]]
         if lacking := [arm for arm, reported in asked if metric not in (*reported, *others)]:
             yield f"`{entry}` {metric} is not reported by the arm {arm_label(lacking[0])}."
+
+
+def _second_metrics(resolved: ResolvedSpace, arms: Sequence[Arm]) -> dict[str, tuple[str, set[str]]]:
+    """Return the metric that each declared comparison names, and the compared arms (as JSON text), keyed by entry."""
+    declared, objective = resolved.space.comparisons, resolved.space.goal.metric
+    found: dict[str, tuple[str, set[str]]] = {}
+    for place, one in enumerate(() if declared == "all" else declared):
+        if one.metric is not None:
+            compared = {key for pair in pairs_of(one, arms, objective) for key in (pair.arm, pair.against)}
+            found[f"comparisons.{place}.metric"] = one.metric, compared
+    return found

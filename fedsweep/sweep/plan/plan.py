@@ -192,7 +192,8 @@ class Plan(ResolvedSpace):
 
         A sweep can be resumed only if all of these are unchanged.
         """
-        space = self.space.model_dump(mode="json", exclude={"resources", "reference", "columns"})
+        absent = {"comparisons"} if not self.space.comparisons else set[str]()  # the digest of older versions
+        space = self.space.model_dump(mode="json", exclude={"resources", "reference", "columns"} | absent)
         content = sorted({identity(self.content_digests(one)) for one in self.reachable()})
         return {
             "definition": _sha256([space, self.base.model_dump(mode="json")]),

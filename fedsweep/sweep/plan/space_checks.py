@@ -25,10 +25,11 @@ from fedsweep.results.arms import (
     shown_mapping,
     shown_setting,
 )
+from fedsweep.sweep.plan.comparison_checks import wrong_comparisons
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace, causes, describe
-from fedsweep.sweep.space.axes import Axis, Conditions, asking_order, condition, holds, names_of
+from fedsweep.sweep.space.axes import Axis, Conditions, asking_order, condition, holds, names_of, valued
 from fedsweep.sweep.space.designs import changes
-from fedsweep.sweep.space.search_space import SearchSpace, valued
+from fedsweep.sweep.space.search_space import SearchSpace
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
@@ -111,6 +112,9 @@ def find_mistakes(
         names |= {name for cause in causes(invalid, arms) for name in _names(cause.arm, space)}
         sound = _sound_part(resolved, names)
     messages += [f"{where}: {message}" for message in _wrong_arms(resolved, sound)]
+    if (declared := sound.space.comparisons) and sound.space.names == space.names and sound.sampled is None:
+        found = wrong_comparisons(declared, sound.arms, sound.space.goal.metric)
+        messages += [f"{where}: {message}" for message in found]
     useless = _useless_components(sound)
     messages += [f"{where}: {message}" for message in useless.values()]
     differing = [

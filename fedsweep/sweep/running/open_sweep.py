@@ -111,6 +111,7 @@ def _manifest(plan: Plan, fresh: bool, cluster: Cluster = HERE) -> SweepManifest
         rounds=base.federation.rounds,
         varied=tuple(space.names),
         baseline=space.baseline,
+        comparisons=space.comparisons,
         reference=plan.reference,
         seeds=space.planned_seeds,
         until_decided=space.until_decided,

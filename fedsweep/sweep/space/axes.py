@@ -246,3 +246,9 @@ class Conditions:
         if (place := identity(part)) not in self._known:
             self._known[place] = self._resolve(part)
         return self._known[place]
+
+
+def valued(key: str, value: Json) -> Arm:
+    """Return the part of an arm that the axis `key` sets to `value`. A key of several names takes a list of values."""
+    names = names_of(key)
+    return dict(zip(names, value, strict=True)) if len(names) > 1 and isinstance(value, list) else {key: value}

@@ -15,20 +15,21 @@ from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.results.arms import shown_mapping, shown_setting
 from fedsweep.results.until_decided import UntilDecided
 from fedsweep.sweep.space.axes import names_of, without_kind
-from fedsweep.sweep.space.search_space import Rounds, SearchSpace
-from fedsweep.sweep.space.settings import GridSearch, NoScheduler, RandomSearch
+from fedsweep.sweep.space.search_space import SearchSpace
+from fedsweep.sweep.space.settings import GridSearch, NoScheduler, RandomSearch, Rounds
 
 GROUPS = ("objective", "search", "scheduler", "resources", "measure")
 """The entries of which a single wrong value is replaced by its default value."""
 ARMS = ("space", "named", "ablate")
 """The entries that define the arms. The entries `NEED_ARMS` cannot be checked without them."""
-NEED_ARMS = ("baseline", "reference", "columns")
+NEED_ARMS = ("baseline", "comparisons", "reference", "columns")
 REPLACED: dict[str, Any] = {
     "seeds": (0,),
     "subsets": "one",
     "design": "full",
     "scheduler": NoScheduler(),
     "baseline": None,
+    "comparisons": (),
     "reference": None,
     "measure": Rounds(),
 }

@@ -11,16 +11,19 @@ from fedsweep.common.errors import near
 from fedsweep.common.process_usage import logical_gpus
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
+from fedsweep.results.declared_comparisons import Declared
 from fedsweep.results.history import VALIDATION
 from fedsweep.results.until_decided import UntilDecided
-from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, concerns, names_of
+from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, concerns, names_of, valued
 from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_arms, grid_size, too_many_arms
 from fedsweep.sweep.space.settings import (
     Goal,
     GridSearch,
     NoScheduler,
     Objective,
+    Parameters,
     RandomSearch,
+    Rounds,
     Scheduler,
     Search,
     TPESearch,
@@ -71,25 +74,6 @@ class Resources(Config):
         return self.gpus == "auto" or self.gpus > 0
 
 
-class Rounds(Config):
-    """The setting `measure: rounds` of a search space, which is the default.
-
-    All arms are trained, and the metrics of every round are recorded.
-    """
-
-    name: Literal["rounds"] = "rounds"
-
-
-class Parameters(Config):
-    """The setting `measure: parameters` of a search space: no arm is trained.
-
-    fedsweep counts the parameters and bytes of each arm, prints the counts, and does not record them.
-    """
-
-    name: Literal["parameters"] = "parameters"
-    classes: int = Field(100, gt=1, description="number of classes of the model's head")
-
-
 class SearchSpace(Config):
     """A set of runs that vary hyperparameters of one experiment."""
 
@@ -129,6 +113,11 @@ class SearchSpace(Config):
         description="arm that the other arms are compared with, by default the full method of `ablate`; if the "
         "baseline has no value for an axis, each arm is compared with the baseline at the arm's own value of that axis",
     )
+    comparisons: Declared = Field(
+        (),
+        description="comparisons to test besides those with the baseline, each as `{arm: ..., against: ..., metric: "
+        "...}`; or `all`: all pairs of arms",
+    )
     reference: Reference | None = Field(
         None, description="values from a paper, shown next to yours and never mixed with them"
     )
@@ -163,6 +152,8 @@ class SearchSpace(Config):
             yield f"`seeds` must be distinct and not negative, but they are {list(self.seeds)}"
         if search.name != "grid":
             yield from self._wrong_in_a_sampled(search)
+        if self.comparisons:
+            yield from self._wrong_comparisons()
         if self.design == "one_factor" and self.baseline is None:
             yield "`design` one_factor needs a `baseline`, of which it changes one value at a time, but there is none"
         if scheduler.name == "pbt":
@@ -212,6 +203,17 @@ class SearchSpace(Config):
             yield f"{needs}; to prune trials, list the seeds, for example [0, 1, 2]"
         if self.baseline is None:
             yield f"{rule} a `baseline`, with which arms are compared, but there is none"
+
+    def _wrong_comparisons(self) -> Iterator[str]:
+        rule = "`comparisons` needs"
+        if self.search.name != "grid":
+            yield f"{rule} `search` grid, but it is {self.search.name}"
+        if self.scheduler.name != "none":
+            yield f"{rule} `scheduler` none, because pruned trials are not compared, but it is {self.scheduler.name}"
+        if self.until_decided is not None:
+            yield f"{rule} the same seeds for all arms, but `seeds` is {{until: decided}}"
+        if self.measure.name == "parameters":
+            yield f"{rule} trained trials, but `measure` parameters trains none"
 
     def too_large(self) -> Iterator[str]:
         """Yield an error message if the arms of a grid cannot be listed, because there are too many."""
@@ -343,9 +345,3 @@ class SearchSpace(Config):
     def _factorial(self, factors: Mapping[str, Sequence[Arm]], resolve: Resolve) -> Factorial:
         first = [key for key in factors if key not in self.space]  # named and ablation arms, which have no conditions
         return Factorial(factors, [*first, *asking_order(self.space)], Conditions(self.space, resolve).active)
-
-
-def valued(key: str, value: Json) -> Arm:
-    """Return the part of an arm that the axis `key` sets to `value`. A key of several names takes a list of values."""
-    names = names_of(key)
-    return dict(zip(names, value, strict=True)) if len(names) > 1 and isinstance(value, list) else {key: value}

@@ -1,4 +1,4 @@
-"""Classes for the settings `objective`, `scheduler` and `search` of a search space."""
+"""Classes for the settings `objective`, `measure`, `scheduler` and `search` of a search space."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -69,6 +69,25 @@ class Goal:
             found.append(over_the_run(history, self.against.metric))
         values = tuple(value for value in found if value is not None and math.isfinite(value))
         return values if len(values) == len(found) else None
+
+
+class Rounds(Config):
+    """The setting `measure: rounds` of a search space, which is the default.
+
+    All arms are trained, and the metrics of every round are recorded.
+    """
+
+    name: Literal["rounds"] = "rounds"
+
+
+class Parameters(Config):
+    """The setting `measure: parameters` of a search space: no arm is trained.
+
+    fedsweep counts the parameters and bytes of each arm, prints the counts, and does not record them.
+    """
+
+    name: Literal["parameters"] = "parameters"
+    classes: int = Field(100, gt=1, description="number of classes of the model's head")
 
 
 class NoScheduler(Config):

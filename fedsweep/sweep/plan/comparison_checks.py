@@ -1,0 +1,81 @@
+"""The check of the comparisons that a search space declares. This module imports neither torch nor ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from fedsweep.common.errors import near
+from fedsweep.common.yaml_values import Json
+from fedsweep.results.arms import Arm, agrees, arm_label, counterparts, equality, identity, shown_mapping, shown_setting
+from fedsweep.results.declared_comparisons import Declared, DeclaredComparison, Pair, declared_pairs, pairs_of
+
+MOST = 1000  # a report with more comparisons would take minutes and detect hardly any difference
+SHOWN_VALUES = 12  # largest number of values in an error message
+
+
+def wrong_comparisons(declared: Declared, arms: Sequence[Arm], objective: str) -> Iterator[str]:
+    """Yield error messages about the setting `comparisons` of a grid.
+
+    Args:
+        declared: The setting.
+        arms: All arms of the grid.
+        objective: The metric of comparisons that name no metric.
+    """
+    if declared == "all":
+        if len(arms) < 2:
+            yield "`comparisons` all needs at least two arms, but there is only one."
+    else:
+        messages = [message for place, one in enumerate(declared) for message in _wrong(f"{place}", one, arms)]
+        yield from messages
+        if not messages:
+            yield from _given_twice(declared, arms, objective)
+    if (many := len(declared_pairs(declared, arms, objective, {}))) > MOST:
+        yield f"`comparisons` must contain at most {MOST:,} pairs of arms, but it contains {many:,}."
+
+
+def _wrong(place: str, one: DeclaredComparison, arms: Sequence[Arm]) -> Iterator[str]:
+    """Yield an error message if a declared comparison contains no arm, or an arm without a counterpart."""
+    where, wrong = f"`comparisons.{place}", False
+    for entry, part in (("arm", one.arm), ("against", one.against)):
+        if not any(agrees(part, arm) for arm in arms):
+            wrong = True
+            yield f"{where}.{entry}` must match an arm, but {shown_mapping(part)} matches none{_hint(part, arms)}"
+    if wrong:
+        return
+    others, matching = counterparts(arms, one.against), [arm for arm in arms if agrees(one.arm, arm)]
+    if lonely := [arm for arm in matching if identity(arm) not in others]:
+        rule = f"compares the arm {arm_label(lonely[0])} with {shown_mapping(one.against)}"
+        yield f"{where}` {rule}, but no arm has these values and otherwise those of the arm."
+    elif all(others[identity(arm)] == arm for arm in matching):
+        yield f"{where}` must compare different arms, but it compares {arm_label(matching[0])} with itself."
+
+
+def _hint(part: Mapping[str, Json], arms: Sequence[Arm]) -> str:
+    """Return the end of an error message about an incomplete arm that matches no arm of the grid."""
+    names = list(dict.fromkeys(name for arm in arms for name in arm))
+    for name, value in part.items():
+        if name not in names:
+            return f"; `{name}` is not varied{near(name, names) or f', but {_listed(names)}.'}"
+        values = list({equality(arm[name]): arm[name] for arm in arms if name in arm}.values())
+        if equality(value) not in map(equality, values):
+            close = near(value, [one for one in values if isinstance(one, str)]) if isinstance(value, str) else ""
+            return f"; the values of `{name}` are {_listed(map(shown_setting, values))}{close or '.'}"
+    return "; no arm has all these values together."
+
+
+def _listed(values: Iterable[str]) -> str:
+    shown = list(values)
+    return ", ".join([*shown[:SHOWN_VALUES], *["..."] * (len(shown) > SHOWN_VALUES)])
+
+
+def _given_twice(declared: Sequence[DeclaredComparison], arms: Sequence[Arm], objective: str) -> Iterator[str]:
+    """Yield an error message about the first two declared comparisons that contain the same test."""
+    seen: dict[object, tuple[int, Pair]] = {}
+    labels = {identity(arm): arm_label(arm) for arm in arms}
+    for place, one in enumerate(declared):
+        for pair in pairs_of(one, arms, objective):
+            first, _ = seen.setdefault(pair.test, (place, pair))
+            if first != place:
+                test = f"{labels[pair.arm]} with {labels[pair.against]} by {pair.metric}"
+                yield f"`comparisons` must contain each comparison once, but {first} and {place} both compare {test}."
+                return
