@@ -34,7 +34,7 @@ ALWAYS_SHOWN = {
 """Columns that every report or every `table.csv` contains, whether or not they are requested."""
 OF_OTHER_TABLES = {
     *("95% of difference", "degrees of freedom", "F", "forests", "hyperparameter", "level", "share"),
-    *("against", "domain", "member", "outcome", "round", "seed", "trial"),
+    *("against", "domain", "member", "metric", "outcome", "round", "seed", "trial"),
     *("n of A", "n of B", "mean of A", "mean of B", "Bonferroni p", "p_bonferroni", "p_exact_bonferroni"),
     *(f"{name}_{side}" for name in ("arm", "mean", "n", "sd", "space", "sweep") for side in "ab"),
     "same_images",

@@ -35,6 +35,9 @@ MISTAKES: dict[str, dict[str, Any]] = {
         "space": {"base_optimizer.mu": {"grid": [0.1, 0.2], "when": {"base_optimizer.name": "scaffold"}}}
     },
     "`baseline` must be one of the arms, but": {"baseline": {"optimizer.momentum": 0.7}},
+    "`comparisons.0.against` must match an arm, but {optimizer.momentum: 0.7} matches none": {
+        "comparisons": [{"arm": {"optimizer.momentum": 0.0}, "against": {"optimizer.momentum": 0.7}}]
+    },
     "`objective.metric` accuracy/avg is not reported by this run": {"objective": {"metric": "accuracy/avg"}},
     "`columns` lists `worst_domian`, which is not a column": {"columns": ["worst_domian"]},
 }
@@ -152,7 +155,7 @@ def _folder(tmp_path, monkeypatch, read_once):
 def test_each_of_several_independent_mistakes_is_named_once():
     assert messages(SOUND) == []
     chosen = [*combinations(MISTAKES, 2)][::4] + [*combinations(MISTAKES, 3)][::12] + [(*MISTAKES,)]
-    assert len(chosen) == 23
+    assert len(chosen) == 29
     assert {part for parts in chosen[:-1] for part in parts} == {*MISTAKES}
     for parts in chosen:
         found = messages(changed(*(MISTAKES[part] for part in parts)))
@@ -184,8 +187,8 @@ def test_the_command_lists_all_mistakes(call: Call):
     answer = call("tune", "mine")
     assert (answer.code, answer.out) == (2, "")
     first, *others = answer.err.splitlines()
-    assert first == "fedsweep: search space mine has 18 mistakes:"
-    assert len(others) == 18
+    assert first == "fedsweep: search space mine has 19 mistakes:"
+    assert len(others) == 19
 
 
 def test_the_command_lists_all_mistakes_of_its_overrides_and_options(call: Call):

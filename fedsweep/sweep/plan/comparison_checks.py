@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from fedsweep.common.errors import near
 from fedsweep.common.yaml_values import Json
@@ -13,27 +13,31 @@ MOST = 1000  # a report with more comparisons would take minutes and detect hard
 SHOWN_VALUES = 12  # largest number of values in an error message
 
 
-def wrong_comparisons(declared: Declared, arms: Sequence[Arm], objective: str) -> Iterator[str]:
+def wrong_comparisons(
+    declared: Declared, arms: Sequence[Arm], objective: str, lacking: Collection[str] = ()
+) -> Iterator[str]:
     """Yield error messages about the setting `comparisons` of a grid.
 
     Args:
         declared: The setting.
         arms: All arms of the grid.
         objective: The metric of comparisons that name no metric.
+        lacking: Dotted names that `arms` lack because of other mistakes. Comparisons with these names are not checked.
     """
-    if declared == "all":
-        if len(arms) < 2:
-            yield "`comparisons` all needs at least two arms, but there is only one."
-    else:
-        messages = [message for place, one in enumerate(declared) for message in _wrong(f"{place}", one, arms)]
+    if declared != "all":
+        known = [(place, one) for place, one in enumerate(declared) if not {*one.arm, *one.against} & {*lacking}]
+        messages = [message for place, one in known for message in _wrong(place, one, arms)]
         yield from messages
-        if not messages:
-            yield from _given_twice(declared, arms, objective)
+        if messages or lacking:
+            return
+        yield from _given_twice(declared, arms, objective)
+    elif len(arms) < 2 and not lacking:
+        yield "`comparisons` all needs at least two arms, but there is only one."
     if (many := len(declared_pairs(declared, arms, objective, {}))) > MOST:
         yield f"`comparisons` must contain at most {MOST:,} pairs of arms, but it contains {many:,}."
 
 
-def _wrong(place: str, one: DeclaredComparison, arms: Sequence[Arm]) -> Iterator[str]:
+def _wrong(place: int, one: DeclaredComparison, arms: Sequence[Arm]) -> Iterator[str]:
     """Yield an error message if a declared comparison contains no arm, or an arm without a counterpart."""
     where, wrong = f"`comparisons.{place}", False
     for entry, part in (("arm", one.arm), ("against", one.against)):

@@ -112,8 +112,10 @@ def find_mistakes(
         names |= {name for cause in causes(invalid, arms) for name in _names(cause.arm, space)}
         sound = _sound_part(resolved, names)
     messages += [f"{where}: {message}" for message in _wrong_arms(resolved, sound)]
-    if (declared := sound.space.comparisons) and sound.space.names == space.names and sound.sampled is None:
-        found = wrong_comparisons(declared, sound.arms, sound.space.goal.metric)
+    if space.comparisons and sound.sampled is None:
+        lacking = {*space.names} - {*sound.space.names}
+        lacking |= {ABLATED} if space.ablate != sound.space.ablate else set()
+        found = wrong_comparisons(space.comparisons, sound.arms, space.goal.metric, lacking)
         messages += [f"{where}: {message}" for message in found]
     useless = _useless_components(sound)
     messages += [f"{where}: {message}" for message in useless.values()]
