@@ -230,3 +230,15 @@ def test_the_statistics_are_the_same_in_each_order_of_the_trials(bricks):
     bricks.records = bricks.records[::-1]
     other = summarise(table.manifest, bricks.records)
     assert [one.declared for one in other] == [one.declared for one in table.arms]
+
+
+def test_the_comparisons_by_the_other_mean_keep_a_correction_of_their_own(trials):
+    for arm, more in ((4, 0.03), (8, 0.0), (16, 0.05)):
+        for seed in range(3):
+            trials.add({"lora.rank": arm}, seed, [0.3, 0.5 + more + 0.001 * (arm * seed % 5)], held_out=["sketch"])
+    table = tabulate(make_manifest(comparisons=(rank(16, 4), rank(16, 4, "accuracy/worst_domain"))), trials)
+    (other,) = (one for one in table.sections if one.title == "Comparisons with the baseline, out of domain")
+    assert "p after Holm's correction for 2 arms." in other.explained
+    assert "Holm-corrected for the family of 4 tests" in " ".join(table.caption())
+    assert [row.found.tests for row in table.declared] == [4, 4]
+    assert table.by_mean["out of domain"].declared == []
