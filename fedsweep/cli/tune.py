@@ -10,6 +10,7 @@ from typer import Argument, Context, Option
 
 from fedsweep.cli import output
 from fedsweep.cli.early_check import check_space
+from fedsweep.cli.linked import run_linked, show_linked_plan
 from fedsweep.cli.options import (
     DEFAULT_STORE,
     ColumnsOption,
@@ -139,6 +140,11 @@ def run_space(options: TuneOptions, dry_run: bool) -> None:
     from fedsweep.sweep.cluster.ray_session import not_followed
     from fedsweep.sweep.running.tune import rehearsed
 
+    if options.is_linked:
+        check_space(options.asked)
+        console = output.progress_console()
+        show_linked_plan(options, console) if dry_run else run_linked(options, console)
+        return
     check_space(options.request)
     if options.request.counted:
         from fedsweep.cli.counts import show_counts

@@ -27,7 +27,12 @@ def by_validation(manifest: SweepManifest) -> bool:
 
 
 def chosen_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[ArmStatistics]:
-    """Return the best finished arm, or the efficient arms if the sweep has two objectives."""
+    """Return the best finished arm, or the efficient arms if the sweep has two objectives.
+
+    The list is empty for a sweep that tunes each arm, because it chooses between samples and not between arms.
+    """
+    if manifest.stage is not None and manifest.stage.name == "tuning":
+        return []
     ranked = ranked_arms(manifest, arms)
     return ranked if manifest.against is not None else ranked[:1]
 

@@ -12,6 +12,7 @@ from fedsweep.results import SweepManifest, TrialPlan, TrialRecord
 from fedsweep.results.arms import arm_label, shown_setting
 from fedsweep.results.records import TAKEN_FROM
 from fedsweep.results.tune_command import tune_command
+from fedsweep.results.tuned_arms import STAGE
 
 SHOWN = 4  # largest number of different values of a fact
 DIGITS = 12  # digits shown of a commit
@@ -59,7 +60,8 @@ def provenance(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[F
         facts.append(Fact("Code", f"fedsweep {manifest.version}{_commit(manifest.commit)}"))
     if (command := tune_command(manifest)) is not None:
         return [*facts, Fact("Command", command, typed=True)]
-    return [*facts, Fact("Changed settings", arm_label({**manifest.overrides, **manifest.options}))]
+    options = {name: value for name, value in manifest.options.items() if name != STAGE}
+    return [*facts, Fact("Changed settings", arm_label({**manifest.overrides, **options}))]
 
 
 def _of_all(values: Iterable[str | None]) -> str | None:

@@ -84,7 +84,7 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
         percent=is_accuracy(manifest.metric),
         accumulated=ACCUMULATED,
         stand_ins=_about_stand_ins(arms, dotted),
-        unnamed=_unnamed(arms),
+        unnamed=_unnamed(manifest, arms),
         baseline=_baseline(manifest.baseline, arms, dotted),
         tested=tested,
         family=family_size(manifest, tested),
@@ -162,9 +162,12 @@ def _about_stand_ins(arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> li
     ]
 
 
-def _unnamed(arms: Sequence[ArmStatistics]) -> list[str]:
-    plans = [one.arm.trials[0].plan for one in arms]
-    return unnamed_changes([ResolvedArm(plan.arm, plan.config, plan.derived) for plan in plans])
+def _unnamed(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
+    plans, stage = [one.arm.trials[0].plan for one in arms], manifest.stage
+    named = [plan.arm if stage is None else stage.named(plan.arm, plan.config) for plan in plans]
+    return unnamed_changes(
+        [ResolvedArm(arm, plan.config, plan.derived) for arm, plan in zip(named, plans, strict=True)]
+    )
 
 
 def _have_or_hold_out(arms: Sequence[ArmStatistics]) -> str:

@@ -29,6 +29,7 @@ from fedsweep.report.text_tables import (
     markdown_table,
     without_html,
 )
+from fedsweep.report.tuned_arms import about_tuning, tuned_cells
 from fedsweep.report.units_and_labels import (
     IN_DOMAIN,
     NOTHING,
@@ -89,7 +90,7 @@ class AblationTable:
 
         Optional columns that are empty in every row are left out.
         """
-        rows = [settings(one, self.names) | self._compared(one) | self._others(one) for one in self.arms]
+        rows = [self._identity(one) | self._compared(one) | self._others(one) for one in self.arms]
         optional = {
             "on test",
             "optimism",
@@ -108,7 +109,7 @@ class AblationTable:
 
         Only arms with a mean have a row.
         """
-        rows = [settings(one, self.names) | self._compared(one) for one in self.arms if one.n]
+        rows = [self._identity(one) | self._compared(one) for one in self.arms if one.n]
         return _without_empty(rows, {"paper", "sd"})
 
     @cached_property
@@ -127,6 +128,9 @@ class AblationTable:
                 measured = self.manifest.model_copy(update={"metric": metric, "comparisons": ()})
                 found[name] = AblationTable(measured, arms)
         return found
+
+    def _identity(self, one: ArmStatistics) -> dict[str, str]:
+        return settings(one, self.names) | tuned_cells(self.manifest, one)
 
     def _compared(self, one: ArmStatistics) -> dict[str, str]:
         units, found = Units.of(self.manifest.metric, self.arms), one.comparison or Comparison((), None)
@@ -228,7 +232,8 @@ class AblationTable:
 
     def caption(self) -> list[str]:
         """Return the legend of the table, as a list of sentences."""
-        return [*caption(self.manifest, self.arms, self.cells()[0]), *filter(None, [self.effects.missing])]
+        said = caption(self.manifest, self.arms, self.cells()[0])
+        return [*about_tuning(self.manifest, self.arms), *said, *filter(None, [self.effects.missing])]
 
     def markdown(self) -> str:
         """Return the title, setup, table, findings, legend and sections as Markdown."""

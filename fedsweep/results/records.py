@@ -15,6 +15,7 @@ from fedsweep.results.arms import Arm, Reference, arm_label
 from fedsweep.results.declared_comparisons import Declared
 from fedsweep.results.history import VALIDATION, RoundRecord, uses_test_images
 from fedsweep.results.pareto import Against, Mode
+from fedsweep.results.tuned_arms import Stage, stage_of
 from fedsweep.results.until_decided import UntilDecided
 
 RIGHT = "right.json"  # the file of a trial with the test images that it predicts correctly
@@ -78,12 +79,18 @@ class SweepManifest(StoredRecord):
 
     @property
     def chooses(self) -> bool:
-        """True if trials were sampled or pruned, so that metrics decided what ran and which trials finished."""
-        return self.search != "grid" or self.scheduler != "none"
+        """True if trials were sampled, pruned or tuned, so that metrics decided what ran and which trials finished."""
+        tuning = self.stage is not None and self.stage.name == "tuning"
+        return self.search != "grid" or self.scheduler != "none" or tuning
+
+    @property
+    def stage(self) -> Stage | None:
+        """The part of the sweep in an ablation whose arms are tuned one by one; None for other sweeps."""
+        return stage_of(self.options)
 
     @property
     def chosen_by(self) -> str | None:
-        """The objective and the images on which it is measured, or None if trials were neither sampled nor pruned."""
+        """The objective and the images on which it is measured, or None if trials were not sampled, pruned or tuned."""
         names = [self.metric, *([self.against.metric] if self.against else [])]
         return ", ".join(map(_with_images, names)) if self.chooses else None
 

@@ -6,6 +6,7 @@ import shlex
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json, parse_yaml
 from fedsweep.results.records import SweepManifest
+from fedsweep.results.tuned_arms import STAGE, space_name
 
 SPACE_OPTIONS = {
     "experiment": "experiment",
@@ -33,8 +34,13 @@ def tune_command(manifest: SweepManifest) -> str | None:
         The command. None if the sweep was started from Python with a change for which `fedsweep tune` has no option.
     """
     flags = {dotted: f"--{name.replace('_', '-')}" for name, dotted in SPACE_OPTIONS.items()}
-    words = [manifest.name, *(f"{name}={_in_yaml(value)}" for name, value in manifest.overrides.items())]
+    words = [
+        space_name(manifest.name, manifest.stage),
+        *(f"{name}={_in_yaml(value)}" for name, value in manifest.overrides.items()),
+    ]
     for dotted, value in manifest.options.items():
+        if dotted == STAGE:  # the command runs all linked sweeps
+            continue
         if dotted == "seeds" and isinstance(value, dict) and {*value} <= {"until", "smallest_effect"}:
             effect = value.get("smallest_effect")
             words += ["--until-decided"] if effect is None else ["--smallest-effect", str(effect)]

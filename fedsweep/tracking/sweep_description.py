@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import arm_label
 from fedsweep.results.records import TAKEN_FROM
+from fedsweep.results.tuned_arms import space_name
 from fedsweep.tracking.trial_description import dataset_inputs
 
 if TYPE_CHECKING:
@@ -39,9 +40,18 @@ def description_tags(manifest: SweepManifest) -> dict[str, str]:
         "fedsweep.seeds": ", ".join(map(str, manifest.seeds)) if until is None else until.words,
         "fedsweep.search": manifest.search,
         "fedsweep.scheduler": manifest.scheduler,
+        **_stage_tags(manifest),
         **({"fedsweep.chosen_by": manifest.chosen_by} if manifest.chosen_by else {}),
         **({"fedsweep.baseline": arm_label(manifest.baseline)} if manifest.baseline else {}),
     }
+
+
+def _stage_tags(manifest: SweepManifest) -> dict[str, str]:
+    """Return the tags that name the part of a sweep in an ablation whose arms are tuned one by one."""
+    if (stage := manifest.stage) is None:
+        return {}
+    tags = {"fedsweep.stage": stage.name, "fedsweep.tuned": ", ".join(stage.names)}
+    return tags | ({"fedsweep.tuning_sweep": stage.sweep} if stage.sweep is not None else {})
 
 
 @dataclass
@@ -94,7 +104,8 @@ def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) 
             f"Rounds per trial: {manifest.rounds}."
         )
     wanted = f"{manifest.name} --sweep {manifest.id}"
-    commands = [f"report {wanted}", f"tune {manifest.name} --resume --sweep {manifest.id}", f"ui {wanted}"]
+    space = space_name(manifest.name, manifest.stage)
+    commands = [f"report {wanted}", f"tune {space} --resume --sweep {manifest.id}", f"ui {wanted}"]
     end = "\n".join(["```sh", *(f"fedsweep {one}" for one in commands), "```"])
     head = f"{asked}\n\n" if asked else ""
     return head + shortened(body, LONGEST_NOTE - len(head) - len(end) - 2) + "\n\n" + end

@@ -13,6 +13,7 @@ from fedsweep.report.figures import (
     objective_against_cost,
     panels,
     population,
+    tuning,
 )
 from fedsweep.report.figures.canvas import Figure
 from fedsweep.report.table import AblationTable
@@ -36,6 +37,7 @@ def write_figures(table: AblationTable, trials: Sequence[TrialRecord], folder: P
             "heatmap": by_domain.draw_grid(manifest, arms_on_test(manifest, arms)),
             "importance": importance.draw(table.effects),
             "population": population.draw(manifest, trials),
+            "tuning": tuning.draw(manifest, arms),
             "activation": panels.draw_active_blocks(manifest, arms),
             "drift": panels.draw_drift(manifest, arms),
             "tsne": panels.draw_tsne(manifest, arms),

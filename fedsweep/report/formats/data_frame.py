@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from fedsweep.common.files import inert_cell
+from fedsweep.common.yaml_values import Json
 from fedsweep.report.arm_statistics import ArmStatistics, asked_columns, domain_metric, ended, notes, printed
 from fedsweep.report.choice import arms_on_test
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.table import AblationTable
+from fedsweep.report.tuned_arms import tuned_values
 from fedsweep.report.units_and_labels import IN_DOMAIN, OUT_OF_DOMAIN, settings
 from fedsweep.results.arms import IN_WORDS, arm_label
 from fedsweep.results.records import SYNTHETIC
@@ -94,9 +96,7 @@ def parquet(table: AblationTable) -> bytes:
 
 
 def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
-    values = {
-        name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in one.arm.values.items()
-    }
+    values = {name: _cell(value) for name, value in one.arm.values.items()}
     targets = [column for column in asked_columns(table.manifest) if column.name.startswith(TARGET)]
     paper = table.manifest.reference
     value = printed(table.manifest, one, table.manifest.metric)
@@ -112,6 +112,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     return {
         **{name: values.get(name) for name in table.names if name not in IN_WORDS},
         **({"arm": settings(one, table.names)["arm"]} if {*IN_WORDS} & {*table.names} else {}),
+        **{name: _cell(value) for name, value in tuned_values(table.manifest, one).items()},
         "n": one.n,
         "mean": one.mean,
         "sd": one.sd,
@@ -139,6 +140,11 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         "value_at_last_round": reached,
         "note": "; ".join(notes(one.arm, table.manifest.metric)),
     }
+
+
+def _cell(value: Json) -> Json:
+    """Return the value of a hyperparameter, as JSON text if it is a list or an object."""
+    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def _by_mean(table: AblationTable, one: ArmStatistics) -> dict[str, object]:

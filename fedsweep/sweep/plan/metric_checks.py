@@ -13,6 +13,7 @@ from fedsweep.results.history import ACCUMULATED, LAST_ROUNDS, on_test, on_valid
 from fedsweep.results.table_columns import wrong_columns
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace
 from fedsweep.sweep.plan.space_checks import Findings, related
+from fedsweep.sweep.space.tuned_axes import validation_metric
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
@@ -45,6 +46,7 @@ def wrong_metrics(resolved: ResolvedSpace, found: Findings, metrics: Reported) -
     # A wrong name may have been meant as the name of a column.
     varied = [*resolved.space.names, *(names if found.wrong else ())]
     yield from (f"{where}: {message}" for message in _wrong_metrics(resolved, of_arms, varied))
+    yield from (f"{where}: {message}" for message in _wrong_tuning(resolved))
     goal, scheduler = resolved.space.goal, resolved.space.scheduler.name
     late = any(
         config.evaluation.test_rounds == "last" for config in (resolved.base, *(one for _, one in found.configs))
@@ -53,6 +55,21 @@ def wrong_metrics(resolved: ResolvedSpace, found: Findings, metrics: Reported) -
         yield (
             f"{where}: `scheduler` {scheduler} compares trials before the last round and needs "
             f"`evaluation.test_rounds` all for `objective.metric` {goal.metric}, but it is last."
+        )
+
+
+def _wrong_tuning(resolved: ResolvedSpace) -> Iterator[str]:
+    """Yield an error message if `tune_each` cannot choose by validation images."""
+    space = resolved.space
+    if space.tune_each is None or resolved.request.stage is not None:
+        return
+    if validation_metric(space) is None:
+        rule = "`tune_each` needs an objective that is also measured on validation images"
+        yield f"{rule}, but `objective.metric` is {space.goal.metric}."
+    elif not resolved.base.data.validation_fraction:
+        yield (
+            "`tune_each` chooses by validation images, but `data.validation_fraction` is 0; set it to 0.2 in `fixed`, "
+            "for example."
         )
 
 

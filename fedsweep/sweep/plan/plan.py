@@ -99,8 +99,13 @@ class Plan(ResolvedSpace):
 
     def unnamed_changes(self) -> list[str]:
         """Return one clause for each setting or derived value that arms change without naming it."""
+        stage = self.request.stage
         return unnamed_changes(
-            [ResolvedArm(arm, config.model_dump(mode="json"), derived_values(config)) for arm, config in self.configs]
+            [
+                ResolvedArm(stage.named(arm, values) if stage is not None else arm, values, derived_values(config))
+                for arm, config in self.configs
+                for values in [config.model_dump(mode="json")]
+            ]
         )
 
     def preflight(self) -> None:
@@ -187,16 +192,20 @@ class Plan(ResolvedSpace):
             start=start,
         )
 
+    def _staged(self) -> list[Json]:
+        return [self.request.stage.model_dump(mode="json")] if self.request.stage is not None else []
+
     def digests(self) -> dict[str, str]:
         """Return digests of the sweep's definition, code and data, and the package versions.
 
         A sweep can be resumed only if all of these are unchanged.
         """
-        absent = {"comparisons"} if not self.space.comparisons else set[str]()  # the digest of older versions
-        space = self.space.model_dump(mode="json", exclude={"resources", "reference", "columns"} | absent)
+        entries = {"comparisons": self.space.comparisons, "tune_each": self.space.tune_each}
+        absent = {name for name, value in entries.items() if not value}  # as in the digests of older versions
+        space = self.space.model_dump(mode="json", exclude={"resources", "reference", "columns", *absent})
         content = sorted({identity(self.content_digests(one)) for one in self.reachable()})
         return {
-            "definition": _sha256([space, self.base.model_dump(mode="json")]),
+            "definition": _sha256([space, self.base.model_dump(mode="json"), *self._staged()]),
             "engine": self.engine_digest,
             "data": _sha256(content),
             "packages": ", ".join(f"{name} {metadata.version(name)}" for name in ENGINE_PACKAGES),

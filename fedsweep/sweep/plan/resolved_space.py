@@ -5,7 +5,7 @@ This module does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -102,6 +102,7 @@ class ResolvedSpace:
         self._of_base = {name: identity(value) for name, value in flat(base).items()}
         self.left_out = left_out_values(self.space.ablate or {}, flat(base))
         self._configs: dict[tuple[str, int], RunConfig] = {}
+        self._stage = request.stage
 
     def on(self, resources: Resources) -> Self:
         """Return a shallow copy in which each trial uses `resources`."""
@@ -117,10 +118,16 @@ class ResolvedSpace:
     @cached_property
     def arms(self) -> list[Arm]:
         """The arms of a grid; empty for a sampled search."""
+        if self.sampled is not None:
+            return []
         try:
-            return [] if self.sampled is not None else self.space.arms(self.tentative, self.space.design)
+            arms = self.space.arms(self.tentative, self.space.design)
         except ValueError as error:
             raise UserError(f"{self.request.where}: {error}.") from None
+        stage = self._stage
+        if stage is None or stage.name != "tuning":
+            return arms
+        return [one for arm in arms for one in stage.with_samples(arm, self.tentative(arm))]
 
     @cached_property
     def probes(self) -> list[Arm]:
@@ -141,10 +148,15 @@ class ResolvedSpace:
         """Return the configuration of one trial; raise UserError if it is invalid."""
         key = identity(arm), seed
         if key not in self._configs:
-            changed = {**changes(arm, self.left_out, self.space.named), "seed": seed}
+            changed = {**self.changes(arm), "seed": seed}
             same = all(self._of_base.get(name) == identity(value) for name, value in changed.items())
             self._configs[key] = self.base if same else self.base.override(changed, self.where(arm))
         return self._configs[key]
+
+    def changes(self, arm: Mapping[str, Json]) -> dict[str, Json]:
+        """Return the changes of an arm to the experiment, by dotted name, including the values tuned for the arm."""
+        tuned = self._stage.changes(arm) if self._stage is not None else {}
+        return {**changes(arm, self.left_out, self.space.named), **tuned}
 
     def resolve_all(self, arms: Collection[Arm]) -> list[tuple[Arm, RunConfig]]:
         """Return each arm with its configuration for the first seed; raise one UserError about all invalid arms."""

@@ -165,7 +165,8 @@ def _unknown_names(resolved: ResolvedSpace) -> Iterator[tuple[str, str]]:
     space, known = resolved.space, flat(resolved.base)
     conditional = {key for key, axis in space.space.items() if axis.when}
     own = conditional.union(*(space.named or {}).values())
-    for name in (one for one in space.names if one not in own):
+    tuned = space.tune_each.space if space.tune_each else ()
+    for name in (one for one in (*space.names, *tuned) if one not in own):
         if name not in known and not any(other.startswith(f"{name}.") for other in known):
             yield name, f"`{name}` is not a hyperparameter of this run{near(name, known) or '.'}"
 
@@ -176,7 +177,8 @@ def _invalid_values(resolved: ResolvedSpace) -> Iterator[tuple[str, str]]:
     A value is left out if it may be valid only in some arms.
     """
     space = resolved.space
-    free = [(key, axis) for key, axis in space.space.items() if not axis.when]
+    tuned = space.tune_each.space if space.tune_each else {}
+    free = [(key, axis) for key, axis in {**space.space, **tuned}.items() if not axis.when]
     parts: list[Arm] = [valued(key, value) for key, axis in free for value in axis.probes()]
     for name in space.named or ():
         parts.append({NAMED: name})
@@ -210,11 +212,13 @@ def _sound_part(resolved: ResolvedSpace, wrong: Collection[str]) -> ResolvedSpac
         for arm, own in (space.named or {}).items()
     }
     ablate = {name: value for name, value in (space.ablate or {}).items() if not below(name, dropped)}
+    tuned = space.tune_each.without(dropped) if space.tune_each is not None else None
     reduced: SearchSpace = space.model_copy(
         update={
             "space": {key: axes[key] for key in space.space if key in axes},
             "named": named or None,
             "ablate": ablate or None,
+            "tune_each": tuned,
         }
     )
     if reduced.names != space.names and space.baseline is not None:

@@ -13,7 +13,6 @@ from fedsweep.common.yaml_values import Json
 from fedsweep.results import SweepManifest, SweepStore
 from fedsweep.results.arms import NAMED
 from fedsweep.results.history import on_test
-from fedsweep.sweep.space.designs import changes
 from fedsweep.sweep.space.search_space import SearchSpace
 
 BASELINE = "baseline"
@@ -60,9 +59,7 @@ def write_confirmation(sweep: SweepStore, top: int, seeds: int, console: Console
         raise UserError(f"`--top` is {top}, but of the arms of sweep {manifest.id} of {manifest.name}, {finished}.")
     baseline = next((one.arm.values for one in arms if one.key == ranked[0].counterpart), {})
     best = {f"best_{place}" if top > 1 else "best": one.arm.values for place, one in enumerate(ranked[:top], 1)}
-    named = {
-        name: changes(values, plan.left_out, plan.space.named) for name, values in {BASELINE: baseline, **best}.items()
-    }
+    named = {name: plan.changes(values) for name, values in {BASELINE: baseline, **best}.items()}
     name = f"confirm/{manifest.name}/{manifest.id}"
     text = _yaml(name, manifest, plan.space, named, seeds)
     path = FOLDER / manifest.name / f"{manifest.id}.yaml"

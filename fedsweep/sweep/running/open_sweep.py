@@ -99,6 +99,8 @@ def resumed_sweep(plan: Plan, store: Store, sweep: SweepStore) -> SweepStore:
 
 def _manifest(plan: Plan, fresh: bool, cluster: Cluster = HERE) -> SweepManifest:
     now, space, base = datetime.datetime.now(datetime.UTC), plan.space, plan.base
+    tuning = stage if (stage := plan.request.stage) is not None and stage.name == "tuning" else None
+    axes = {**space.space, **(space.tune_each.space if tuning is not None and space.tune_each is not None else {})}
     configs = [config for _, config in plan.configs]  # arms may use other domains than the experiment
     return SweepManifest(
         id=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
@@ -109,10 +111,10 @@ def _manifest(plan: Plan, fresh: bool, cluster: Cluster = HERE) -> SweepManifest
         mode=space.goal.mode,
         against=space.goal.against,
         rounds=base.federation.rounds,
-        varied=tuple(space.names),
-        baseline=space.baseline,
+        varied=(*space.names, *(tuning.names if tuning is not None else ())),
+        baseline=space.baseline if tuning is None else None,
         comparisons=space.comparisons,
-        reference=plan.reference,
+        reference=plan.reference if tuning is None else None,
         seeds=space.planned_seeds,
         until_decided=space.until_decided,
         trials=None if space.scheduler.name == "pbt" or space.until_decided else plan.num_trials,
@@ -120,7 +122,7 @@ def _manifest(plan: Plan, fresh: bool, cluster: Cluster = HERE) -> SweepManifest
         search=space.search.name,
         domains=tuple(dict.fromkeys(name for one in (base, *configs) for name in one.data.domains)),
         columns=space.columns,
-        logarithmic=tuple(key for key, axis in space.space.items() if axis.loguniform or axis.loginteger),
+        logarithmic=tuple(key for key, axis in axes.items() if axis.loguniform or axis.loginteger),
         overrides=dict(plan.request.overrides),
         options=dict(plan.request.options),
         machine=platform.node() or None if cluster.is_local else None,

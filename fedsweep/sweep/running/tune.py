@@ -19,6 +19,7 @@ from fedsweep.common.paths import find
 from fedsweep.common.progress import loading, waiting
 from fedsweep.common.yaml_values import Json
 from fedsweep.results import Store, SweepStore
+from fedsweep.results.tuned_arms import stage_of, sweep_name
 from fedsweep.sweep.space.requested_space import RequestedSpace, read
 
 if TYPE_CHECKING:
@@ -80,17 +81,26 @@ class TuneOptions:
     def resumed(self) -> SweepStore | None:
         """The sweep to resume, or None if a new sweep is started."""
         find("search_spaces", self.space)
-        return self.results.find(self.space, self.sweep_id) if self.resume else None
+        name = sweep_name(self.space, stage_of(self.space_options))
+        return self.results.find(name, self.sweep_id) if self.resume else None
 
     @cached_property
     def request(self) -> RequestedSpace:
         """The search space with the user's changes. A resumed sweep keeps the changes with which it was started."""
-        overrides, space_options = self.overrides, self.space_options
-        if self.resumed is not None:
-            started = self.resumed.manifest()
-            overrides = {**started.overrides, **overrides}
-            space_options = {**started.options, **space_options}
-        return read(self.space, overrides, space_options)
+        if self.resumed is None:
+            return self.asked
+        started = self.resumed.manifest()
+        return read(self.space, {**started.overrides, **self.overrides}, {**started.options, **self.space_options})
+
+    @cached_property
+    def asked(self) -> RequestedSpace:
+        """The search space with the user's changes, without those with which a resumed sweep was started."""
+        return read(self.space, self.overrides, self.space_options)
+
+    @property
+    def is_linked(self) -> bool:
+        """True if the arms are tuned one by one, so that several sweeps are run. False for each of these sweeps."""
+        return self.asked.stage is None and self.asked.space.tune_each is not None
 
     @property
     def destination(self) -> Destination:
@@ -107,6 +117,8 @@ def tune(
 ) -> SweepResult:
     """Run a search space on Ray Tune, record it, and write its report.
 
+    If the search space tunes each arm (`tune_each`), all of its linked sweeps are run.
+
     Args:
         options: The search space, the user's changes to it, the machines and the store.
         console: The console for progress messages; none are printed by default.
@@ -114,6 +126,7 @@ def tune(
 
     Returns:
         The trials, the report and the exit status. Every round is in the store, and also in MLflow if MLflow answers.
+        Of linked sweeps, the result of the last one is returned.
 
     Raises:
         UserError: The search space is invalid, or a machine, the store, the MLflow server or an existing MLflow
@@ -123,6 +136,11 @@ def tune(
     from fedsweep.sweep.cluster.ray_session import prepare_environment, ray_session
 
     console = console or Console(quiet=True)
+    if options.is_linked:
+        from fedsweep.sweep.running.linked_sweeps import linked_sweeps
+
+        *_, last = linked_sweeps(options, console, show)
+        return last
     with (
         ending_signals_interrupt() as received,
         _ray_in_advance(options, console) as starting,
@@ -200,7 +218,7 @@ def _ray_in_advance(options: TuneOptions, console: Console) -> Iterator[LocalRay
     if request.counted or (options.resumed is not None and not options.resumed.any_left()):
         yield None
         return
-    workers = min(most := request.space.most_trials(), options.at_once or most)
+    workers = min(most := request.most_trials(), options.at_once or most)
     with started_early(options.address, console, request.space.resources, workers) as starting:
         yield starting
 

@@ -20,9 +20,12 @@ from fedsweep.results.arms import Arm, identity
 from fedsweep.results.pareto import Mode
 from fedsweep.sweep.space.axes import Axis, Resolve
 from fedsweep.sweep.space.search_space import SearchSpace
+from fedsweep.sweep.space.settings import RandomSearch
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
 DIRECTIONS: dict[Mode, StudyDirection] = {"max": StudyDirection.MAXIMIZE, "min": StudyDirection.MINIMIZE}
+
+REPEATED = 100  # at most this many draws per sample, until all samples are different
 
 
 class Proposals:
@@ -136,3 +139,19 @@ def distribution(axis: Axis) -> Distribution:
     if (whole := axis.integer or axis.loginteger) is not None:
         return IntDistribution(*whole, log=axis.loginteger is not None, step=int(axis.step or 1))
     raise ValueError("a grid is not sampled")
+
+
+def drawn_values(axes: Mapping[str, Axis], number: int, seed: int) -> list[Arm]:
+    """Return `number` different random samples of the axes, the same for the same axes and seed.
+
+    Fewer samples are returned if the axes have fewer different values. The first samples do not depend on `number`.
+    """
+    search = RandomSearch(samples=max(number, 1), seed=seed)
+    proposals = Proposals(SearchSpace(experiment="", space=dict(axes), search=search, seeds=(0,)), lambda arm: {})
+    found: dict[str, Arm] = {}
+    for place in range(REPEATED * number):
+        arm = proposals.arm(place, [], {})
+        found.setdefault(identity(arm), arm)
+        if len(found) == number:
+            break
+    return [*found.values()]

@@ -186,6 +186,12 @@ def names_of(key: str) -> list[str]:
     return [name.strip() for name in key.split(",")]
 
 
+def valued(key: str, value: Json) -> Arm:
+    """Return the part of an arm that the axis `key` sets to `value`. A key of several names takes a list of values."""
+    names = names_of(key)
+    return dict(zip(names, value, strict=True)) if len(names) > 1 and isinstance(value, list) else {key: value}
+
+
 def holds(name: str, values: Iterable[Json], run: Mapping[str, Json]) -> bool:
     """Return whether a run has the hyperparameter `name` with one of the values."""
     return name in run and any(same(run[name], value) for value in values)
@@ -246,9 +252,3 @@ class Conditions:
         if (place := identity(part)) not in self._known:
             self._known[place] = self._resolve(part)
         return self._known[place]
-
-
-def valued(key: str, value: Json) -> Arm:
-    """Return the part of an arm that the axis `key` sets to `value`. A key of several names takes a list of values."""
-    names = names_of(key)
-    return dict(zip(names, value, strict=True)) if len(names) > 1 and isinstance(value, list) else {key: value}

@@ -13,10 +13,12 @@ from fedsweep.common.errors import InvalidValuesError, UserError, with_all_mista
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.results.arms import shown_mapping, shown_setting
+from fedsweep.results.tuned_arms import STAGE, Stage, space_name, stage_of, sweep_name
 from fedsweep.results.until_decided import UntilDecided
 from fedsweep.sweep.space.axes import names_of, without_kind
 from fedsweep.sweep.space.search_space import SearchSpace
 from fedsweep.sweep.space.settings import GridSearch, NoScheduler, RandomSearch, Rounds
+from fedsweep.sweep.space.tuned_axes import staged
 
 GROUPS = ("objective", "search", "scheduler", "resources", "measure")
 """The entries of which a single wrong value is replaced by its default value."""
@@ -32,6 +34,7 @@ REPLACED: dict[str, Any] = {
     "comparisons": (),
     "reference": None,
     "measure": Rounds(),
+    "tune_each": None,
 }
 """The entries that can be replaced if they violate a rule that involves several entries."""
 
@@ -52,6 +55,16 @@ class RequestedSpace:
     """An error message for each mistake in the entries of the search space. `space` contains only the other entries."""
     wrong: frozenset[str] = frozenset()
     """The dotted names of hyperparameters whose entries in `space` stand for entries with a mistake."""
+
+    @property
+    def stage(self) -> Stage | None:
+        """The part of the sweep in an ablation with `tune_each`; None for other sweeps."""
+        return stage_of(self.options)
+
+    def most_trials(self) -> int:
+        """Return an upper bound on the number of trials (see `SearchSpace.most_trials`)."""
+        tuning = stage if (stage := self.stage) is not None and stage.name == "tuning" else None
+        return self.space.most_trials() * (tuning.samples if tuning is not None else 1)
 
     @property
     def where(self) -> str:
@@ -78,6 +91,8 @@ def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) 
     Raises:
         UserError: The file cannot be read, or there is no such experiment. The message also lists the other mistakes.
     """
+    stage = stage_of(options)
+    name = space_name(name, stage)
     path = find("search_spaces", name)
     draft = _Draft(f"search space {name}")
     space = draft.of_file(read_yaml(path))
@@ -86,7 +101,9 @@ def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) 
     kept = {key: value for key, value in overrides.items() if key not in unfit}
     wrong_search = "search" in draft.dropped  # no change of its entries can be checked
     asked = {
-        key: value for key, value in options.items() if key not in unfit and not (wrong_search and "search." in key)
+        key: value
+        for key, value in options.items()
+        if key not in unfit and key != STAGE and not (wrong_search and "search." in key)
     }
     if isinstance(rule := space.seeds, UntilDecided) and isinstance(new := asked.get("seeds"), dict):
         asked["seeds"] = {**rule.model_dump(), **new}  # the options change only a part of the rule
@@ -98,7 +115,8 @@ def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) 
         raise UserError(with_all_mistakes(draft.where, [*draft.messages, *known])) from None
     files = {"search_space.yaml": path, "experiment.yaml": experiment}
     mistakes, wrong = tuple(draft.messages), frozenset(draft.hyperparameters)
-    return RequestedSpace(name, space, files, dict(overrides), dict(options), mistakes, wrong)
+    asked_space = staged(space, stage)
+    return RequestedSpace(sweep_name(name, stage), asked_space, files, dict(overrides), dict(options), mistakes, wrong)
 
 
 def _unfit_changes(
@@ -108,6 +126,8 @@ def _unfit_changes(
     for changed in overrides:
         if changed in space.names or any(changed.startswith(f"{varied}.") for varied in space.names):
             yield changed, f"`{changed}` is varied by {where} and cannot be overridden."
+        elif space.tune_each is not None and changed in space.tune_each.space:
+            yield changed, f"`{changed}` is tuned by {where} and cannot be overridden."
         elif changed == "seed":
             yield changed, f"`seed` cannot be overridden in {where}; use --seeds instead."
     if "search.samples" in options and space.search.name == "grid":

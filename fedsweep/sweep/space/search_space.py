@@ -29,6 +29,7 @@ from fedsweep.sweep.space.settings import (
     TPESearch,
     population_violations,
 )
+from fedsweep.sweep.space.tuned_axes import TuneEach, wrong_tuning
 
 MEAN_ACCURACY = "accuracy/mean"
 PROBED = 4096
@@ -99,6 +100,7 @@ class SearchSpace(Config):
         description="hyperparameters that vary: one axis per dotted name; names separated by commas share an axis and "
         "vary together",
     )
+    tune_each: TuneEach | None = Field(None, description="hyperparameters that are tuned for each arm")
     design: Design = Field(
         "full",
         description="arms of a grid: `full` has all combinations, `one_factor` changes one baseline value at a time",
@@ -146,6 +148,7 @@ class SearchSpace(Config):
                 yield f"`search` {search.name} needs {kind} for each axis, but `space.{name}` has `{axis.kind}`{hint}"
         yield from self._wrong_names()
         yield from self.too_large()
+        yield from wrong_tuning(self)
         if isinstance(self.seeds, UntilDecided):
             yield from self._wrong_until_decided()
         elif len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:

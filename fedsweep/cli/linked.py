@@ -1,0 +1,117 @@
+"""The output of `fedsweep tune` for a search space whose arms are tuned one by one (`tune_each`)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from fedsweep.cli import output
+from fedsweep.common.progress import duration
+from fedsweep.results.arms import shown_setting
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedsweep.sweep import TuneOptions
+    from fedsweep.sweep.plan.plan import Plan
+    from fedsweep.sweep.running.open_sweep import Prepared
+
+WHAT = {
+    "tuning": "every arm with every sample",
+    "common": "the arms at the common values",
+    "tuned": "each arm with its own values",
+}
+"""The trials of each of the linked sweeps."""
+
+
+def run_linked(options: TuneOptions, console: Console) -> None:
+    """Run the linked sweeps of a search space, and print the result of each.
+
+    Raise SystemExit with the exit status of the first sweep that failed. Samples that failed are not chosen, and do not
+    count as a failure.
+    """
+    from fedsweep.sweep.running.linked_sweeps import linked_sweeps
+
+    status = 0
+    page = output.page_command(options.store, options.mlflow)
+    for result in linked_sweeps(options, console, lambda report: output.result_console().print(report.renderable)):
+        stage, session = result.session.plan.request.stage, result.session
+        try:
+            output.show_sweep(result, page)
+        except SystemExit:
+            if session.interrupted or result.disk_full or session.remote_error:
+                raise
+            only_samples = stage is not None and stage.name == "tuning" and result.report_error is None
+            status = status or (0 if only_samples else result.status)
+        output.result_console().print()
+    if status:
+        raise SystemExit(status)
+
+
+def show_linked_plan(options: TuneOptions, console: Console) -> None:
+    """Print the arms of a search space, the samples that all of them try, and the trials and time of each sweep."""
+    from fedsweep.sweep.running.linked_sweeps import planned_sweeps
+    from fedsweep.sweep.running.tune import rehearsed
+
+    tuning, common, tuned = planned_sweeps(options)
+    with rehearsed(tuning, console), rehearsed(common, console) as ready:
+        from fedsweep.sweep.plan.plan import Plan
+
+        plans = [Plan.of(one.request) for one in (tuning, common, tuned)]
+        _show(ready, plans)
+
+
+def _show(ready: Prepared, plans: list[Plan]) -> None:
+    console, common, stage = output.result_console(), ready.plan, plans[0].request.stage
+    space, rounds = common.space, common.base.federation.rounds
+    if stage is None or space.tune_each is None:
+        raise ValueError(f"{common.request.where} has no `tune_each`")
+    around = space.baseline if space.design == "one_factor" else None
+    console.print(output.plan_table(common.name, space.space, common.arms, around))
+    samples = Table("sample", *stage.names, title="Samples of every arm", title_justify="left")
+    samples.add_row("0", *["the arm's own value"] * len(stage.names))
+    for number, one in enumerate(stage.drawn, 1):
+        samples.add_row(str(number), *(shown_setting(one[name]) for name in stage.names))
+    console.print(samples)
+    side, batch, source = _one_trial(ready)
+    bound = "at most " * (space.until_decided is not None)
+    table, total, trials = Table("sweep", "trials", "seeds", "number", "estimated time"), 0.0, 0
+    for plan in plans:
+        seconds = _seconds(plan, side, batch)
+        own, most = plan.request.stage, bound if plan is not plans[0] else ""
+        until = plan.space.until_decided
+        seeds = ", ".join(map(str, plan.space.planned_seeds)) if until is None else until.words
+        what = WHAT[own.name] if own is not None else ""
+        table.add_row(plan.name, what, seeds, f"{most}{plan.num_trials}", f"{most}{duration(seconds)}")
+        total, trials = total + seconds, trials + plan.num_trials
+    console.print(table)
+    console.print(
+        f"{bound.capitalize()}{trials} trials of {space.experiment} with {rounds} round{'s' * (rounds > 1)} each "
+        f"({trials * rounds} rounds in all), {side} in parallel.\n"
+        f"Tuned by {plans[0].space.goal.metric}. Trials that an earlier sweep has finished are reused.\n"
+        f"Estimated time: {bound}{duration(total)}, {source}."
+    )
+
+
+def _one_trial(ready: Prepared) -> tuple[int, float, str]:
+    """Return the number of trials in parallel, the seconds of one trial, and the source of this estimate."""
+    from fedsweep.sweep.running import time_estimate
+
+    plan, cluster = ready.plan, ready.cluster
+    side = time_estimate.side_by_side(plan, cluster)
+    if known := time_estimate.from_records(plan, ready.store, side, cluster):
+        seconds, sweep = known
+        source = f"from the rounds of sweep {sweep} on this machine"
+    else:
+        with output.awaiting("Measuring one round of the experiment", always=True):
+            seconds, side = time_estimate.estimate(plan, side, cluster)
+        source = "from measuring one round of the experiment"
+    return side, (seconds - time_estimate.WORKER_START) / math.ceil(plan.num_trials / side), source
+
+
+def _seconds(plan: Plan, side: int, batch: float) -> float:
+    from fedsweep.sweep.running.time_estimate import WORKER_START
+
+    return WORKER_START + math.ceil(plan.num_trials / side) * batch

@@ -1,0 +1,153 @@
+"""The figure of the best value so far against the number of samples, for arms that are tuned one by one.
+
+The band is that of Lourie, Cho and He, "Show Your Work with Confidence: Confidence Bands for Tuning Curves" (2024). It
+assumes nothing about the distribution of the values, and covers the whole curve at once.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedsweep.report.arm_statistics import ArmStatistics
+from fedsweep.report.figures import canvas
+from fedsweep.report.figures.canvas import Drawing
+from fedsweep.report.units_and_labels import arm_words, title
+from fedsweep.results import SweepManifest
+from fedsweep.results.arms import Arm, is_accuracy
+from fedsweep.results.pareto import Mode
+from fedsweep.results.tuned_arms import Stage, sample_values
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CONFIDENCE = 0.8
+"""The probability that the whole band covers the true curve, as in the source."""
+MOST = 9
+"""Largest number of panels."""
+CURVE, SO_FAR = canvas.COLOURS[:2]
+
+
+class TuningCurve(NamedTuple):
+    """The best value against the budget. Entry k - 1 belongs to a budget of k samples."""
+
+    median: list[float]
+    """The median of the best value over random draws of k samples, estimated from the recorded ones."""
+    lower: list[float]
+    """The lower end of the band; infinite where the samples give no bound."""
+    upper: list[float]
+    """The upper end of the band; infinite where the samples give no bound."""
+
+
+def tuning_curve(common: float | None, drawn: Sequence[float | None], mode: Mode, bounded: bool) -> TuningCurve:
+    """Estimate the best value after the common values and k - 1 random samples, for every k.
+
+    The common values are not drawn, so the curve begins with their value, without a band.
+
+    Args:
+        common: The value at the common values; None if that trial has not finished.
+        drawn: The values of the random samples; None for samples that have not finished, which count as worst.
+        mode: Whether larger (`max`) or smaller (`min`) values are better.
+        bounded: Whether values lie between 0 and 1.
+    """
+    from opda.nonparametric import EmpiricalDistribution
+
+    low, high = (0.0, 1.0) if bounded else (-math.inf, math.inf)
+    worst, best = (low, max) if mode == "max" else (high, min)
+    values = np.array([worst if value is None else value for value in drawn])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # equal values make the band wider than necessary, but not wrong
+        found = EmpiricalDistribution.confidence_bands(values, CONFIDENCE, a=low, b=high, method="ld_equal_tailed")
+    budgets, minimize, start = range(1, len(drawn) + 1), mode == "min", worst if common is None else common
+    curves = [one.quantile_tuning_curve(budgets, minimize=minimize) for one in found]
+    of_cdf_below, middle, of_cdf_above = ([start, *(best(start, float(one)) for one in curve)] for curve in curves)
+    return TuningCurve(middle, of_cdf_above, of_cdf_below)
+
+
+class _Panel(NamedTuple):
+    """The samples of one arm and the curves drawn from them. Samples are numbered from 0, the common values."""
+
+    arm: Arm
+    known: dict[int, float]
+    """The value of each finished sample."""
+    so_far: dict[int, float]
+    """The best value by the number of samples that have been tried, in the order of the draws."""
+    curve: TuningCurve
+
+
+def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
+    """Draw the best validation value against the number of samples, with one panel per arm.
+
+    Return None unless the sweep tunes its arms and at least two samples of an arm have finished.
+    """
+    stage, metric = manifest.stage, manifest.metric
+    if stage is None or stage.name != "tuning" or not (found := _panels(manifest, stage, arms)):
+        return None
+    shown, scale = found[:MOST], canvas.scale_of(metric)
+    finite = [value for one in found for value in one.known.values()]
+    margin = 0.08 * (max(finite) - min(finite)) or 0.01
+    ends = scale * (min(finite) - margin), scale * (max(finite) + margin)
+    figure, panels = canvas.panels(len(shown), 3, 2.6, 2.2)
+    dotted = [name for name in manifest.varied if name not in stage.names]
+    for axes, one in zip(panels, shown, strict=True):
+        _draw_panel(axes, one, scale, ends)
+        axes.set_title(arm_words(one.arm, dotted), fontsize=8.5)
+        axes.set_xlim(0.8, stage.samples + 0.2)
+    figure.supxlabel("Samples tried", fontsize=9)
+    figure.supylabel(title(metric), fontsize=9)
+    return Drawing(figure, "Best value against the number of samples", _reading(len(found) - len(shown)))
+
+
+def _panels(manifest: SweepManifest, stage: Stage, arms: Sequence[ArmStatistics]) -> list[_Panel]:
+    """Return the panel of each arm of which at least two samples have finished."""
+    trials = [trial for one in arms for trial in one.arm.trials]
+    found = []
+    for arm, samples in sample_values(stage, manifest.metric, trials).values():
+        known = {number: value for number, (_, value) in sorted(samples.items()) if value is not None}
+        drawn = [known.get(number) for number in sorted(samples) if number]
+        if len(known) > 1:
+            curve = tuning_curve(known.get(0), drawn, manifest.mode, is_accuracy(manifest.metric))
+            found.append(_Panel(arm, known, _best_so_far(known, stage.samples, manifest.mode), curve))
+    return found
+
+
+def _draw_panel(axes: "Axes", one: _Panel, scale: float, ends: tuple[float, float]) -> None:
+    """Draw the samples of an arm; `ends` are the ends of the vertical axis, in units of `scale`."""
+    budgets = range(1, len(one.curve.median) + 1)
+    lower, middle, upper = (
+        [min(max(scale * value, ends[0]), ends[1]) for value in side]
+        for side in (one.curve.lower, one.curve.median, one.curve.upper)
+    )
+    axes.fill_between(budgets, lower, upper, color=CURVE, alpha=canvas.BAND, linewidth=0)
+    axes.plot(budgets, middle, color=CURVE, linewidth=1.2)
+    axes.step(
+        [*one.so_far], [scale * value for value in one.so_far.values()], where="post", color=SO_FAR, linewidth=1.2
+    )
+    points = [number + 1 for number in one.known], [scale * value for value in one.known.values()]
+    axes.plot(*points, ".", color=canvas.GREY, markersize=4)
+    axes.set_ylim(ends)
+    axes.locator_params(axis="x", integer=True)
+    axes.tick_params(labelsize=7.5)
+
+
+def _best_so_far(known: dict[int, float], samples: int, mode: Mode) -> dict[int, float]:
+    """Return the best value by the number of samples that have been tried, in the order in which they were drawn."""
+    best, found = None, dict[int, float]()
+    for number in range(samples):
+        if number in known:
+            better = max if mode == "max" else min
+            best = known[number] if best is None else better(best, known[number])
+        if best is not None:
+            found[number + 1] = best
+    return found
+
+
+def _reading(hidden: int) -> str:
+    more = f" Not shown: {hidden} further arm{'s' * (hidden > 1)}." if hidden else ""
+    return (
+        "Points: the samples. Steps: the best of them so far. Curve: the median of the best value if the samples were "
+        f"drawn in another way. Band: {CONFIDENCE:.0%} confidence for the whole curve, whatever the distribution of "
+        "the values. A band that reaches the edge of a panel has no end there: so few samples give no bound." + more
+    )

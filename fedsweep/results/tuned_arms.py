@@ -1,0 +1,161 @@
+"""The linked sweeps of an ablation whose arms are tuned one by one, and the choice of the values of each arm.
+
+Such an ablation runs three sweeps: `NAME/tuning` tries the same samples for every arm, `NAME` runs the arms at the
+common values, and `NAME/tuned` runs each arm with the values that were best for it. This module does not import torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from fedsweep.common.config import Config, flat
+from fedsweep.common.yaml_values import Json
+from fedsweep.results.arms import Arm, identity
+from fedsweep.results.history import last
+from fedsweep.results.pareto import Mode
+
+if TYPE_CHECKING:
+    from fedsweep.results.records import TrialRecord
+
+STAGE = "tune_each.stage"
+"""The entry of a sweep's options that contains its stage. `fedsweep tune` sets it; users cannot."""
+StageName = Literal["tuning", "common", "tuned"]
+
+
+class TunedArm(Config):
+    """The values that were chosen for an arm."""
+
+    arm: Arm
+    sample: int | None = Field(None, ge=0, description="number of the chosen sample; null if no sample finished")
+    values: dict[str, Json] = Field(default_factory=dict, description="the chosen values by dotted name")
+    score: float | None = Field(None, description="value of the objective by which the sample was chosen")
+
+
+class Stage(Config):
+    """The part of a sweep in an ablation whose arms are tuned one by one."""
+
+    name: StageName
+    names: tuple[str, ...] = Field(description="dotted names of the tuned hyperparameters")
+    drawn: tuple[dict[str, Json], ...] = Field(
+        description="the drawn samples, from sample 1 on; sample 0 is the common values"
+    )
+    sweep: str | None = Field(None, description="id of the sweep that tuned the arms; null in that sweep itself")
+    chosen: tuple[TunedArm, ...] = Field((), description="the values of each arm, in the sweep of the tuned arms")
+
+    @property
+    def samples(self) -> int:
+        """The number of samples of each arm, including the common values."""
+        return len(self.drawn) + 1
+
+    def choice(self, arm: Mapping[str, Json]) -> TunedArm | None:
+        """Return the choice for an arm, or None if no values are chosen for it in this sweep."""
+        key = identity(arm)
+        return next((one for one in self.chosen if identity(one.arm) == key), None)
+
+    def changes(self, arm: Mapping[str, Json]) -> dict[str, Json]:
+        """Return the chosen values of an arm by dotted name; empty if the arm has the common values."""
+        return dict(found.values) if (found := self.choice(arm)) is not None else {}
+
+    def used(self, arm: Mapping[str, Json], config: Mapping[str, Json]) -> dict[str, Json]:
+        """Return the value of each tuned hyperparameter in a run with the configuration `config`."""
+        run = {**flat(config), **self.changes(arm)}
+        return {name: run[name] for name in self.names if name in run}
+
+    def named(self, arm: Arm, config: Mapping[str, Json]) -> Arm:
+        """Return an arm with the values that were tuned for it, or the arm itself if this sweep has no tuned arms."""
+        return {**arm, **self.used(arm, config)} if self.name == "tuned" else arm
+
+    def untuned(self, arm: Arm) -> Arm:
+        """Return an arm of the tuning sweep without the values of its sample."""
+        return {name: value for name, value in arm.items() if name not in self.names}
+
+    def sample(self, arm: Arm) -> int:
+        """Return the number of the sample of an arm of the tuning sweep. Sample 0 is the common values."""
+        values = identity({name: arm[name] for name in self.names if name in arm})
+        return next((number for number, one in enumerate(self.drawn, 1) if identity(one) == values), 0)
+
+    def with_samples(self, arm: Arm, common: Mapping[str, Json]) -> Iterator[Arm]:
+        """Yield the arms of the tuning sweep for one arm: the common values first, then the drawn samples.
+
+        If a drawn sample equals the common values, it is not tried twice.
+
+        Args:
+            arm: The arm.
+            common: All values of the arm's run without tuning, by dotted name.
+        """
+        own = {name: common[name] for name in self.names if name in common}
+        yield {**arm, **own}
+        yield from ({**arm, **one} for one in self.drawn if identity(one) != identity(own))
+
+
+def stage_of(options: Mapping[str, Json]) -> Stage | None:
+    """Return the stage in the options of a sweep, or None if the arms of the sweep are not tuned one by one."""
+    found = options.get(STAGE)
+    return Stage.of(found, "the stage of the sweep") if isinstance(found, dict) else None
+
+
+def sweep_name(space: str, stage: Stage | None) -> str:
+    """Return the name of a sweep of the search space `space`.
+
+    >>> sweep_name("ablations/lora_rank", Stage(name="tuned", names=("optimizer.lr",), drawn=()))
+    'ablations/lora_rank/tuned'
+    """
+    return space if stage is None or stage.name == "common" else f"{space}/{stage.name}"
+
+
+def space_name(sweep: str, stage: Stage | None) -> str:
+    """Return the name of the search space of a sweep with the name `sweep`, the inverse of `sweep_name`."""
+    return sweep if stage is None or stage.name == "common" else sweep.removesuffix(f"/{stage.name}")
+
+
+def sample_values(
+    stage: Stage, metric: str, trials: Sequence[TrialRecord]
+) -> dict[str, tuple[Arm, dict[int, tuple[Arm, float | None]]]]:
+    """Return the results of a tuning sweep by arm.
+
+    Args:
+        stage: The stage of the tuning sweep.
+        metric: The objective of the tuning sweep.
+        trials: The trials of the tuning sweep.
+
+    Returns:
+        For each arm, in the order of the plan and keyed by the identity of the arm, the arm and a dict from the number
+        of the sample to the values of the sample and the final objective. The objective is None if the trial has not
+        finished with a finite value.
+    """
+    found: dict[str, tuple[Arm, dict[int, tuple[Arm, float | None]]]] = {}
+    for trial in sorted(trials, key=lambda one: one.plan.number):
+        arm, own = stage.untuned(trial.plan.arm), trial.plan.arm
+        finished = trial.outcome is not None and trial.outcome.outcome == "finished"
+        value = last(trial.history, metric) if finished else None
+        values = {name: own[name] for name in stage.names if name in own}
+        _, samples = found.setdefault(identity(arm), (arm, {}))
+        samples[stage.sample(own)] = values, value if value is not None and math.isfinite(value) else None
+    return found
+
+
+def choose(stage: Stage, metric: str, mode: Mode, trials: Sequence[TrialRecord]) -> tuple[TunedArm, ...]:
+    """Choose the values of each arm by the final objective of its samples.
+
+    The choice depends only on the recorded metrics. If samples are equally good, the earlier sample is chosen. Trials
+    that failed or diverged are never chosen. If all samples of an arm failed, the arm keeps the common values.
+
+    Args:
+        stage: The stage of the tuning sweep.
+        metric: The objective of the tuning sweep.
+        mode: Whether larger (`max`) or smaller (`min`) values are better.
+        trials: The trials of the tuning sweep.
+    """
+    sign, chosen = (1 if mode == "max" else -1), []
+    for arm, samples in sample_values(stage, metric, trials).values():
+        best = TunedArm(arm=arm)
+        for number in sorted(samples):
+            values, value = samples[number]
+            if value is not None and (best.score is None or sign * value > sign * best.score):
+                best = TunedArm(arm=arm, sample=number, values=values, score=value)
+        chosen.append(best)
+    return tuple(chosen)

@@ -1,0 +1,151 @@
+"""The linked sweeps of an ablation whose arms are tuned one by one (`tune_each`).
+
+The sweep `NAME/tuning` tries the same samples for every arm, `NAME` runs the arms at the common values, and
+`NAME/tuned` runs each arm with the values chosen for it. Each of them is an ordinary sweep, which is resumed, reported
+and recorded in MLflow like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from fedsweep.common.errors import UserError
+from fedsweep.common.progress import loading
+from fedsweep.common.yaml_values import Json
+from fedsweep.results import SweepManifest, SweepStore
+from fedsweep.results.arms import arm_label
+from fedsweep.results.tuned_arms import STAGE, Stage, StageName, choose, sweep_name
+from fedsweep.sweep.running.tune import TuneOptions, tune
+from fedsweep.sweep.space.requested_space import RequestedSpace
+
+if TYPE_CHECKING:
+    from fedsweep.report import Report
+    from fedsweep.sweep.running.finish import SweepResult
+
+
+def linked_sweeps(
+    options: TuneOptions, console: Console | None = None, show: Callable[[Report], object] = lambda report: None
+) -> Iterator[SweepResult]:
+    """Run the sweeps of a search space with `tune_each` one after the other, and yield the result of each.
+
+    The sweeps run in the order `tuning`, `common`, `tuned`. No further sweep is started after a sweep that was
+    interrupted or could not be stored. With `resume`, sweeps that have started are resumed, and the others are started.
+
+    Args:
+        options: The options of the ablation. `sweep_id` may be the id of any of its linked sweeps.
+        console: The console for progress messages; none are printed by default.
+        show: Called with the report of each sweep.
+
+    Raises:
+        UserError: As for `tune`; or the ranges of `tune_each` have too few different values.
+    """
+    console = console or Console(quiet=True)
+    started = _started(options)
+    if not started:
+        with loading(console, "PyTorch", "fedsweep.sweep.plan.plan"):
+            from fedsweep.sweep.plan.plan import Plan
+
+        Plan.of(options.asked)  # raises an error of any of the sweeps before the first one starts
+    for name in ("tuning", "common", "tuned"):
+        if name == "tuning" and {"common", "tuned"} & {*started}:
+            continue  # it has ended, and a failed sample must not be tried again after the values were chosen
+        result = tune(_options_of(name, options, started, console), console, show)
+        started[name] = result.session.sweep
+        yield result
+        if result.session.interrupted or result.disk_full or result.session.remote_error:
+            return
+
+
+def first_stage(request: RequestedSpace) -> Stage:
+    """Return the stage of the tuning sweep of a search space, with the samples that all arms try.
+
+    Raises:
+        UserError: The ranges of `tune_each` have too few different values.
+    """
+    from fedsweep.sweep.search.proposals import drawn_values  # imports optuna
+
+    tuned = request.space.tune_each
+    if tuned is None:
+        raise ValueError(f"{request.where} has no `tune_each`")
+    drawn = drawn_values(tuned.space, tuned.samples - 1, tuned.seed)
+    if len(drawn) < tuned.samples - 1:
+        raise UserError(
+            f"{request.where}: `tune_each.samples` is {tuned.samples}, but `tune_each.space` has only {len(drawn)} "
+            "different values besides the arm's own; use fewer samples or wider ranges."
+        )
+    return Stage(name="tuning", names=tuple(tuned.space), drawn=tuple(drawn))
+
+
+def planned_sweeps(options: TuneOptions) -> list[TuneOptions]:
+    """Return the options of the linked sweeps before any of them has started, in the order in which they run."""
+    first = first_stage(options.asked)
+    stages = [first, *(first.model_copy(update={"name": name}) for name in ("common", "tuned"))]
+    staged = [{**options.space_options, STAGE: one.model_dump(mode="json")} for one in stages]
+    return [replace(options, space_options=one, resume=False, sweep_id=None) for one in staged]
+
+
+def _started(options: TuneOptions) -> dict[StageName, SweepStore]:
+    """Return the linked sweeps that are resumed, by stage; empty for a new ablation."""
+    if not options.resume:
+        return {}
+    sweeps = [(one, one.manifest()) for one in options.results.sweeps()]
+    ours = {sweep_name(options.space, Stage(name=name, names=(), drawn=())) for name in ("tuning", "common", "tuned")}
+    linked = [(one, manifest) for one, manifest in sweeps if manifest.name in ours and manifest.stage is not None]
+    wanted = [manifest for _, manifest in linked if options.sweep_id in (None, manifest.id)]
+    if not wanted:
+        options.results.find(f"{options.space}/tuning", options.sweep_id)  # raises
+    tuning = _tuning_id(wanted[-1]) if options.sweep_id is not None else max(map(_tuning_id, wanted))
+    found: dict[StageName, SweepStore] = {}
+    for sweep, manifest in linked:
+        if _tuning_id(manifest) == tuning and manifest.stage is not None:
+            sweep.fetch()
+            found[manifest.stage.name] = sweep
+    if "tuning" not in found:
+        raise UserError(f"sweep {tuning} of {options.space}/tuning, which tuned the arms, is missing; start a new one.")
+    return found
+
+
+def _tuning_id(manifest: SweepManifest) -> str:
+    """Return the id of the tuning sweep to which a linked sweep belongs."""
+    return manifest.stage.sweep if manifest.stage is not None and manifest.stage.sweep else manifest.id
+
+
+def _options_of(
+    name: StageName, options: TuneOptions, started: Mapping[StageName, SweepStore], console: Console
+) -> TuneOptions:
+    """Return the options of one of the linked sweeps, which is resumed if it has started."""
+    if name in started:
+        manifest = started[name].manifest()
+        changed = {**options.space_options, STAGE: manifest.options[STAGE]}
+        return replace(options, space_options=changed, resume=True, fresh=False, sweep_id=manifest.id)
+    tuning = started.get("tuning")
+    if tuning is None:
+        stage, own = first_stage(options.asked), dict[str, Json]()
+        overrides: Mapping[str, Json] = options.overrides
+    else:  # with the changes with which the tuning sweep was started
+        manifest = tuning.manifest()
+        stage, own, overrides = _next_stage(name, tuning, console), manifest.options, manifest.overrides
+        overrides = {**overrides, **options.overrides}
+    changed = {**own, **options.space_options, STAGE: stage.model_dump(mode="json")}
+    keep = options.id_file if tuning is None else None  # the id of the tuning sweep resumes all of them
+    return replace(options, overrides=overrides, space_options=changed, resume=False, sweep_id=None, id_file=keep)
+
+
+def _next_stage(name: StageName, tuning: SweepStore, console: Console) -> Stage:
+    """Return the stage `common` or `tuned` that follows a tuning sweep. For `tuned`, choose the values of each arm."""
+    manifest = tuning.manifest()
+    if manifest.stage is None:
+        raise ValueError(f"sweep {manifest.id} is not a tuning sweep")
+    stage = manifest.stage.model_copy(update={"name": name, "sweep": manifest.id})
+    if name != "tuned":
+        return stage
+    chosen = choose(manifest.stage, manifest.metric, manifest.mode, tuning.trials())
+    for one in chosen:
+        if one.sample is None:
+            label = arm_label(one.arm)
+            console.print(f"No sample of arm {label} has finished, so it runs at the common values.", style="yellow")
+    return stage.model_copy(update={"chosen": chosen})

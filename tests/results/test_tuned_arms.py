@@ -1,0 +1,67 @@
+"""The choice of the values of each arm from the recorded metrics of a tuning sweep."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsweep.results import Outcome, TrialPlan, TrialRecord
+from fedsweep.results.history import RoundRecord
+from fedsweep.results.tuned_arms import STAGE, Stage, choose, space_name, stage_of, sweep_name
+
+METRIC = "validation/accuracy/mean"
+RATES = (0.1, 0.02, 0.3)
+STAGE_OF_TUNING = Stage(name="tuning", names=("optimizer.lr",), drawn=tuple({"optimizer.lr": one} for one in RATES[1:]))
+
+
+def record(number, rank, rate, value, outcome="finished"):
+    arm = {"lora.rank": rank, "optimizer.lr": rate}
+    plan = TrialPlan(key=f"k{number}", number=number, arm=arm, seed=1000, config={"optimizer": {"lr": rate}})
+    history = [RoundRecord(0, {METRIC: 0.99}, 0.1), RoundRecord(1, {METRIC: value}, 0.1)]
+    ended = None if outcome is None else Outcome(outcome=outcome, round=1)
+    return TrialRecord(plan, ended, history)
+
+
+VALUES = st.one_of(st.sampled_from([0.2, 0.5, math.nan, math.inf]), st.floats(0, 1))
+OUTCOMES = st.sampled_from(["finished", "finished", "failed", "diverged", None])
+
+
+@given(st.lists(st.tuples(VALUES, OUTCOMES), min_size=6, max_size=6), st.sampled_from(["max", "min"]), st.randoms())
+def test_the_choice_is_the_best_finished_sample_and_the_earliest_of_equal_ones(results, mode, rng: random.Random):
+    cells = [(rank, rate) for rank in (1, 4) for rate in RATES]
+    trials = [record(i, *cell, *result) for i, (cell, result) in enumerate(zip(cells, results, strict=True))]
+    shuffled = rng.sample(trials, len(trials))
+    found = choose(STAGE_OF_TUNING, METRIC, mode, shuffled)
+    assert [one.arm for one in found] == [{"lora.rank": 1}, {"lora.rank": 4}]
+    for one, own in zip(found, (results[:3], results[3:]), strict=True):
+        usable = [(v, i) for i, (v, how) in enumerate(own) if how == "finished" and math.isfinite(v)]
+        best = min(usable, key=lambda pair: (-pair[0] if mode == "max" else pair[0], pair[1]), default=None)
+        if best is None:
+            assert (one.sample, one.values, one.score) == (None, {}, None)
+        else:
+            assert (one.score, one.sample, one.values) == (*best, {"optimizer.lr": RATES[best[1]]})
+
+
+def test_the_last_round_counts_and_not_the_best_one():
+    trials = [record(0, 1, 0.1, 0.4), record(1, 1, 0.02, 0.5)]
+    (found,) = choose(STAGE_OF_TUNING, METRIC, "max", trials)
+    assert (found.sample, found.score) == (1, 0.5)
+
+
+def test_every_arm_tries_its_own_value_and_the_same_samples():
+    assert [*STAGE_OF_TUNING.with_samples({"lora.rank": 1}, {"optimizer.lr": 0.1, "seed": 0})] == [
+        {"lora.rank": 1, "optimizer.lr": rate} for rate in RATES
+    ]
+    own = {"optimizer.lr": 0.3}
+    tried = [one["optimizer.lr"] for one in STAGE_OF_TUNING.with_samples({"lora.rank": 4}, own)]
+    assert tried == [0.3, 0.02]  # the drawn sample that equals the own value is not tried twice
+
+
+@pytest.mark.parametrize("name", ["tuning", "common", "tuned"])
+def test_a_stage_is_in_the_options_of_its_sweep_and_in_its_name(name):
+    stage = STAGE_OF_TUNING.model_copy(update={"name": name})
+    assert stage_of({STAGE: stage.model_dump(mode="json")}) == stage
+    assert space_name(sweep_name("a/b", stage), stage) == "a/b"
+    assert stage_of({"seeds": [0]}) is None
