@@ -18,6 +18,7 @@ from fedsweep.report.units_and_labels import arm_words, title
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import Arm, is_accuracy
 from fedsweep.results.pareto import Mode
+from fedsweep.results.tsne_files import INK
 from fedsweep.results.tuned_arms import Stage, sample_values
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | No
     finite = [value for one in found for value in one.known.values()]
     margin = 0.08 * (max(finite) - min(finite)) or 0.01
     ends = scale * (min(finite) - margin), scale * (max(finite) + margin)
-    figure, panels = canvas.panels(len(shown), 3, 2.6, 2.2)
+    figure, panels = canvas.panels(len(shown), 2 if len(shown) == 4 else 3, 2.6, 2.2)
     dotted = [name for name in manifest.varied if name not in stage.names]
     for axes, one in zip(panels, shown, strict=True):
         _draw_panel(axes, one, scale, ends)
@@ -126,7 +127,7 @@ def _draw_panel(axes: "Axes", one: _Panel, scale: float, ends: tuple[float, floa
         [*one.so_far], [scale * value for value in one.so_far.values()], where="post", color=SO_FAR, linewidth=1.2
     )
     points = [number + 1 for number in one.known], [scale * value for value in one.known.values()]
-    axes.plot(*points, ".", color=canvas.GREY, markersize=4)
+    axes.plot(*points, ".", color=INK, markersize=4)
     axes.set_ylim(ends)
     axes.locator_params(axis="x", integer=True)
     axes.tick_params(labelsize=7.5)
