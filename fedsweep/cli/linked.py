@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedsweep.cli import output
 from fedsweep.common.progress import duration
@@ -24,6 +24,7 @@ WHAT = {
     "tuned": "each arm with its own values",
 }
 """The trials of each of the linked sweeps."""
+COLUMNS = ("trials", "seeds", "number", "estimated time")
 
 
 def run_linked(options: TuneOptions, console: Console) -> None:
@@ -33,13 +34,14 @@ def run_linked(options: TuneOptions, console: Console) -> None:
     count as a failure.
     """
     from fedsweep.sweep.running.linked_sweeps import linked_sweeps
+    from fedsweep.tracking import Destination
 
     status = 0
-    page = output.page_command(options.store, options.mlflow)
     for result in linked_sweeps(options, console, lambda report: output.result_console().print(report.renderable)):
         stage, session = result.session.plan.request.stage, result.session
+        server = Destination.of_sweep(options.results.root, result.folder, options.mlflow).server
         try:
-            output.show_sweep(result, page)
+            output.show_sweep(result, output.page_command(options.store, server))
         except SystemExit:
             if session.interrupted or result.disk_full or session.remote_error:
                 raise
@@ -56,7 +58,9 @@ def show_linked_plan(options: TuneOptions, console: Console) -> None:
     from fedsweep.sweep.running.tune import rehearsed
 
     tuning, common, tuned = planned_sweeps(options)
-    with rehearsed(tuning, console), rehearsed(common, console) as ready:
+    with rehearsed(tuning, console):  # only to check it
+        pass
+    with rehearsed(common, console) as ready:
         from fedsweep.sweep.plan.plan import Plan
 
         plans = [Plan.of(one.request) for one in (tuning, common, tuned)]
@@ -77,7 +81,7 @@ def _show(ready: Prepared, plans: list[Plan]) -> None:
     console.print(samples)
     side, batch, source = _one_trial(ready)
     bound = "at most " * (space.until_decided is not None)
-    table, total, trials = Table("sweep", "trials", "seeds", "number", "estimated time"), 0.0, 0
+    table, total, trials = Table(Column("sweep", overflow="fold"), *COLUMNS), 0.0, 0
     for plan in plans:
         seconds = _seconds(plan, side, batch)
         own, most = plan.request.stage, bound if plan is not plans[0] else ""

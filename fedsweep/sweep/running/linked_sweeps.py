@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from fedsweep.common.errors import UserError
-from fedsweep.common.progress import loading
+from fedsweep.common.progress import loading, waiting
 from fedsweep.common.yaml_values import Json
 from fedsweep.results import SweepManifest, SweepStore
 from fedsweep.results.arms import arm_label
@@ -49,7 +49,9 @@ def linked_sweeps(
         with loading(console, "PyTorch", "fedsweep.sweep.plan.plan"):
             from fedsweep.sweep.plan.plan import Plan
 
-        Plan.of(options.asked)  # raises an error of any of the sweeps before the first one starts
+        # An error of the last sweep is raised before the first one starts.
+        with waiting(console, "Checking the arms"):
+            Plan.of(options.asked).preflight()
     for name in ("tuning", "common", "tuned"):
         if name == "tuning" and {"common", "tuned"} & {*started}:
             continue  # it has ended, and a failed sample must not be tried again after the values were chosen
