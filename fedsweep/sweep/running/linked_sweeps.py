@@ -97,10 +97,13 @@ def _started(options: TuneOptions) -> dict[StageName, SweepStore]:
     sweeps = [(one, one.manifest()) for one in options.results.sweeps()]
     ours = {sweep_name(options.space, Stage(name=name, names=(), drawn=())) for name in ("tuning", "common", "tuned")}
     linked = [(one, manifest) for one, manifest in sweeps if manifest.name in ours and manifest.stage is not None]
-    wanted = [manifest for _, manifest in linked if options.sweep_id in (None, manifest.id)]
+    if options.sweep_id is None:
+        wanted = [one.id for _, one in linked if one.stage is not None and one.stage.name == "tuning"]
+    else:
+        wanted = [_tuning_id(one) for _, one in linked if one.id == options.sweep_id]
     if not wanted:
-        options.results.find(f"{options.space}/tuning", options.sweep_id)  # raises
-    tuning = _tuning_id(wanted[-1]) if options.sweep_id is not None else max(map(_tuning_id, wanted))
+        options.results.find(f"{options.space}/tuning", options.sweep_id)  # raises the error that there is none
+    tuning = wanted[-1]
     found: dict[StageName, SweepStore] = {}
     for sweep, manifest in linked:
         if _tuning_id(manifest) == tuning and manifest.stage is not None:

@@ -2,15 +2,22 @@
 
 from contextlib import chdir
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from fedsweep.results import SweepStore
+from fedsweep.common.errors import UserError
+from fedsweep.report.choice import by_validation
+from fedsweep.results import Outcome, Store, SweepStore, TrialRecord
 from fedsweep.results.arms import identity
+from fedsweep.results.history import RoundRecord
+from fedsweep.results.tune_command import tune_command
 from fedsweep.results.tuned_arms import STAGE, choose
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.running.linked_sweeps import first_stage, planned_sweeps
+from fedsweep.sweep.running.linked_sweeps import _options_of, _started, first_stage, planned_sweeps
+from fedsweep.sweep.running.open_sweep import new_sweep, resumed_sweep
 from fedsweep.sweep.running.tune import TuneOptions
 from fedsweep.sweep.search.proposals import drawn_values
 from fedsweep.sweep.space.axes import Axis
@@ -173,6 +180,72 @@ def test_a_dry_run_prices_all_three_sweeps(tmp_path):
         drawn = first_stage(TuneOptions("tuned").asked).drawn
     shown = [row[1] for row in rows if len(row) == 2 and row[0].isdigit()]
     assert shown[-2:] == [f"{one['optimizer.lr']:.4g}" for one in drawn]
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch) -> SweepStore:
+    """Create a tuning sweep with an override, in which rank 1 has two finished samples and rank 4 has none."""
+    write_space(tmp_path, "tuned", TUNED)
+    monkeypatch.chdir(tmp_path)
+    plan = Plan.of(planned_sweeps(TuneOptions("tuned", {"local.steps": 2}))[0].request)
+    sweep = new_sweep(plan, Store(tmp_path / "mlruns"))
+    values = iter([None, 0.4, 0.6, None, None, None])
+    trials = []
+    for trial, value in zip(plan.grid(), values, strict=True):
+        history = [] if value is None else [RoundRecord(2, {"validation/accuracy/mean": value}, 0.1)]
+        outcome = Outcome(outcome="failed" if value is None else "finished", round=2)
+        trials.append(TrialRecord(trial, outcome, history))
+    monkeypatch.setattr(SweepStore, "trials", lambda self: trials)
+    return sweep
+
+
+def test_the_last_sweep_follows_from_the_metrics_of_the_tuning_sweep(begun):
+    console = Console(file=(said := StringIO()), width=200)
+    options = TuneOptions("tuned", resume=True)
+    started = _started(options)
+    assert {name: one.folder for name, one in started.items()} == {"tuning": begun.folder}
+    own = _options_of("tuned", options, started, console)
+    stage = own.request.stage
+    assert (stage.name, stage.sweep) == ("tuned", begun.folder.name)
+    assert [(one.arm["lora.rank"], one.sample) for one in stage.chosen] == [(1, 2), (4, None)]
+    assert said.getvalue() == "No sample of arm lora.rank=4 has finished, so it runs at the common values.\n"
+    plan = Plan.of(own.request)
+    rates = {arm["lora.rank"]: config.optimizer.lr for arm, config in plan.configs}
+    assert rates == {1: stage.drawn[1]["optimizer.lr"], 4: plan.base.optimizer.lr}
+    assert plan.base.local.steps == 2  # as the tuning sweep
+    again = _options_of("tuning", options, started, console)
+    assert (again.sweep_id, again.resume) == (begun.folder.name, True)
+    assert resumed_sweep(Plan.of(again.request), again.results, again.resumed).folder == begun.folder
+
+
+def test_a_resume_goes_on_with_the_sweeps_that_belong_together(begun):
+    console, store, last = Console(quiet=True), begun, TuneOptions("tuned", resume=True)
+    results = last.results
+    created = []
+    for name in ("common", "tuned"):
+        plan = Plan.of(_options_of(name, last, {"tuning": store}, console).request)
+        created.append(new_sweep(plan, results).folder.name)
+    newer = new_sweep(Plan.of(planned_sweeps(TuneOptions("tuned"))[0].request), results)
+    assert {name: one.folder.name for name, one in _started(last).items()} == {"tuning": newer.folder.name}
+    for sweep_id in (begun.folder.name, *created):
+        found = _started(replace(last, sweep_id=sweep_id))
+        assert [one.folder.name for one in found.values()] == [begun.folder.name, *created]
+    with pytest.raises(UserError, match="there is no sweep `nothing` of tuned/tuning"):
+        _started(replace(last, sweep_id="nothing"))
+    assert _started(TuneOptions("tuned")) == {}
+
+
+def test_the_command_in_a_report_starts_all_linked_sweeps(begun):
+    assert tune_command(begun.manifest()) == "fedsweep tune tuned local.steps=2"
+
+
+def test_a_tuning_sweep_compares_no_arms_and_hides_the_test_images(begun):
+    manifest = begun.manifest()
+    assert (manifest.baseline, manifest.seeds, manifest.trials) == (None, (1000,), 6)
+    assert manifest.varied == ("lora.rank", "optimizer.lr")
+    assert manifest.logarithmic == ("optimizer.lr",)
+    assert manifest.chosen_by == "validation/accuracy/mean (validation images)"
+    assert by_validation(manifest)
 
 
 NAMES = ("tuned/tuning", "tuned", "tuned/tuned")
