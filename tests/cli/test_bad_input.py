@@ -28,7 +28,7 @@ NINES = "9" * 5000
         (
             ["tune", "ablations/lora_rnk"],
             f"there is no search space `ablations/lora_rnk`; did you mean `{SPACE}` or `ablations/lora_rank_clip` "
-            "or `ablations/lora_dropout`?",
+            "or `ablations/lora_rank_tuned`?",
         ),
         (["tune", "lora_rank"], f"there is no search space `lora_rank`; did you mean `{SPACE}`?"),
         (["tune", "zzz"], f"there is no search space `zzz`{LISTED}"),
