@@ -77,6 +77,7 @@ def test_the_figure_has_one_panel_per_arm(manifest, trials, drawn):
     best, points = figure.axes[1].lines[1:]
     assert (list(best.get_xdata()), list(best.get_ydata())) == ([1, 2, 3], pytest.approx([50.0, 50.0, 70.0]))
     assert list(points.get_xdata()) == [1, 3]
+    assert "80% confidence" in tuning.draw(table.manifest, table.arms).reading
     others = tabulate(manifest, trials)
     assert drawn(tuning.draw, others.manifest, others.arms) is None
 
@@ -105,8 +106,8 @@ def test_the_band_covers_the_true_curve_whatever_the_distribution(power):
     for _ in range(repeats):
         curve = tuning.tuning_curve(0.05, list(generator.random(number) ** power), "max", bounded=True)
         covered += all(low <= one <= high for low, one, high in zip(curve.lower, true, curve.upper, strict=True))
-    error = math.sqrt(tuning.CONFIDENCE * (1 - tuning.CONFIDENCE) / repeats)
-    assert covered / repeats >= tuning.CONFIDENCE - 3 * error
+    error = math.sqrt(0.8 * 0.2 / repeats)
+    assert covered / repeats >= 0.8 - 3 * error
 
 
 def test_more_samples_make_the_band_narrower():
