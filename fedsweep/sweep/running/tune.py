@@ -132,15 +132,20 @@ def tune(
         UserError: The search space is invalid, or a machine, the store, the MLflow server or an existing MLflow
             database cannot be used. The error is raised before any trial starts.
     """
-    from fedsweep.common.signals import ending_signals_interrupt
-    from fedsweep.sweep.cluster.ray_session import prepare_environment, ray_session
-
     console = console or Console(quiet=True)
     if options.is_linked:
         from fedsweep.sweep.running.linked_sweeps import linked_sweeps
 
         *_, last = linked_sweeps(options, console, show)
         return last
+    return _tune_one(options, console, show)
+
+
+def _tune_one(options: TuneOptions, console: Console, show: Callable[[Report], object]) -> SweepResult:
+    """Run a single sweep (see `tune`)."""
+    from fedsweep.common.signals import ending_signals_interrupt
+    from fedsweep.sweep.cluster.ray_session import prepare_environment, ray_session
+
     with (
         ending_signals_interrupt() as received,
         _ray_in_advance(options, console) as starting,
