@@ -82,9 +82,11 @@ def validation_metric(space: SearchSpace) -> str | None:
 def staged(space: SearchSpace, stage: Stage | None) -> SearchSpace:
     """Return the search space of one of the linked sweeps of an ablation with `tune_each`.
 
-    The tuning sweep has one seed and an objective on validation images. The other sweeps have those of the ablation.
+    The tuning sweep has one seed, an objective on validation images and no declared comparisons. The other sweeps have
+    those of the ablation.
     """
     if stage is None or stage.name != "tuning" or space.tune_each is None:
         return space
     objective = space.objective.model_copy(update={"metric": validation_metric(space)})
-    return space.model_copy(update={"seeds": (space.tune_each.seed,), "objective": objective})
+    changes = {"seeds": (space.tune_each.seed,), "objective": objective, "comparisons": ()}
+    return space.model_copy(update=changes)
