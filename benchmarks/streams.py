@@ -60,7 +60,7 @@ def main() -> None:
 def accuracy_of(job: tuple[int, tuple[int, int, int], int]) -> float:
     """Run the experiment with a rank, a seed for each stream and a number of rounds.
 
-    Return the accuracy in percent, averaged over the last half of the rounds.
+    Return the accuracy in percent, averaged over the last two thirds of the rounds.
     """
     import torch
 
@@ -75,7 +75,7 @@ def accuracy_of(job: tuple[int, tuple[int, int, int], int]) -> float:
     changes = {"lora.rank": rank, "federation.rounds": rounds, "federation.evaluate_every": 1}
     with_seeds(dict(zip(STREAMS, seeds, strict=True)))
     results = list(run(experiment.override(changes, "benchmark")))
-    return 100 * float(np.mean([one.metrics["accuracy/mean"] for one in results[-(rounds + 1) // 2 :]]))
+    return 100 * float(np.mean([one.metrics["accuracy/mean"] for one in results[-max(2 * rounds // 3, 1) :]]))
 
 
 def with_seeds(seeds: dict[str, int]) -> None:

@@ -90,6 +90,7 @@ class RunConfig(Config):
             )
         self._synthetic_fits()
         self._validation_fits()
+        self._last_rounds_fit()
         share, count = self.federation.malicious_share, len(capacities)
         attackers = len(malicious_clients(capacities, share, self.seed))
         if attackers == count or (share and not attackers):
@@ -103,16 +104,25 @@ class RunConfig(Config):
         self.method.check(self._smallest_cohort(capacities), layers, self.aggregation)
         return self
 
+    def _last_rounds_fit(self) -> None:
+        if (rounds := self.evaluation.last_rounds) is None:
+            return
+        if rounds <= (every := self.federation.evaluate_every):
+            raise ValueError(
+                f"`evaluation.last_rounds` must be larger than `federation.evaluate_every` {every}, so that more than "
+                f"one evaluated round is averaged, but it is {rounds}"
+            )
+        if self.evaluation.test_rounds == "last":
+            raise ValueError(
+                f"`evaluation.last_rounds` {rounds} averages the accuracy over several rounds and needs "
+                "`evaluation.test_rounds` all, but it is last"
+            )
+
     def _validation_fits(self) -> None:
         if self.evaluation.test_rounds == "last" and not self.data.validation_fraction:
             raise ValueError(
                 "`evaluation.test_rounds` last measures only the validation images between round 0 and the last round "
                 "and needs a `data.validation_fraction` above 0 or `listed`, but it is 0"
-            )
-        if self.evaluation.test_rounds == "last" and self.evaluation.last_rounds is not None:
-            raise ValueError(
-                f"`evaluation.last_rounds` {self.evaluation.last_rounds} averages the accuracy over several rounds and "
-                "needs `evaluation.test_rounds` all, but it is last"
             )
         if self.method.needs.validation and not self.partition.validation_share:
             raise ValueError(

@@ -63,3 +63,9 @@ def test_rounds_without_test_images_need_validation_images(tiny):
 def test_a_mean_over_rounds_needs_test_images_in_all_rounds(tiny):
     with pytest.raises(UserError, match=r"`evaluation.last_rounds` 3 .* needs `evaluation.test_rounds` all"):
         tiny.override({**LAST, "evaluation.last_rounds": 3}, "test")
+
+
+def test_a_mean_over_rounds_needs_more_than_one_evaluated_round(tiny):
+    assert tiny.override({"evaluation.last_rounds": 3, "federation.evaluate_every": 2}, "test")
+    with pytest.raises(UserError, match=r"`evaluation.last_rounds` must be larger than .* 3, .* but it is 3"):
+        tiny.override({"evaluation.last_rounds": 3, "federation.evaluate_every": 3}, "test")

@@ -273,7 +273,7 @@ def stop_ray() -> None:
     """Shut down Ray. If it has lost a process, kill what is left of it, because `ray.shutdown` may wait for it."""
     import ray
 
-    with _garbage_kept():
+    with _garbage_kept() as unfinished:
         if not lost_process():
             ray.shutdown()
             return
@@ -287,16 +287,18 @@ def stop_ray() -> None:
         closing.join(ANSWER_SECONDS / 2)
         if closing.is_alive():
             atexit.unregister(ray.shutdown)
+            unfinished.set()
 
 
 @contextlib.contextmanager
-def _garbage_kept() -> Iterator[None]:
+def _garbage_kept() -> Iterator[threading.Event]:
     """Keep garbage within the block: wait for a running collection to end, and let none begin.
 
     Some garbage refers to objects of Ray. If another thread, such as the one that imports MLflow, frees them while Ray
-    shuts down, Ray's C++ code ends this process at once.
+    shuts down, Ray's C++ code ends this process at once. If the yielded event is set, garbage is kept after the block.
     """
     enabled, own, collected = gc.isenabled(), threading.get_ident(), threading.Event()
+    unfinished = threading.Event()
 
     def notice(phase: str, _: dict[str, int]) -> None:
         if threading.get_ident() == own and phase == "stop":
@@ -308,8 +310,8 @@ def _garbage_kept() -> Iterator[None]:
         while not collected.is_set():
             gc.collect(0)  # returns at once while another thread collects
             collected.wait(0.01)
-        yield
+        yield unfinished
     finally:
         gc.callbacks.remove(notice)
-        if enabled:
+        if enabled and not unfinished.is_set():
             gc.enable()

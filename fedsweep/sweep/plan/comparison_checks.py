@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from fedsweep.common.errors import near
@@ -33,7 +34,8 @@ def wrong_comparisons(
         yield from _given_twice(declared, arms, objective)
     elif len(arms) < 2 and not lacking:
         yield "`comparisons` all needs at least two arms, but there is only one."
-    if (many := len(declared_pairs(declared, arms, objective, {}))) > MOST:
+    many = math.comb(len(arms), 2) if declared == "all" else len(declared_pairs(declared, arms, objective, {}))
+    if many > MOST:
         yield f"`comparisons` must contain at most {MOST:,} pairs of arms, but it contains {many:,}."
 
 
