@@ -99,7 +99,7 @@ def take(addresses: dict[str, str], into: Path) -> None:
         browser.open(addresses["sweeps and their trials"], "matching runs")
         browser.until(UNFOLD)
         picture("mlflow_runs")
-        browser.open(f"{page}/artifacts/report/table.md?{query}", "By domain", "Holm p", "Path: ")
+        browser.open(f"{page}/artifacts/report/table.md?{query}", "By domain", "verdict", "Path: ")
         browser.run(HIDE_PATH)
         picture("mlflow_artifacts")
         browser.resize(1500, 420)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedsweep.report import write_report
 from fedsweep.report.formats import data_frame
 from fedsweep.report.formats.latex import latex
 from fedsweep.results.until_decided import UntilDecided
@@ -39,6 +40,12 @@ def test_findings_state_the_verdict_and_the_seeds_at_which_it_was_reached(decide
     assert found["rank 4"].endswith("significantly higher.")
     assert "equivalent: within 3.0 points of the baseline (90% interval" in found["rank 2"]
     assert found["rank 1"].endswith("not decided yet: resume the sweep to run further seeds.")
+
+
+def test_the_page_names_the_rule_instead_of_all_seeds(decided, tmp_path):
+    trials = [trial for one in decided.arms for trial in one.arm.trials]
+    text = (write_report(decided.manifest, trials, tmp_path).folder / "report.html").read_text()
+    assert "<dt>Seeds</dt><dd>until decided, 3 to 6</dd>" in text
 
 
 def test_seeds_after_a_decision_do_not_count(decided):
