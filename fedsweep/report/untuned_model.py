@@ -10,12 +10,15 @@ from scipy import stats
 from fedsweep.report.arm_statistics import MEAN_ACCURACY, ArmStatistics, recorded
 from fedsweep.report.intervals_and_power import LEVEL
 from fedsweep.results import SweepManifest, TrialPlan
+from fedsweep.results.history import LAST_ROUNDS
 from fedsweep.results.records import IN_DOMAIN_TEST
 
 UNTRAINED = (
     "The backbone is untrained (`backbone.pretrained` is none): train one with `fedsweep pretrain`, or set "
     "`backbone.pretrained` to pre-trained weights."
 )
+WITH_CHANCE = (MEAN_ACCURACY, LAST_ROUNDS)
+"""The objectives for which the accuracy of chance is known."""
 FEWEST = 3  # seeds for a t-test; with two seeds, it detects hardly anything
 TRAINED = "Check the labels, the learning rate and the number of rounds."
 
@@ -35,8 +38,8 @@ class Ends(NamedTuple):
 class FinishedArm(NamedTuple):
     """The finished trials of one arm, and the test images on which they were measured.
 
-    `chance` is the accuracy of a constant prediction on these images, and `images` is their number. If the objective is
-    not accuracy/mean, or if they were not recorded, `chance` is None and `images` is 0.
+    `chance` is the accuracy of a constant prediction on these images, and `images` is their number. If chance is
+    not known for the objective, or if they were not recorded, `chance` is None and `images` is 0.
     """
 
     ends: Sequence[Ends]
@@ -48,14 +51,14 @@ def about_untuned_model(manifest: SweepManifest, arms: Sequence[ArmStatistics]) 
     """Return a sentence that warns if no arm is above chance, or if no arm is better than the untuned model of round 0.
 
     The list is empty if an arm is better than both, if the objective is not recorded in round 0, or if no trial has
-    finished. Chance is known only for the objective accuracy/mean.
+    finished. Chance is known only for the objectives in `WITH_CHANCE`.
     """
     sign = 1 if manifest.mode == "max" else -1
     finished = [trials for one in arms if (trials := [*one.arm.finished(manifest.metric).values()])]
     values = [[recorded(trial.history, manifest.metric) for trial in trials] for trials in finished]
     if not finished or any(0 not in value or len(value) < 2 for trials in values for value in trials):
         return []
-    accuracy = manifest.metric == MEAN_ACCURACY and manifest.mode == "max"  # chance is known only for this metric
+    accuracy = manifest.metric in WITH_CHANCE and manifest.mode == "max"
     ends = [[Ends(sign * value[0], sign * value[max(value)]) for value in trials] for trials in values]
     plans = [[trial.plan for trial in trials] if accuracy else [] for trials in finished]
     measured = [FinishedArm(one, *_chance_and_images(of_arm)) for one, of_arm in zip(ends, plans, strict=True)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedsweep.report.untuned_model import Ends, FinishedArm, above_chance, better_than_untuned
+from fedsweep.results.history import LAST_ROUNDS
 from tests.report.helpers import printed, tabulate
 
 NOTHING_LEARNED = "No arm is significantly better than the untuned model of round 0 in accuracy/mean"
@@ -57,6 +58,19 @@ def test_arms_that_predict_one_class_are_at_chance_wherever_they_started(manifes
         f"{AT_CHANCE}: predicting the same class for all test images reaches 10.00%. The differences between arms "
         "therefore mean nothing."
     )
+
+
+def test_chance_is_also_known_for_the_mean_over_the_last_rounds(manifest, trials):
+    planned(at_chance(trials), images={"test": 200}, chance=0.1)
+    trials.records = [
+        replace(one, history=[
+            replace(record, metrics={**record.metrics, LAST_ROUNDS: record.metrics["accuracy/mean"]})
+            for record in one.history
+        ])
+        for one in trials.records
+    ]  # fmt: skip
+    first = tabulate(manifest(metric=LAST_ROUNDS), trials).findings()[0]
+    assert first.startswith(f"No arm is distinguishable from chance in {LAST_ROUNDS}")
 
 
 @pytest.mark.parametrize("finals", [{4: [0.5, 0.6, 0.5], 8: [0.2, 0.2, 0.2]}, {8: [0.9]}])
