@@ -9,7 +9,7 @@ from fedsweep.common.config import flat
 from fedsweep.common.errors import near
 from fedsweep.results.arms import Arm, arm_label, identity
 from fedsweep.results.declared_comparisons import pairs_of
-from fedsweep.results.history import ACCUMULATED, LAST_ROUNDS, on_test, on_validation, uses_test_images
+from fedsweep.results.history import ACCUMULATED, LAST_ROUNDS, VALIDATION, on_test, on_validation, uses_test_images
 from fedsweep.results.table_columns import wrong_columns
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace
 from fedsweep.sweep.plan.space_checks import Findings, related
@@ -59,13 +59,16 @@ def wrong_metrics(resolved: ResolvedSpace, found: Findings, metrics: Reported) -
 
 
 def _wrong_tuning(resolved: ResolvedSpace) -> Iterator[str]:
-    """Yield an error message if `tune_each` cannot choose by validation images."""
+    """Yield an error message if `tune_each` cannot choose by validation images and compare the arms on test images."""
     space = resolved.space
     if space.tune_each is None or resolved.request.stage is not None:
         return
-    if validation_metric(space) is None:
+    if (metric := space.goal.metric).startswith(VALIDATION):
+        rule = "`tune_each` chooses by validation images and needs an `objective.metric` on test images"
+        yield f"{rule}, but it is {metric}; use {on_test(metric)}."
+    elif validation_metric(space) is None:
         rule = "`tune_each` needs an objective that is also measured on validation images"
-        yield f"{rule}, but `objective.metric` is {space.goal.metric}."
+        yield f"{rule}, but `objective.metric` is {metric}."
     elif not resolved.base.data.validation_fraction:
         yield (
             "`tune_each` chooses by validation images, but `data.validation_fraction` is 0; set it to 0.2 in `fixed`, "

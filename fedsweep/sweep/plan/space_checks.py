@@ -27,7 +27,7 @@ from fedsweep.results.arms import (
 )
 from fedsweep.sweep.plan.comparison_checks import wrong_comparisons
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace, causes, describe
-from fedsweep.sweep.space.axes import Axis, Conditions, asking_order, condition, holds, names_of, valued
+from fedsweep.sweep.space.axes import Axis, Conditions, asking_order, below, condition, holds, names_of, valued
 from fedsweep.sweep.space.designs import changes
 from fedsweep.sweep.space.search_space import SearchSpace
 
@@ -138,11 +138,6 @@ def _names(arm: Arm, space: SearchSpace) -> set[str]:
     """Return the dotted names of all hyperparameters that an arm sets, also those that its entries name in words."""
     ablated = arm.get(ABLATED)
     return {*changes({**arm, ABLATED: []}, {}, space.named)} | {*(ablated if isinstance(ablated, list) else ())}
-
-
-def below(name: str, names: Collection[str]) -> bool:
-    """Return whether `name` is one of the dotted names or lies below one, as `method.heads` lies below `method`."""
-    return any(name == one or name.startswith(f"{one}.") for one in names)
 
 
 def _by_change(error: InvalidValuesError, asked: Collection[str], where: str) -> dict[str, list[str]]:

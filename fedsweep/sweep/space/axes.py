@@ -3,7 +3,7 @@
 An axis may have conditions, so that it is active only for certain values of other hyperparameters.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
 from graphlib import CycleError, TopologicalSorter
 
@@ -184,6 +184,11 @@ def names_of(key: str) -> list[str]:
     (['lora.rank'], ['method', 'optimizer'])
     """
     return [name.strip() for name in key.split(",")]
+
+
+def below(name: str, names: Collection[str]) -> bool:
+    """Return whether `name` is one of the dotted names or lies below one, as `method.heads` lies below `method`."""
+    return any(name == one or name.startswith(f"{one}.") for one in names)
 
 
 def valued(key: str, value: Json) -> Arm:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fedsweep.common.errors import InvalidValuesError, UserError, with_all_mistakes
-from fedsweep.common.paths import find
+from fedsweep.common.paths import available, find
 from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.results.arms import shown_mapping, shown_setting
 from fedsweep.results.tuned_arms import STAGE, Stage, space_name, stage_of, sweep_name
 from fedsweep.results.until_decided import UntilDecided
-from fedsweep.sweep.space.axes import names_of, without_kind
+from fedsweep.sweep.space.axes import below, names_of, without_kind
 from fedsweep.sweep.space.search_space import SearchSpace
 from fedsweep.sweep.space.settings import GridSearch, NoScheduler, RandomSearch, Rounds
 from fedsweep.sweep.space.tuned_axes import staged
@@ -97,7 +97,7 @@ def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) 
     draft = _Draft(f"search space {name}")
     space = draft.of_file(read_yaml(path))
     unfit = {} if draft.dropped & {"search", *ARMS} else dict(_unfit_changes(space, overrides, options, draft.where))
-    draft.messages += unfit.values()
+    draft.messages += [*unfit.values(), *_taken_names(name, space, draft.where)]
     kept = {key: value for key, value in overrides.items() if key not in unfit}
     wrong_search = "search" in draft.dropped  # no change of its entries can be checked
     asked = {
@@ -126,7 +126,7 @@ def _unfit_changes(
     for changed in overrides:
         if changed in space.names or any(changed.startswith(f"{varied}.") for varied in space.names):
             yield changed, f"`{changed}` is varied by {where} and cannot be overridden."
-        elif space.tune_each is not None and changed in space.tune_each.space:
+        elif space.tune_each is not None and below(changed, space.tune_each.space):
             yield changed, f"`{changed}` is tuned by {where} and cannot be overridden."
         elif changed == "seed":
             yield changed, f"`seed` cannot be overridden in {where}; use --seeds instead."
@@ -135,6 +135,17 @@ def _unfit_changes(
     if "search.warm_start" in options and (search := space.search.name) != "tpe":
         rule = "--warm-start needs `search` tpe, which learns from results"
         yield "search.warm_start", f"{rule}, but {where} has `search` {search}."
+
+
+def _taken_names(name: str, space: SearchSpace, where: str) -> Iterator[str]:
+    """Yield an error message for each search space with the name of a sweep that `tune_each` runs."""
+    if space.tune_each is None:
+        return
+    known = available("search_spaces")
+    for stage in ("tuning", "tuned"):
+        if (taken := f"{name}/{stage}") in known:
+            other = "but a search space has this name; rename the search space"
+            yield f"{where}: `tune_each` runs a sweep `{taken}`, {other}."
 
 
 class _Draft:

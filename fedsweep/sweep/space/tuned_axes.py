@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from fedsweep.common.config import Config
 from fedsweep.results.history import VALIDATION, on_validation
 from fedsweep.results.tuned_arms import Stage
-from fedsweep.sweep.space.axes import Axis, names_of
+from fedsweep.sweep.space.axes import Axis, below, names_of
 
 if TYPE_CHECKING:
     from fedsweep.sweep.space.search_space import SearchSpace
@@ -53,11 +53,12 @@ def wrong_tuning(space: SearchSpace) -> Iterator[str]:
         "fixed": {*space.fixed},
     }
     for name in tuned.space:
-        yield from (
-            f"`tune_each` tunes `{name}`, which cannot also be in `{place}`"
-            for place, names in places.items()
-            if name in names
-        )
+        for place, names in places.items():
+            arms = place != "fixed"  # a fixed `optimizer` only gives the untuned value of `optimizer.lr`
+            if name in names:
+                yield f"`tune_each` tunes `{name}`, which cannot also be in `{place}`"
+            elif others := [one for one in sorted(names) if below(one, [name]) or (arms and below(name, [one]))]:
+                yield f"`tune_each` tunes `{name}`, so `{others[0]}` cannot be in `{place}`"
         if name == "seed":
             yield "`tune_each` cannot tune `seed`"
     if space.search.name != "grid":
@@ -82,11 +83,14 @@ def validation_metric(space: SearchSpace) -> str | None:
 def staged(space: SearchSpace, stage: Stage | None) -> SearchSpace:
     """Return the search space of one of the linked sweeps of an ablation with `tune_each`.
 
-    The tuning sweep has one seed, an objective on validation images and no declared comparisons. The other sweeps have
-    those of the ablation.
+    The tuning sweep has one seed, an objective on validation images, and neither a baseline nor declared comparisons.
+    Only the design `one_factor` keeps the baseline, which defines its arms. The other sweeps have the settings of the
+    ablation.
     """
     if stage is None or stage.name != "tuning" or space.tune_each is None:
         return space
     objective = space.objective.model_copy(update={"metric": validation_metric(space)})
-    changes = {"seeds": (space.tune_each.seed,), "objective": objective, "comparisons": ()}
+    changes: dict[str, Any] = {"seeds": (space.tune_each.seed,), "objective": objective, "comparisons": ()}
+    if space.design != "one_factor":
+        changes["baseline"] = None
     return space.model_copy(update=changes)

@@ -108,6 +108,21 @@ WRONG = {
         {"tune_each": {"space": {"lora.dropout": {"uniform": [0.0, 0.5]}}}, "ablate": {"lora.dropout": 0.3}},
         "`tune_each` tunes `lora.dropout`, which cannot also be in `ablate`.",
     ),
+    "parent in space": (
+        {"space": {"optimizer": {"grid": [{"name": "sgd", "lr": 0.1}, {"name": "sgd", "lr": 0.3}]}}, "baseline": None},
+        "`tune_each` tunes `optimizer.lr`, so `optimizer` cannot be in `space`.",
+    ),
+    "parent in named": (
+        {"space": {}, "named": {"a": {"optimizer": {"name": "sgd", "lr": 0.1}}, "b": {}}, "baseline": {"arm": "b"}},
+        "`tune_each` tunes `optimizer.lr`, so `optimizer` cannot be in `named`.",
+    ),
+    "field in fixed": (
+        {
+            "tune_each": {"space": {"optimizer": {"choice": [{"name": "sgd", "lr": 0.1}, {"name": "sgd", "lr": 0.3}]}}},
+            "fixed": {**FIXED, "optimizer.lr": 0.2},
+        },
+        "`tune_each` tunes `optimizer`, so `optimizer.lr` cannot be in `fixed`.",
+    ),
     "unknown": (
         {"tune_each": {"space": {"optimizer.lrr": {"loguniform": [0.01, 0.5]}}}},
         "search space tuned: `optimizer.lrr` is not a hyperparameter of this run; did you mean `optimizer.lr`",
@@ -137,6 +152,11 @@ WRONG = {
         {"objective": {"metric": "loss/train", "mode": "min"}},
         "`tune_each` needs an objective that is also measured on validation images, but `objective.metric` is",
     ),
+    "objective on validation images": (
+        {"objective": {"metric": "validation/accuracy/mean", "mode": "max"}},
+        "`tune_each` chooses by validation images and needs an `objective.metric` on test images, but it is "
+        "validation/accuracy/mean; use accuracy/mean.",
+    ),
     "search": (
         {"search": {"name": "random", "samples": 4}, "space": {"lora.rank": {"choice": [1, 4]}}, "seeds": [0]},
         "`tune_each` needs `search` grid, but it is random.",
@@ -162,6 +182,33 @@ def test_a_tuned_hyperparameter_cannot_be_overridden(tmp_path):
     write_space(tmp_path, "tuned", TUNED)
     done = fedsweep(tmp_path, "tune", "tuned", "optimizer.lr=0.2", code=2, trains=False)
     assert "`optimizer.lr` is tuned by search space tuned and cannot be overridden." in done.stderr
+
+
+@pytest.mark.parametrize("stage", ["tuning", "tuned"])
+def test_a_search_space_with_the_name_of_a_linked_sweep_is_refused(tmp_path, stage):
+    write_space(tmp_path, "tuned", TUNED)
+    write_space(tmp_path, f"tuned/{stage}", GRID)
+    for resume in ([], ["--resume"]):
+        done = fedsweep(tmp_path, "tune", "tuned", *resume, code=2, trains=False)
+        taken = f"`tune_each` runs a sweep `tuned/{stage}`, but a search space has this name; rename the search space."
+        assert taken in " ".join(done.stderr.split()) or (resume and "there is no sweep" in done.stderr)
+
+
+def test_a_fixed_optimizer_gives_the_untuned_value_of_its_learning_rate(tmp_path):
+    write_space(tmp_path, "tuned", {**TUNED, "fixed": {**FIXED, "optimizer": {"name": "adam", "lr": 0.001}}})
+    plan = plan_of(tmp_path, "tuned", "tuning")
+    assert [trial.config["optimizer"]["name"] for trial in plan.grid()] == ["adam"] * 6
+    assert plan.grid()[0].config["optimizer"]["lr"] == 0.001
+
+
+def test_one_factor_arms_are_the_same_in_all_linked_sweeps(tmp_path):
+    grid = {"lora.rank": {"grid": [1, 4]}, "lora.position": {"grid": ["l0", "both"]}}
+    baseline = {"lora.rank": 4, "lora.position": "both"}
+    write_space(tmp_path, "tuned", {**TUNED, "space": grid, "design": "one_factor", "baseline": baseline})
+    tuning, common = plan_of(tmp_path, "tuned", "tuning"), plan_of(tmp_path, "tuned", "common")
+    stage = tuning.request.stage
+    assert len(common.arms) == 3
+    assert list({identity(one): one for one in map(stage.untuned, tuning.arms)}.values()) == common.arms
 
 
 def test_a_dry_run_prices_all_three_sweeps(tmp_path):
