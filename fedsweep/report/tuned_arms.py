@@ -1,19 +1,20 @@
 """The values that were tuned for each arm, in the tables and sentences of a report."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from fedsweep.common.yaml_values import Json
 from fedsweep.report.arm_statistics import ArmStatistics
 from fedsweep.report.units_and_labels import NOTHING, arm_words, names
 from fedsweep.results import SweepManifest
-from fedsweep.results.arms import shown_setting
+from fedsweep.results.arms import identity, shown_setting
 from fedsweep.results.tuned_arms import Stage, space_name
 
 
 def tuned_values(manifest: SweepManifest, one: ArmStatistics) -> dict[str, Json]:
     """Return the values of the tuned hyperparameters with which an arm ran, by dotted name.
 
-    The dict is empty unless the sweep runs each arm with its own values.
+    The dict is empty unless the sweep runs each arm with its chosen values.
     """
     stage = manifest.stage
     if stage is None or stage.name != "tuned":
@@ -34,16 +35,21 @@ def about_tuning(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list
         return []
     tuned, space = ", ".join(stage.names), space_name(manifest.name, stage)
     if stage.name == "tuning":
+        tried = Counter(identity(stage.untuned({**one.arm.values})) for one in arms)
+        most = "up to " * any(number < stage.samples for number in tried.values())
         return [
-            f"Every arm tries the same {stage.samples} samples of {tuned} with one seed: its own value and "
-            f"{len(stage.drawn)} drawn ones. The sweep {space}/tuned runs each arm with its best sample."
+            f"Every arm tries {most}{stage.samples} samples of {tuned} with one seed: its untuned value and drawn "
+            f"values, which are the same for all arms. The sweep {space}/tuned runs each arm with its best sample."
         ]
     if stage.name == "common":
-        return [f"All arms at the common value of {tuned}. The sweep {space}/tuned compares the arms after tuning."]
+        return [f"All arms run without tuning of {tuned}. The sweep {space}/tuned compares the arms after tuning."]
+    value, was = ("value", "was") if len(stage.names) == 1 else ("values", "were")
+    everyone = "Each arm, including the baseline," if manifest.baseline is not None else "Each arm"
+    most = "up to " * any(one.tried not in (None, stage.samples) for one in stage.chosen)
     return [
-        f"Each arm tuned, {stage.samples} samples: {tuned} by the validation images of sweep {stage.sweep}, the "
-        f"baseline as well. The intervals do not include the randomness of tuning. "
-        f"The sweep {space} has the same arms at the common value.",
+        f"{everyone} has the {value} of {tuned} that {was} best among {most}{stage.samples} samples on the validation "
+        f"images (sweep {stage.sweep}). The intervals do not include the randomness of tuning. "
+        f"In the sweep {space}, the same arms run without tuning.",
         *_without_choice(manifest, stage, arms),
     ]
 
@@ -55,4 +61,4 @@ def _without_choice(manifest: SweepManifest, stage: Stage, arms: Sequence[ArmSta
     if not found:
         return []
     named = "; ".join(arm_words(arm, dotted) for arm in found)
-    return [f"No sample finished, so the arm has the common value: {named}."]
+    return [f"No sample has finished, so the arm has its untuned value: {named}."]

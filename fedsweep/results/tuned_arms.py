@@ -1,7 +1,9 @@
 """The linked sweeps of an ablation whose arms are tuned one by one, and the choice of the values of each arm.
 
-Such an ablation runs three sweeps: `NAME/tuning` tries the same samples for every arm, `NAME` runs the arms at the
-common values, and `NAME/tuned` runs each arm with the values that were best for it. This module does not import torch.
+Such an ablation runs three sweeps: `NAME/tuning` tries the same samples for every arm, `NAME` runs the arms without
+tuning, and `NAME/tuned` runs each arm with its chosen values. This module does not import torch.
+
+The untuned values of an arm are the values of the tuned hyperparameters that it has without tuning.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from pydantic import Field
 
 from fedsweep.common.config import Config, flat
 from fedsweep.common.yaml_values import Json
-from fedsweep.results.arms import Arm, identity
+from fedsweep.results.arms import Arm, equality, identity
 from fedsweep.results.history import last
 from fedsweep.results.pareto import Mode
 
@@ -33,6 +35,7 @@ class TunedArm(Config):
     sample: int | None = Field(None, ge=0, description="number of the chosen sample; null if no sample finished")
     values: dict[str, Json] = Field(default_factory=dict, description="the chosen values by dotted name")
     score: float | None = Field(None, description="value of the objective by which the sample was chosen")
+    tried: int | None = Field(None, ge=0, description="number of samples that the arm tried; null if not recorded")
 
 
 class Stage(Config):
@@ -41,23 +44,23 @@ class Stage(Config):
     name: StageName
     names: tuple[str, ...] = Field(description="dotted names of the tuned hyperparameters")
     drawn: tuple[dict[str, Json], ...] = Field(
-        description="the drawn samples, from sample 1 on; sample 0 is the common values"
+        description="the drawn samples, from sample 1 on; sample 0 has the untuned values of the arm"
     )
     sweep: str | None = Field(None, description="id of the sweep that tuned the arms; null in that sweep itself")
-    chosen: tuple[TunedArm, ...] = Field((), description="the values of each arm, in the sweep of the tuned arms")
+    chosen: tuple[TunedArm, ...] = Field((), description="the chosen values of each arm, in the sweep `tuned`")
 
     @property
     def samples(self) -> int:
-        """The number of samples of each arm, including the common values."""
+        """The largest number of samples of an arm, including its untuned values."""
         return len(self.drawn) + 1
 
     def choice(self, arm: Mapping[str, Json]) -> TunedArm | None:
         """Return the choice for an arm, or None if no values are chosen for it in this sweep."""
-        key = identity(arm)
-        return next((one for one in self.chosen if identity(one.arm) == key), None)
+        key = equality(arm)
+        return next((one for one in self.chosen if equality(one.arm) == key), None)
 
     def changes(self, arm: Mapping[str, Json]) -> dict[str, Json]:
-        """Return the chosen values of an arm by dotted name; empty if the arm has the common values."""
+        """Return the chosen values of an arm by dotted name; empty if the arm has its untuned values."""
         return dict(found.values) if (found := self.choice(arm)) is not None else {}
 
     def used(self, arm: Mapping[str, Json], config: Mapping[str, Json]) -> dict[str, Json]:
@@ -73,23 +76,31 @@ class Stage(Config):
         """Return an arm of the tuning sweep without the values of its sample."""
         return {name: value for name, value in arm.items() if name not in self.names}
 
-    def sample(self, arm: Arm) -> int:
-        """Return the number of the sample of an arm of the tuning sweep. Sample 0 is the common values."""
-        values = identity({name: arm[name] for name in self.names if name in arm})
-        return next((number for number, one in enumerate(self.drawn, 1) if identity(one) == values), 0)
+    def numbers(self, samples: Sequence[Arm]) -> list[int]:
+        """Return the number of the sample of each arm in `samples`. Sample 0 has the untuned values.
 
-    def with_samples(self, arm: Arm, common: Mapping[str, Json]) -> Iterator[Arm]:
-        """Yield the arms of the tuning sweep for one arm: the common values first, then the drawn samples.
+        The untuned values can equal a drawn sample, which is not tried twice. They are then the first of `samples`.
 
-        If a drawn sample equals the common values, it is not tried twice.
+        Args:
+            samples: The arms of the tuning sweep that belong to one arm of the ablation, in the order of the plan.
+        """
+        drawn = {equality(one): number for number, one in enumerate(self.drawn, 1)}
+        values = [equality({name: arm[name] for name in self.names if name in arm}) for arm in samples]
+        found = [drawn.get(one, 0) for one in values]
+        return found if 0 in found else [0, *found[1:]]
+
+    def with_samples(self, arm: Arm, untuned: Mapping[str, Json]) -> Iterator[Arm]:
+        """Yield the arms of the tuning sweep for one arm: the untuned values first, then the drawn samples.
+
+        If a drawn sample equals the untuned values, it is not tried twice.
 
         Args:
             arm: The arm.
-            common: All values of the arm's run without tuning, by dotted name.
+            untuned: All values of the arm's run without tuning, by dotted name.
         """
-        own = {name: common[name] for name in self.names if name in common}
-        yield {**arm, **own}
-        yield from ({**arm, **one} for one in self.drawn if identity(one) != identity(own))
+        first = {name: untuned[name] for name in self.names if name in untuned}
+        yield {**arm, **first}
+        yield from ({**arm, **one} for one in self.drawn if equality(one) != equality(first))
 
 
 def stage_of(options: Mapping[str, Json]) -> Stage | None:
@@ -127,14 +138,18 @@ def sample_values(
         of the sample to the values of the sample and the final objective. The objective is None if the trial has not
         finished with a finite value.
     """
-    found: dict[str, tuple[Arm, dict[int, tuple[Arm, float | None]]]] = {}
+    by_arm: dict[str, list[TrialRecord]] = {}
     for trial in sorted(trials, key=lambda one: one.plan.number):
-        arm, own = stage.untuned(trial.plan.arm), trial.plan.arm
-        finished = trial.outcome is not None and trial.outcome.outcome == "finished"
-        value = last(trial.history, metric) if finished else None
-        values = {name: own[name] for name in stage.names if name in own}
-        _, samples = found.setdefault(identity(arm), (arm, {}))
-        samples[stage.sample(own)] = values, value if value is not None and math.isfinite(value) else None
+        by_arm.setdefault(identity(stage.untuned(trial.plan.arm)), []).append(trial)
+    found: dict[str, tuple[Arm, dict[int, tuple[Arm, float | None]]]] = {}
+    for key, several in by_arm.items():
+        samples: dict[int, tuple[Arm, float | None]] = {}
+        for number, trial in zip(stage.numbers([one.plan.arm for one in several]), several, strict=True):
+            finished = trial.outcome is not None and trial.outcome.outcome == "finished"
+            value = last(trial.history, metric) if finished else None
+            values = {name: one for name, one in trial.plan.arm.items() if name in stage.names}
+            samples[number] = values, value if value is not None and math.isfinite(value) else None
+        found[key] = stage.untuned(several[0].plan.arm), samples
     return found
 
 
@@ -142,7 +157,7 @@ def choose(stage: Stage, metric: str, mode: Mode, trials: Sequence[TrialRecord])
     """Choose the values of each arm by the final objective of its samples.
 
     The choice depends only on the recorded metrics. If samples are equally good, the earlier sample is chosen. Trials
-    that failed or diverged are never chosen. If all samples of an arm failed, the arm keeps the common values.
+    that failed or diverged are never chosen. If no sample of an arm has finished, the arm keeps its untuned values.
 
     Args:
         stage: The stage of the tuning sweep.
@@ -152,10 +167,10 @@ def choose(stage: Stage, metric: str, mode: Mode, trials: Sequence[TrialRecord])
     """
     sign, chosen = (1 if mode == "max" else -1), []
     for arm, samples in sample_values(stage, metric, trials).values():
-        best = TunedArm(arm=arm)
+        best = TunedArm(arm=arm, tried=len(samples))
         for number in sorted(samples):
             values, value = samples[number]
             if value is not None and (best.score is None or sign * value > sign * best.score):
-                best = TunedArm(arm=arm, sample=number, values=values, score=value)
+                best = TunedArm(arm=arm, sample=number, values=values, score=value, tried=len(samples))
         chosen.append(best)
     return tuple(chosen)

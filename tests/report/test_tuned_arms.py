@@ -24,7 +24,7 @@ def stage(name, **changes):
 
 def chosen(rank, sample):
     values = {} if sample is None else {"optimizer.lr": RATES[sample]}
-    return {"arm": {"lora.rank": rank}, "sample": sample, "values": values, "score": None}
+    return {"arm": {"lora.rank": rank}, "sample": sample, "values": values, "score": None, "tried": 3}
 
 
 def tuning_sweep(manifest, trials, values, **changes):
@@ -47,16 +47,33 @@ def test_a_table_of_tuned_arms_shows_the_chosen_values_and_compares_the_same_arm
     assert [row[3:] for row in rows] == [row[2:] for row in rows_of(plain.markdown())[2:]]
     assert list(data_frame(table)["optimizer.lr"]) == [0.3, 0.02]
     said = " ".join(table.caption())
-    assert "Each arm tuned, 3 samples: optimizer.lr by the validation images of sweep 20260101-t1" in said
-    assert "The sweep ablations/lora_rank has the same arms at the common value." in said
-    assert "Each arm tuned, 3 samples" in " ".join(printed(table).split())
+    best = "Each arm, including the baseline, has the value of optimizer.lr that was best among 3 samples on the"
+    assert f"{best} validation images (sweep 20260101-t1)." in said
+    assert "In the sweep ablations/lora_rank, the same arms run without tuning." in said
+    assert best in " ".join(printed(table).split())
+    fewer = stage("tuned", chosen=[chosen(4, 2), {**chosen(8, 1), "tried": 2}])
+    assert "best among up to 3 samples" in " ".join(tabulate(manifest, trials, options=fewer).caption())
+
+
+def test_the_legends_say_what_the_arms_of_each_linked_sweep_are(manifest, trials):
+    trials.arms({4: (0.6, 0.7, 0.65), 8: (0.5, 0.6, 0.52)})
+    common = " ".join(tabulate(manifest, trials, options=stage("common")).caption())
+    assert "All arms run without tuning of optimizer.lr." in common
+
+
+def test_the_legend_of_a_tuning_sweep_states_the_number_of_samples(manifest, trials):
+    table = tuning_sweep(manifest, trials, {4: (0.5, 0.6, 0.4), 8: (0.5, None, 0.7)})
+    assert "Every arm tries 3 samples of optimizer.lr with one seed: its untuned value" in " ".join(table.caption())
+    drawn = stage("tuning", sweep=None, drawn=[*DRAWN, {"optimizer.lr": 0.1}])
+    again = tabulate(table.manifest.model_copy(update={"options": drawn}), trials)
+    assert "Every arm tries up to 4 samples of optimizer.lr" in " ".join(again.caption())
 
 
 def test_an_arm_without_a_finished_sample_is_named(manifest, trials):
     trials.arms({4: (0.6, 0.7), 8: (0.5, 0.6)})
     options = stage("tuned", chosen=[chosen(4, None), chosen(8, 0)])
     said = " ".join(tabulate(manifest, trials, options=options).caption())
-    assert "No sample finished, so the arm has the common value: rank 4." in said
+    assert "No sample has finished, so the arm has its untuned value: rank 4." in said
     whole = stage("tuned", chosen=[chosen(4, 1), chosen(8, 0)])
     assert "No sample" not in " ".join(tabulate(manifest, trials, options=whole).caption())
 
@@ -82,8 +99,18 @@ def test_the_figure_has_one_panel_per_arm(manifest, trials, drawn):
     assert drawn(tuning.draw, others.manifest, others.arms) is None
 
 
+def test_the_figure_begins_with_the_untuned_value_even_if_it_was_also_drawn(manifest, trials, drawn):
+    table = tuning_sweep(manifest, trials, {4: (0.5, 0.6, 0.4)})
+    again = stage("tuning", sweep=None, drawn=[{"optimizer.lr": one} for one in (0.02, 0.1, 0.3)])
+    table = tabulate(table.manifest.model_copy(update={"options": again}), trials)
+    (panel,) = drawn(tuning.draw, table.manifest, table.arms).axes
+    curve, best, points = panel.lines
+    assert (list(points.get_xdata()), list(points.get_ydata())) == ([1, 2, 3], pytest.approx([50.0, 60.0, 40.0]))
+    assert list(best.get_xdata()) == list(curve.get_xdata()) == [1, 2, 3]
+
+
 @pytest.mark.parametrize("bounded", [True, False])
-def test_the_curve_begins_with_the_common_value_and_never_gets_worse(bounded):
+def test_the_curve_begins_with_the_untuned_value_and_never_gets_worse(bounded):
     values = [0.3, 0.9, None, 0.5, 0.1]
     curve = tuning.tuning_curve(0.4, values, "max", bounded)
     assert curve.lower[0] == curve.median[0] == curve.upper[0] == 0.4

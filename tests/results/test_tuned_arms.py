@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from fedsweep.results import Outcome, TrialPlan, TrialRecord
 from fedsweep.results.history import RoundRecord
-from fedsweep.results.tuned_arms import STAGE, Stage, choose, space_name, stage_of, sweep_name
+from fedsweep.results.tuned_arms import (
+    STAGE,
+    Stage,
+    TunedArm,
+    choose,
+    sample_values,
+    space_name,
+    stage_of,
+    sweep_name,
+)
 
 METRIC = "validation/accuracy/mean"
 RATES = (0.1, 0.02, 0.3)
@@ -50,13 +59,35 @@ def test_the_last_round_counts_and_not_the_best_one():
     assert (found.sample, found.score) == (1, 0.5)
 
 
-def test_every_arm_tries_its_own_value_and_the_same_samples():
+def test_every_arm_tries_its_untuned_value_and_the_same_samples():
     assert [*STAGE_OF_TUNING.with_samples({"lora.rank": 1}, {"optimizer.lr": 0.1, "seed": 0})] == [
         {"lora.rank": 1, "optimizer.lr": rate} for rate in RATES
     ]
     own = {"optimizer.lr": 0.3}
     tried = [one["optimizer.lr"] for one in STAGE_OF_TUNING.with_samples({"lora.rank": 4}, own)]
-    assert tried == [0.3, 0.02]  # the drawn sample that equals the own value is not tried twice
+    assert tried == [0.3, 0.02]  # the drawn sample that equals the untuned value is not tried twice
+
+
+@pytest.mark.parametrize("untuned", [1, 1.0])
+def test_an_untuned_value_that_was_also_drawn_is_sample_0(untuned):
+    stage = Stage(name="tuning", names=("optimizer.lr",), drawn=tuple({"optimizer.lr": one} for one in (0, 1, 2)))
+    tried = [one["optimizer.lr"] for one in stage.with_samples({"lora.rank": 1}, {"optimizer.lr": untuned})]
+    assert tried == [1, 0, 2]
+    trials = [record(i, 1, rate, value) for i, (rate, value) in enumerate(zip(tried, (0.5, 0.5, 0.4), strict=True))]
+    ((_, samples),) = sample_values(stage, METRIC, trials).values()
+    assert {number: value for number, (_, value) in samples.items()} == {0: 0.5, 1: 0.5, 3: 0.4}
+    (found,) = choose(stage, METRIC, "max", trials[::-1])
+    assert (found.sample, found.values, found.tried) == (
+        0,
+        {"optimizer.lr": untuned},
+        3,
+    )  # not the equally good sample 1
+
+
+def test_an_arm_is_found_by_equal_values():
+    stage = Stage(name="tuned", names=("optimizer.lr",), drawn=(), chosen=(TunedArm(arm={"alpha": 0.0}, sample=2),))
+    assert stage.choice({"alpha": 0}).sample == 2
+    assert stage.choice({"alpha": False}) is None
 
 
 @pytest.mark.parametrize("name", ["tuning", "common", "tuned"])

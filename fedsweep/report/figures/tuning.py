@@ -42,13 +42,13 @@ class TuningCurve(NamedTuple):
     """The upper end of the band; infinite where the samples give no bound."""
 
 
-def tuning_curve(common: float | None, drawn: Sequence[float | None], mode: Mode, bounded: bool) -> TuningCurve:
-    """Estimate the best value after the common values and k - 1 random samples, for every k.
+def tuning_curve(untuned: float | None, drawn: Sequence[float | None], mode: Mode, bounded: bool) -> TuningCurve:
+    """Estimate the best value of the objective after the untuned values and k - 1 random samples, for every k.
 
-    The common values are not drawn, so the curve begins with their value, without a band.
+    The untuned values are not drawn, so the curve begins with their objective, without a band.
 
     Args:
-        common: The value at the common values; None if that trial has not finished.
+        untuned: The objective at the untuned values; None if that trial has not finished.
         drawn: The values of the random samples; None for samples that have not finished, which count as worst.
         mode: Whether larger (`max`) or smaller (`min`) values are better.
         bounded: Whether values lie between 0 and 1.
@@ -61,14 +61,17 @@ def tuning_curve(common: float | None, drawn: Sequence[float | None], mode: Mode
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # equal values make the band wider than necessary, but not wrong
         found = EmpiricalDistribution.confidence_bands(values, CONFIDENCE, a=low, b=high, method="ld_equal_tailed")
-    budgets, minimize, start = range(1, len(drawn) + 1), mode == "min", worst if common is None else common
+    budgets, minimize, start = range(1, len(drawn) + 1), mode == "min", worst if untuned is None else untuned
     curves = [one.quantile_tuning_curve(budgets, minimize=minimize) for one in found]
     of_cdf_below, middle, of_cdf_above = ([start, *(best(start, float(one)) for one in curve)] for curve in curves)
     return TuningCurve(middle, of_cdf_above, of_cdf_below)
 
 
 class _Panel(NamedTuple):
-    """The samples of one arm and the curves drawn from them. Samples are numbered from 0, the common values."""
+    """The samples of one arm and the curves drawn from them.
+
+    Samples are numbered from 0, the untuned values, in the order in which the arm tries them.
+    """
 
     arm: Arm
     known: dict[int, float]
@@ -106,11 +109,11 @@ def _panels(manifest: SweepManifest, stage: Stage, arms: Sequence[ArmStatistics]
     trials = [trial for one in arms for trial in one.arm.trials]
     found = []
     for arm, samples in sample_values(stage, manifest.metric, trials).values():
-        known = {number: value for number, (_, value) in sorted(samples.items()) if value is not None}
-        drawn = [known.get(number) for number in sorted(samples) if number]
+        untuned, *drawn = [samples[number][1] for number in sorted(samples)]
+        known = {place: value for place, value in enumerate([untuned, *drawn]) if value is not None}
         if len(known) > 1:
-            curve = tuning_curve(known.get(0), drawn, manifest.mode, is_accuracy(manifest.metric))
-            found.append(_Panel(arm, known, _best_so_far(known, stage.samples, manifest.mode), curve))
+            curve = tuning_curve(untuned, drawn, manifest.mode, is_accuracy(manifest.metric))
+            found.append(_Panel(arm, known, _best_so_far(known, len(drawn) + 1, manifest.mode), curve))
     return found
 
 

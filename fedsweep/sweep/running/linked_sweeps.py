@@ -76,8 +76,8 @@ def first_stage(request: RequestedSpace) -> Stage:
     drawn = drawn_values(tuned.space, tuned.samples - 1, tuned.seed)
     if len(drawn) < tuned.samples - 1:
         raise UserError(
-            f"{request.where}: `tune_each.samples` is {tuned.samples}, but `tune_each.space` has only {len(drawn)} "
-            "different values besides the arm's own; use fewer samples or wider ranges."
+            f"{request.where}: `tune_each.samples` is {tuned.samples} (the untuned value and {tuned.samples - 1} drawn "
+            f"ones), but `tune_each.space` has only {len(drawn)} different values; use fewer samples or wider ranges."
         )
     return Stage(name="tuning", names=tuple(tuned.space), drawn=tuple(drawn))
 

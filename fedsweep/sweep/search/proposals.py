@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from fedsweep.common.randomness import derived_seed
 from fedsweep.results import TrialRecord
-from fedsweep.results.arms import Arm, identity
+from fedsweep.results.arms import Arm, equality, identity
 from fedsweep.results.pareto import Mode
 from fedsweep.sweep.space.axes import Axis, Resolve
 from fedsweep.sweep.space.search_space import SearchSpace
@@ -151,7 +151,7 @@ def drawn_values(axes: Mapping[str, Axis], number: int, seed: int) -> list[Arm]:
     found: dict[str, Arm] = {}
     for place in range(REPEATED * number):
         arm = proposals.arm(place, [], {})
-        found.setdefault(identity(arm), arm)
+        found.setdefault(equality(arm), arm)
         if len(found) == number:
             break
     return [*found.values()]

@@ -45,6 +45,7 @@ def test_samples_depend_only_on_the_axes_and_the_seed():
     assert all(axis.has(one[name]) for one in eight for name, axis in axes.items())
     assert drawn_values(axes, 5, 4) != five
     assert len(drawn_values({"lora.rank": Axis(choice=(1, 2))}, 5, 0)) == 2
+    assert len(drawn_values({"lora.dropout": Axis(choice=(0, 0.0))}, 5, 0)) == 1
 
 
 @pytest.mark.parametrize("ranks", [[1, 4], [4, 1], [16, 4, 1, 2]])
@@ -142,7 +143,7 @@ WRONG = {
     "one sample": ({"tune_each": {"space": LR, "samples": 1}}, "`tune_each.samples`"),
     "too few values": (
         {"tune_each": {"space": {"lora.dropout": {"choice": [0.1, 0.2]}}, "samples": 8}},
-        "`tune_each.samples` is 8, but `tune_each.space` has only 2 different values besides the arm's own",
+        "is 8 (the untuned value and 7 drawn ones), but `tune_each.space` has only 2 different values; use fewer",
     ),
     "no validation images": (
         {"fixed": {**FIXED, "data.validation_fraction": 0.0}},
