@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 WHAT = {
     "tuning": "every arm with every sample",
-    "common": "the arms at the common values",
-    "tuned": "each arm with its own values",
+    "common": "the arms without tuning",
+    "tuned": "each arm with its chosen values",
 }
 """The trials of each of the linked sweeps."""
 COLUMNS = ("trials", "seeds", "number", "estimated time")
@@ -31,7 +31,7 @@ def run_linked(options: TuneOptions, console: Console) -> None:
     """Run the linked sweeps of a search space, and print the result of each.
 
     Raise SystemExit with the exit status of the first sweep that failed. Samples that failed are not chosen, and do not
-    count as a failure.
+    count as a failure. Files that could not be uploaded count as a failure of any sweep.
     """
     from fedsweep.sweep.running.linked_sweeps import linked_sweeps
     from fedsweep.tracking import Destination
@@ -45,7 +45,8 @@ def run_linked(options: TuneOptions, console: Console) -> None:
         except SystemExit:
             if session.interrupted or result.disk_full or session.remote_error:
                 raise
-            only_samples = stage is not None and stage.name == "tuning" and result.report_error is None
+            tuning, unsent = stage is not None and stage.name == "tuning", session.sweep.remote.unsent
+            only_samples = tuning and result.report_error is None and not unsent
             status = status or (0 if only_samples else result.status)
         output.result_console().print()
     if status:
@@ -53,13 +54,17 @@ def run_linked(options: TuneOptions, console: Console) -> None:
 
 
 def show_linked_plan(options: TuneOptions, console: Console) -> None:
-    """Print the arms of a search space, the samples that all of them try, and the trials and time of each sweep."""
+    """Print the arms of a search space, the samples that all of them try, and the trials and time of each sweep.
+
+    Linked sweeps that are resumed are first checked as by a resume.
+    """
     from fedsweep.sweep.running.linked_sweeps import planned_sweeps
     from fedsweep.sweep.running.tune import rehearsed
 
     tuning, common, tuned = planned_sweeps(options)
-    with rehearsed(tuning, console):  # only to check it
-        pass
+    for one in (tuning, *([tuned] if tuned.resume else [])):  # only to check it
+        with rehearsed(one, console):
+            pass
     with rehearsed(common, console) as ready:
         from fedsweep.sweep.plan.plan import Plan
 
@@ -75,7 +80,7 @@ def _show(ready: Prepared, plans: list[Plan]) -> None:
     around = space.baseline if space.design == "one_factor" else None
     console.print(output.plan_table(common.name, space.space, common.arms, around))
     samples = Table("sample", *stage.names, title="Samples of every arm", title_justify="left")
-    samples.add_row("0", *["the arm's own value"] * len(stage.names))
+    samples.add_row("0", *["the untuned value"] * len(stage.names))
     for number, one in enumerate(stage.drawn, 1):
         samples.add_row(str(number), *(shown_setting(one[name]) for name in stage.names))
     console.print(samples)
@@ -94,9 +99,10 @@ def _show(ready: Prepared, plans: list[Plan]) -> None:
     console.print(
         f"{bound.capitalize()}{trials} trials of {space.experiment} with {rounds} round{'s' * (rounds > 1)} each "
         f"({trials * rounds} rounds in all), {side} in parallel.\n"
-        f"Tuned by {plans[0].space.goal.metric}. Trials that an earlier sweep has finished are reused.\n"
-        f"Estimated time: {bound}{duration(total)}, {source}."
+        f"Tuned by {plans[0].space.goal.metric}. Trials that an earlier sweep has finished are reused."
     )
+    output.show_plan_notes(console, common)
+    console.print(f"Estimated time: {bound}{duration(total)}, {source}.")
 
 
 def _one_trial(ready: Prepared) -> tuple[int, float, str]:

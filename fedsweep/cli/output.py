@@ -139,10 +139,7 @@ def show_plan(plan: Plan, cluster: Cluster | None = None, store: Store | None = 
         f"{rounds} round{'s' * (rounds > 1)} each ({plan.num_trials * rounds} rounds in all), {side}.\n"
         f"Seeds: {seeds}; search: {plan.space.search.name}; scheduler: {plan.space.scheduler.name}."
     )
-    for line in time_estimate.seed_forecast(plan):
-        console.print(line)
-    for change in plan.unnamed_changes():
-        console.print(f"{change}.", style="yellow")
+    show_plan_notes(console, plan)
     if store is None:
         return
     if known := time_estimate.from_records(plan, store, most, cluster):
@@ -153,6 +150,16 @@ def show_plan(plan: Plan, cluster: Cluster | None = None, store: Store | None = 
         seconds, fit = time_estimate.estimate(plan, most, cluster)
     together = f" with {fit} trials in parallel" if packed else ""
     console.print(f"Estimated time: {bound}{duration(seconds)}{together}, from measuring one round of the experiment.")
+
+
+def show_plan_notes(console: Console, plan: Plan) -> None:
+    """Print the expected numbers of seeds of a sweep with seeds until decided, and changes that arms do not name."""
+    from fedsweep.sweep.running.time_estimate import seed_forecast
+
+    for line in seed_forecast(plan):
+        console.print(line)
+    for change in plan.unnamed_changes():
+        console.print(f"{change}.", style="yellow")
 
 
 def show_sweep(result: SweepResult, page_command: str) -> None:

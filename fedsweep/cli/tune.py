@@ -140,11 +140,6 @@ def run_space(options: TuneOptions, dry_run: bool) -> None:
     from fedsweep.sweep.cluster.ray_session import not_followed
     from fedsweep.sweep.running.tune import rehearsed
 
-    if options.is_linked:
-        check_space(options.asked)
-        console = output.progress_console()
-        show_linked_plan(options, console) if dry_run else run_linked(options, console)
-        return
     check_space(options.request)
     if options.request.counted:
         from fedsweep.cli.counts import show_counts
@@ -155,6 +150,9 @@ def run_space(options: TuneOptions, dry_run: bool) -> None:
     console = output.progress_console()
     if note := not_followed(options.address):
         console.print(note)
+    if options.is_linked:
+        show_linked_plan(options, console) if dry_run else run_linked(options, console)
+        return
     if dry_run:
         with rehearsed(options, console) as ready:
             output.show_plan(ready.plan, ready.cluster, ready.store)

@@ -53,6 +53,11 @@ GRID: dict[str, Any] = {
     "scheduler": {"name": "none"},
     "resources": {"cpus_per_trial": 1, "gpus_per_trial": 0},
 }
+TUNED: dict[str, Any] = {
+    **GRID,
+    "fixed": {**SMALL, "federation.rounds": 2, "data.validation_fraction": 0.2, "evaluation.test_rounds": "last"},
+    "tune_each": {"space": {"optimizer.lr": {"loguniform": [0.01, 0.5]}}, "samples": 3},
+}
 SAMPLED: dict[str, Any] = {
     **GRID,
     "space": {"optimizer.lr": {"loguniform": [0.001, 0.3]}, "lora.position": {"choice": ["l0", "both"]}},

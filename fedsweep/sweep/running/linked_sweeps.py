@@ -1,7 +1,7 @@
 """The linked sweeps of an ablation whose arms are tuned one by one (`tune_each`).
 
-The sweep `NAME/tuning` tries the same samples for every arm, `NAME` runs the arms at the common values, and
-`NAME/tuned` runs each arm with the values chosen for it. Each of them is an ordinary sweep, which is resumed, reported
+The sweep `NAME/tuning` tries the same samples for every arm, `NAME` runs the arms without tuning, and `NAME/tuned` runs
+each arm with its chosen values. Each of them is an ordinary sweep, which is resumed, reported
 and recorded in MLflow like any other.
 """
 
@@ -15,7 +15,6 @@ from rich.console import Console
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.progress import loading, waiting
-from fedsweep.common.yaml_values import Json
 from fedsweep.results import SweepManifest, SweepStore
 from fedsweep.results.arms import arm_label
 from fedsweep.results.tuned_arms import STAGE, Stage, StageName, choose, sweep_name
@@ -25,6 +24,9 @@ from fedsweep.sweep.space.requested_space import RequestedSpace
 if TYPE_CHECKING:
     from fedsweep.report import Report
     from fedsweep.sweep.running.finish import SweepResult
+
+STAGES: tuple[StageName, ...] = ("tuning", "common", "tuned")
+"""The stages of an ablation whose arms are tuned one by one, in the order in which they run."""
 
 
 def linked_sweeps(
@@ -44,15 +46,15 @@ def linked_sweeps(
         UserError: As for `tune`; or the ranges of `tune_each` have too few different values.
     """
     console = console or Console(quiet=True)
-    started = _started(options)
+    started = dict(options.linked)
     if not started:
         with loading(console, "PyTorch", "fedsweep.sweep.plan.plan"):
             from fedsweep.sweep.plan.plan import Plan
 
         # An error of the last sweep is raised before the first one starts.
         with waiting(console, "Checking the arms"):
-            Plan.of(options.asked).preflight()
-    for name in ("tuning", "common", "tuned"):
+            Plan.of(options.request).preflight()
+    for name in STAGES:
         if name == "tuning" and {"common", "tuned"} & {*started}:
             continue  # it has ended, and a failed sample must not be tried again after the values were chosen
         result = tune(_options_of(name, options, started, console), console, show)
@@ -83,26 +85,44 @@ def first_stage(request: RequestedSpace) -> Stage:
 
 
 def planned_sweeps(options: TuneOptions) -> list[TuneOptions]:
-    """Return the options of the linked sweeps before any of them has started, in the order in which they run."""
-    first = first_stage(options.asked)
-    stages = [first, *(first.model_copy(update={"name": name}) for name in ("common", "tuned"))]
-    staged = [{**options.space_options, STAGE: one.model_dump(mode="json")} for one in stages]
-    return [replace(options, space_options=one, resume=False, sweep_id=None) for one in staged]
+    """Return the options of the linked sweeps in the order in which they run, before any further values are chosen.
+
+    With `resume`, the sweeps that have started are resumed.
+    """
+    if (tuning := options.linked.get("tuning")) is not None:
+        manifest, started = tuning.manifest(), options.linked
+        own, sweep = _stage(manifest), manifest.id
+        return [
+            _resuming(options, started[name])
+            if name in started
+            else _following(options, own.model_copy(update={"name": name, "sweep": sweep}), manifest)
+            for name in STAGES
+        ]
+    first = first_stage(options.request)
+    return [_starting(options, first.model_copy(update={"name": name})) for name in STAGES]
 
 
-def _started(options: TuneOptions) -> dict[StageName, SweepStore]:
-    """Return the linked sweeps that are resumed, by stage; empty for a new ablation."""
-    if not options.resume:
-        return {}
+def sweeps_to_resume(options: TuneOptions) -> dict[StageName, SweepStore]:
+    """Return the linked sweeps that belong together, by stage: those of `sweep_id`, or else the newest ones.
+
+    Raises:
+        UserError: There are no such sweeps, or their tuning sweep is missing.
+    """
     sweeps = [(one, one.manifest()) for one in options.results.sweeps()]
-    ours = {sweep_name(options.space, Stage(name=name, names=(), drawn=())) for name in ("tuning", "common", "tuned")}
+    ours = {sweep_name(options.space, Stage(name=name, names=(), drawn=())) for name in STAGES}
     linked = [(one, manifest) for one, manifest in sweeps if manifest.name in ours and manifest.stage is not None]
+    named, _, wanted_id = (options.sweep_id or "").rpartition("@")  # outputs name a sweep as SPACE@SWEEP
     if options.sweep_id is None:
         wanted = [one.id for _, one in linked if one.stage is not None and one.stage.name == "tuning"]
     else:
-        wanted = [_tuning_id(one) for _, one in linked if one.id == options.sweep_id]
+        fitting = [one for _, one in linked if named in ("", options.space, one.name)]
+        wanted = [_tuning_id(one) for one in fitting if one.id == wanted_id]
     if not wanted:
-        options.results.find(f"{options.space}/tuning", options.sweep_id)  # raises the error that there is none
+        first = f"{options.space}/tuning"
+        options.results.find(
+            first, (wanted_id or None) if named in ("", *ours) else options.sweep_id
+        )  # raises that there is none
+        raise UserError(f"no sweep {first} has tuned the arms of search space {options.space}; start a new one.")
     tuning = wanted[-1]
     found: dict[StageName, SweepStore] = {}
     for sweep, manifest in linked:
@@ -119,38 +139,60 @@ def _tuning_id(manifest: SweepManifest) -> str:
     return manifest.stage.sweep if manifest.stage is not None and manifest.stage.sweep else manifest.id
 
 
+def _stage(manifest: SweepManifest) -> Stage:
+    if manifest.stage is None:
+        raise ValueError(f"sweep {manifest.id} is not a linked sweep")
+    return manifest.stage
+
+
 def _options_of(
     name: StageName, options: TuneOptions, started: Mapping[StageName, SweepStore], console: Console
 ) -> TuneOptions:
     """Return the options of one of the linked sweeps, which is resumed if it has started."""
     if name in started:
-        manifest = started[name].manifest()
-        changed = {**options.space_options, STAGE: manifest.options[STAGE]}
-        return replace(options, space_options=changed, resume=True, fresh=False, sweep_id=manifest.id)
-    tuning = started.get("tuning")
-    if tuning is None:
-        stage, own = first_stage(options.asked), dict[str, Json]()
-        overrides: Mapping[str, Json] = options.overrides
-    else:  # with the changes with which the tuning sweep was started
-        manifest = tuning.manifest()
-        stage, own, overrides = _next_stage(name, tuning, console), manifest.options, manifest.overrides
-        overrides = {**overrides, **options.overrides}
-    changed = {**own, **options.space_options, STAGE: stage.model_dump(mode="json")}
-    keep = options.id_file if tuning is None else None  # the id of the tuning sweep resumes all of them
-    return replace(options, overrides=overrides, space_options=changed, resume=False, sweep_id=None, id_file=keep)
+        return _resuming(options, started[name])
+    if (tuning := started.get("tuning")) is None:
+        return _starting(options, first_stage(options.request))
+    return _following(options, _next_stage(name, tuning, console), tuning.manifest())
+
+
+def _resuming(options: TuneOptions, sweep: SweepStore) -> TuneOptions:
+    """Return the options that resume a linked sweep."""
+    manifest = sweep.manifest()
+    changed = {**options.space_options, STAGE: manifest.options[STAGE]}
+    return replace(options, space_options=changed, resume=True, fresh=False, sweep_id=manifest.id)
+
+
+def _starting(options: TuneOptions, stage: Stage) -> TuneOptions:
+    """Return the options that start a linked sweep with the user's changes."""
+    changed = {**options.space_options, STAGE: stage.model_dump(mode="json")}
+    return replace(options, space_options=changed, resume=False, sweep_id=None)
+
+
+def _following(options: TuneOptions, stage: Stage, tuning: SweepManifest) -> TuneOptions:
+    """Return the options that start a linked sweep with the changes with which the sweep `tuning` was started."""
+    asked = replace(
+        options,
+        overrides={**tuning.overrides, **options.overrides},
+        space_options={**tuning.options, **options.space_options},
+        resume=False,
+        sweep_id=None,
+        fresh=tuning.fresh,
+        id_file=None,  # the id of the tuning sweep resumes all of them
+    )
+    return _starting(asked, stage)
 
 
 def _next_stage(name: StageName, tuning: SweepStore, console: Console) -> Stage:
     """Return the stage `common` or `tuned` that follows a tuning sweep. For `tuned`, choose the values of each arm."""
     manifest = tuning.manifest()
-    if manifest.stage is None:
-        raise ValueError(f"sweep {manifest.id} is not a tuning sweep")
-    stage = manifest.stage.model_copy(update={"name": name, "sweep": manifest.id})
+    own = _stage(manifest)
+    stage = own.model_copy(update={"name": name, "sweep": manifest.id})
     if name != "tuned":
         return stage
-    chosen = choose(manifest.stage, manifest.metric, manifest.mode, tuning.trials())
+    chosen = choose(own, manifest.metric, manifest.mode, tuning.trials())
     for one in chosen:
         if one.sample is None:
             label = arm_label(one.arm)
-            console.print(f"No sample of arm {label} has finished, so it runs at the common values.", style="yellow")
+            console.print(f"No sample of arm {label} has finished, so it runs with its untuned values.", style="yellow")
     return stage.model_copy(update={"chosen": chosen})

@@ -17,9 +17,9 @@ from fedsweep.common.files import write_atomically
 from fedsweep.common.imports import without_collections
 from fedsweep.common.paths import find
 from fedsweep.common.progress import loading, waiting
-from fedsweep.common.yaml_values import Json
+from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.results import Store, SweepStore
-from fedsweep.results.tuned_arms import stage_of, sweep_name
+from fedsweep.results.tuned_arms import STAGE, StageName, stage_of, sweep_name
 from fedsweep.sweep.space.requested_space import RequestedSpace, read
 
 if TYPE_CHECKING:
@@ -85,22 +85,31 @@ class TuneOptions:
         return self.results.find(name, self.sweep_id) if self.resume else None
 
     @cached_property
-    def request(self) -> RequestedSpace:
-        """The search space with the user's changes. A resumed sweep keeps the changes with which it was started."""
-        if self.resumed is None:
-            return self.asked
-        started = self.resumed.manifest()
-        return read(self.space, {**started.overrides, **self.overrides}, {**started.options, **self.space_options})
+    def linked(self) -> Mapping[StageName, SweepStore]:
+        """The linked sweeps to resume, by stage; empty if new linked sweeps are started."""
+        from fedsweep.sweep.running.linked_sweeps import sweeps_to_resume
+
+        return sweeps_to_resume(self) if self.resume else {}
 
     @cached_property
-    def asked(self) -> RequestedSpace:
-        """The search space with the user's changes, without those with which a resumed sweep was started."""
-        return read(self.space, self.overrides, self.space_options)
+    def request(self) -> RequestedSpace:
+        """The search space with the user's changes. A resumed sweep keeps the changes with which it was started.
 
-    @property
+        Resumed linked sweeps keep the changes with which their tuning sweep was started.
+        """
+        resumed = self.linked.get("tuning") if self.is_linked else self.resumed
+        if resumed is None:
+            return read(self.space, self.overrides, self.space_options)
+        started = resumed.manifest()
+        kept = {name: value for name, value in started.options.items() if not (self.is_linked and name == STAGE)}
+        return read(self.space, {**started.overrides, **self.overrides}, {**kept, **self.space_options})
+
+    @cached_property
     def is_linked(self) -> bool:
         """True if the arms are tuned one by one, so that several sweeps are run. False for each of these sweeps."""
-        return self.asked.stage is None and self.asked.space.tune_each is not None
+        if stage_of(self.space_options) is not None:
+            return False
+        return bool(read_yaml(find("search_spaces", self.space)).get("tune_each"))
 
     @property
     def destination(self) -> Destination:

@@ -22,7 +22,7 @@ class TuneEach(Config):
     space: dict[str, Axis] = Field(
         min_length=1, description="tuned hyperparameters: one range or `choice` per dotted name"
     )
-    samples: int = Field(8, ge=2, description="number of samples of each arm; the first is the arm's own values")
+    samples: int = Field(8, ge=2, description="number of samples of each arm; the first has the arm's untuned values")
     seed: int = Field(
         1000, ge=0, description="seed of the drawn samples and of the trials that try them; not among `seeds`"
     )

@@ -1,219 +1,32 @@
-"""Arms tuned one by one: the samples, the refusals and the linked sweeps, with a kill and a resume."""
+"""The linked sweeps of arms that are tuned one by one, with a kill and a resume."""
 
-from contextlib import chdir
+from contextlib import chdir, nullcontext
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from fedsweep.cli.early_check import check_space
+from fedsweep.cli.linked import run_linked
 from fedsweep.common.errors import UserError
 from fedsweep.report.choice import by_validation
 from fedsweep.results import Outcome, Store, SweepStore, TrialRecord
-from fedsweep.results.arms import identity
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.tune_command import tune_command
-from fedsweep.results.tuned_arms import STAGE, choose
+from fedsweep.results.tuned_arms import Stage, choose
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.running.linked_sweeps import _options_of, _started, first_stage, planned_sweeps
+from fedsweep.sweep.running.linked_sweeps import _options_of, first_stage, planned_sweeps, sweeps_to_resume
 from fedsweep.sweep.running.open_sweep import new_sweep, resumed_sweep
 from fedsweep.sweep.running.tune import TuneOptions
-from fedsweep.sweep.search.proposals import drawn_values
-from fedsweep.sweep.space.axes import Axis
-from tests.sweep.helpers import GRID, SMALL, fedsweep, kill, newest, runs, start, wait_for_rounds, write_space
-
-FIXED = {**SMALL, "federation.rounds": 2, "data.validation_fraction": 0.2, "evaluation.test_rounds": "last"}
-TUNED = {
-    **GRID,
-    "fixed": FIXED,
-    "tune_each": {"space": {"optimizer.lr": {"loguniform": [0.01, 0.5]}}, "samples": 3},
-}
+from tests.sweep.helpers import GRID, TUNED, fedsweep, kill, newest, runs, start, wait_for_rounds, write_space
 
 
-def plan_of(folder: Path, name: str, stage: str) -> Plan:
-    with chdir(folder):
-        planned = planned_sweeps(TuneOptions(name))
-        return Plan.of(planned[("tuning", "common", "tuned").index(stage)].request)
-
-
-def test_samples_depend_only_on_the_axes_and_the_seed():
-    axes = {"optimizer.lr": Axis(loguniform=(0.01, 1.0)), "lora.dropout": Axis(uniform=(0.0, 0.5), step=0.05)}
-    five, eight = drawn_values(axes, 5, 3), drawn_values(axes, 8, 3)
-    assert eight[:5] == five
-    assert len({identity(one) for one in eight}) == 8
-    assert all(axis.has(one[name]) for one in eight for name, axis in axes.items())
-    assert drawn_values(axes, 5, 4) != five
-    assert len(drawn_values({"lora.rank": Axis(choice=(1, 2))}, 5, 0)) == 2
-    assert len(drawn_values({"lora.dropout": Axis(choice=(0, 0.0))}, 5, 0)) == 1
-
-
-@pytest.mark.parametrize("ranks", [[1, 4], [4, 1], [16, 4, 1, 2]])
-def test_all_arms_try_the_same_samples_whatever_their_order_and_number(tmp_path, ranks):
-    write_space(tmp_path, "tuned", {**TUNED, "space": {"lora.rank": {"grid": ranks}}})
-    plan = plan_of(tmp_path, "tuned", "tuning")
-    samples: dict[int, list[float]] = {}
-    for trial in plan.grid():
-        assert trial.seed == 1000
-        assert trial.config["optimizer"]["lr"] == trial.arm["optimizer.lr"]
-        samples.setdefault(trial.arm["lora.rank"], []).append(trial.arm["optimizer.lr"])
-    common = plan.base.optimizer.lr
-    drawn = drawn_values({"optimizer.lr": Axis(loguniform=(0.01, 0.5))}, 2, 1000)
-    assert samples == {rank: [common, *(one["optimizer.lr"] for one in drawn)] for rank in ranks}
-
-
-def test_the_three_sweeps_have_the_seeds_and_metrics_of_their_stage(tmp_path):
+def test_a_dry_run_prices_all_three_sweeps(tmp_path, monkeypatch):
     write_space(tmp_path, "tuned", TUNED)
-    tuning, common, tuned = (plan_of(tmp_path, "tuned", name) for name in ("tuning", "common", "tuned"))
-    assert [one.name for one in (tuning, common, tuned)] == ["tuned/tuning", "tuned", "tuned/tuned"]
-    assert [one.space.goal.metric for one in (tuning, common)] == ["validation/accuracy/mean", "accuracy/mean"]
-    assert [one.num_trials for one in (tuning, common, tuned)] == [6, 4, 4]
-    assert [one.key for one in common.grid()] == [one.key for one in tuned.grid()]  # nothing is chosen yet
-
-
-def test_a_tuned_arm_runs_with_its_own_values_under_the_name_of_the_arm(tmp_path):
-    write_space(tmp_path, "tuned", TUNED)
-    with chdir(tmp_path):
-        options = planned_sweeps(TuneOptions("tuned"))[2]
-        stage = options.request.stage
-        chosen = [{"arm": {"lora.rank": 1}, "sample": 2, "values": {"optimizer.lr": 0.25}, "score": 0.5}]
-        own = {**stage.model_dump(mode="json"), "chosen": chosen}
-        plan = Plan.of(replace(options, space_options={STAGE: own}).request)
-    rates = {trial.arm["lora.rank"]: trial.config["optimizer"]["lr"] for trial in plan.grid()}
-    assert rates == {1: 0.25, 4: plan.base.optimizer.lr}
-    assert all({*trial.arm} == {"lora.rank"} for trial in plan.grid())
-    assert plan.unnamed_changes() == []
-
-
-def test_the_stage_belongs_to_the_definition_of_a_sweep(tmp_path):
-    write_space(tmp_path, "tuned", TUNED)
-    digests = {plan_of(tmp_path, "tuned", name).digests()["definition"] for name in ("tuning", "common", "tuned")}
-    assert len(digests) == 3
-
-
-LR = {"optimizer.lr": {"loguniform": [0.01, 0.5]}}
-WRONG = {
-    "varied in space": (
-        {"space": {"lora.rank": {"grid": [1, 4]}, "optimizer.lr": {"grid": [0.1, 0.2]}}},
-        "`tune_each` tunes `optimizer.lr`, which cannot also be in `space`.",
-    ),
-    "fixed": (
-        {"fixed": {**FIXED, "optimizer.lr": 0.2}},
-        "`tune_each` tunes `optimizer.lr`, which cannot also be in `fixed`.",
-    ),
-    "named": (
-        {"space": {}, "named": {"a": {"optimizer.lr": 0.2}, "b": {}}, "baseline": {"arm": "b"}},
-        "`tune_each` tunes `optimizer.lr`, which cannot also be in `named`.",
-    ),
-    "ablated": (
-        {"tune_each": {"space": {"lora.dropout": {"uniform": [0.0, 0.5]}}}, "ablate": {"lora.dropout": 0.3}},
-        "`tune_each` tunes `lora.dropout`, which cannot also be in `ablate`.",
-    ),
-    "parent in space": (
-        {"space": {"optimizer": {"grid": [{"name": "sgd", "lr": 0.1}, {"name": "sgd", "lr": 0.3}]}}, "baseline": None},
-        "`tune_each` tunes `optimizer.lr`, so `optimizer` cannot be in `space`.",
-    ),
-    "parent in named": (
-        {"space": {}, "named": {"a": {"optimizer": {"name": "sgd", "lr": 0.1}}, "b": {}}, "baseline": {"arm": "b"}},
-        "`tune_each` tunes `optimizer.lr`, so `optimizer` cannot be in `named`.",
-    ),
-    "field in fixed": (
-        {
-            "tune_each": {"space": {"optimizer": {"choice": [{"name": "sgd", "lr": 0.1}, {"name": "sgd", "lr": 0.3}]}}},
-            "fixed": {**FIXED, "optimizer.lr": 0.2},
-        },
-        "`tune_each` tunes `optimizer`, so `optimizer.lr` cannot be in `fixed`.",
-    ),
-    "unknown": (
-        {"tune_each": {"space": {"optimizer.lrr": {"loguniform": [0.01, 0.5]}}}},
-        "search space tuned: `optimizer.lrr` is not a hyperparameter of this run; did you mean `optimizer.lr`",
-    ),
-    "out of range": (
-        {"tune_each": {"space": {"optimizer.momentum": {"uniform": [0.5, 1.5]}}}},
-        "optimizer.momentum",
-    ),
-    "grid": (
-        {"tune_each": {"space": {"optimizer.lr": {"grid": [0.1, 0.2]}}}},
-        "`tune_each` needs a range or a `choice` for each name, but `tune_each.space.optimizer.lr` has `grid`",
-    ),
-    "condition": (
-        {"tune_each": {"space": {"optimizer.lr": {"uniform": [0.1, 0.2], "when": {"lora.rank": 1}}}}},
-        "`tune_each` tunes every arm alike, but `tune_each.space.optimizer.lr` has the condition `when`",
-    ),
-    "one sample": ({"tune_each": {"space": LR, "samples": 1}}, "`tune_each.samples`"),
-    "too few values": (
-        {"tune_each": {"space": {"lora.dropout": {"choice": [0.1, 0.2]}}, "samples": 8}},
-        "is 8 (the untuned value and 7 drawn ones), but `tune_each.space` has only 2 different values; use fewer",
-    ),
-    "no validation images": (
-        {"fixed": {**FIXED, "data.validation_fraction": 0.0}},
-        "`tune_each` chooses by validation images, but `data.validation_fraction` is 0",
-    ),
-    "no validation metric": (
-        {"objective": {"metric": "loss/train", "mode": "min"}},
-        "`tune_each` needs an objective that is also measured on validation images, but `objective.metric` is",
-    ),
-    "objective on validation images": (
-        {"objective": {"metric": "validation/accuracy/mean", "mode": "max"}},
-        "`tune_each` chooses by validation images and needs an `objective.metric` on test images, but it is "
-        "validation/accuracy/mean; use accuracy/mean.",
-    ),
-    "search": (
-        {"search": {"name": "random", "samples": 4}, "space": {"lora.rank": {"choice": [1, 4]}}, "seeds": [0]},
-        "`tune_each` needs `search` grid, but it is random.",
-    ),
-    "scheduler": (
-        {"scheduler": "asha"},
-        "`tune_each` needs `scheduler` none, because samples are compared after the last round, but it is asha.",
-    ),
-    "seed": ({"seeds": [0, 1000]}, "`tune_each.seed` must not be one of the `seeds`, but it is 1000."),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_mistakes_are_refused_before_anything_runs(tmp_path, case):
-    changes, message = WRONG[case]
-    write_space(tmp_path, "tuned", {**TUNED, **changes})
-    done = fedsweep(tmp_path, "tune", "tuned", code=2, trains=False)
-    assert message in " ".join(done.stderr.split())
-    assert not (tmp_path / "mlruns").exists()
-
-
-def test_a_tuned_hyperparameter_cannot_be_overridden(tmp_path):
-    write_space(tmp_path, "tuned", TUNED)
-    done = fedsweep(tmp_path, "tune", "tuned", "optimizer.lr=0.2", code=2, trains=False)
-    assert "`optimizer.lr` is tuned by search space tuned and cannot be overridden." in done.stderr
-
-
-@pytest.mark.parametrize("stage", ["tuning", "tuned"])
-def test_a_search_space_with_the_name_of_a_linked_sweep_is_refused(tmp_path, stage):
-    write_space(tmp_path, "tuned", TUNED)
-    write_space(tmp_path, f"tuned/{stage}", GRID)
-    for resume in ([], ["--resume"]):
-        done = fedsweep(tmp_path, "tune", "tuned", *resume, code=2, trains=False)
-        taken = f"`tune_each` runs a sweep `tuned/{stage}`, but a search space has this name; rename the search space."
-        assert taken in " ".join(done.stderr.split()) or (resume and "there is no sweep" in done.stderr)
-
-
-def test_a_fixed_optimizer_gives_the_untuned_value_of_its_learning_rate(tmp_path):
-    write_space(tmp_path, "tuned", {**TUNED, "fixed": {**FIXED, "optimizer": {"name": "adam", "lr": 0.001}}})
-    plan = plan_of(tmp_path, "tuned", "tuning")
-    assert [trial.config["optimizer"]["name"] for trial in plan.grid()] == ["adam"] * 6
-    assert plan.grid()[0].config["optimizer"]["lr"] == 0.001
-
-
-def test_one_factor_arms_are_the_same_in_all_linked_sweeps(tmp_path):
-    grid = {"lora.rank": {"grid": [1, 4]}, "lora.position": {"grid": ["l0", "both"]}}
-    baseline = {"lora.rank": 4, "lora.position": "both"}
-    write_space(tmp_path, "tuned", {**TUNED, "space": grid, "design": "one_factor", "baseline": baseline})
-    tuning, common = plan_of(tmp_path, "tuned", "tuning"), plan_of(tmp_path, "tuned", "common")
-    stage = tuning.request.stage
-    assert len(common.arms) == 3
-    assert list({identity(one): one for one in map(stage.untuned, tuning.arms)}.values()) == common.arms
-
-
-def test_a_dry_run_prices_all_three_sweeps(tmp_path):
-    write_space(tmp_path, "tuned", TUNED)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     done = fedsweep(tmp_path, "tune", "tuned", "--dry-run", trains=False)
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
     priced = {row[0]: row[2:4] for row in rows if len(row) == 5}
@@ -224,10 +37,19 @@ def test_a_dry_run_prices_all_three_sweeps(tmp_path):
     }
     assert "14 trials of fedra_digits with 2 rounds each (28 rounds in all)" in done.stdout
     assert "Estimated time:" in done.stdout
+    assert "add `--address auto`" in " ".join(done.stderr.split())
     with chdir(tmp_path):
-        drawn = first_stage(TuneOptions("tuned").asked).drawn
+        drawn = first_stage(TuneOptions("tuned").request).drawn
     shown = [row[1] for row in rows if len(row) == 2 and row[0].isdigit()]
     assert shown[-2:] == [f"{one['optimizer.lr']:.4g}" for one in drawn]
+
+
+def test_a_dry_run_prints_the_notes_of_an_ordinary_dry_run(tmp_path):
+    write_space(tmp_path, "tuned", TUNED)
+    changes = ("lora.alpha=8", "lora.scaling=null", "--until-decided")
+    done = fedsweep(tmp_path, "tune", "tuned", *changes, "--dry-run", trains=False)
+    assert "Expected seeds without any difference:" in done.stdout
+    assert "scaling differs between arms: 8, 2 (lora.alpha / lora.rank)." in done.stdout
 
 
 @pytest.fixture
@@ -250,13 +72,13 @@ def begun(tmp_path, monkeypatch) -> SweepStore:
 def test_the_last_sweep_follows_from_the_metrics_of_the_tuning_sweep(begun):
     console = Console(file=(said := StringIO()), width=200)
     options = TuneOptions("tuned", resume=True)
-    started = _started(options)
+    started = sweeps_to_resume(options)
     assert {name: one.folder for name, one in started.items()} == {"tuning": begun.folder}
     own = _options_of("tuned", options, started, console)
     stage = own.request.stage
     assert (stage.name, stage.sweep) == ("tuned", begun.folder.name)
     assert [(one.arm["lora.rank"], one.sample) for one in stage.chosen] == [(1, 2), (4, None)]
-    assert said.getvalue() == "No sample of arm lora.rank=4 has finished, so it runs at the common values.\n"
+    assert said.getvalue() == "No sample of arm lora.rank=4 has finished, so it runs with its untuned values.\n"
     plan = Plan.of(own.request)
     rates = {arm["lora.rank"]: config.optimizer.lr for arm, config in plan.configs}
     assert rates == {1: stage.drawn[1]["optimizer.lr"], 4: plan.base.optimizer.lr}
@@ -274,13 +96,86 @@ def test_a_resume_goes_on_with_the_sweeps_that_belong_together(begun):
         plan = Plan.of(_options_of(name, last, {"tuning": store}, console).request)
         created.append(new_sweep(plan, results).folder.name)
     newer = new_sweep(Plan.of(planned_sweeps(TuneOptions("tuned"))[0].request), results)
-    assert {name: one.folder.name for name, one in _started(last).items()} == {"tuning": newer.folder.name}
+    assert {name: one.folder.name for name, one in sweeps_to_resume(last).items()} == {"tuning": newer.folder.name}
     for sweep_id in (begun.folder.name, *created):
-        found = _started(replace(last, sweep_id=sweep_id))
+        found = sweeps_to_resume(replace(last, sweep_id=sweep_id))
         assert [one.folder.name for one in found.values()] == [begun.folder.name, *created]
+        for name in {"tuned", NAMES[[begun.folder.name, *created].index(sweep_id)]}:
+            assert [*sweeps_to_resume(replace(last, sweep_id=f"{name}@{sweep_id}"))] == ["tuning", "common", "tuned"]
     with pytest.raises(UserError, match="there is no sweep `nothing` of tuned/tuning"):
-        _started(replace(last, sweep_id="nothing"))
-    assert _started(TuneOptions("tuned")) == {}
+        sweeps_to_resume(replace(last, sweep_id="nothing"))
+    with pytest.raises(UserError, match="there is no sweep `nothing` of tuned/tuning"):
+        sweeps_to_resume(replace(last, sweep_id="tuned@nothing"))
+    with pytest.raises(UserError, match="there is no sweep `other@"):
+        sweeps_to_resume(replace(last, sweep_id=f"other@{begun.folder.name}"))
+    assert TuneOptions("tuned").linked == {}
+
+
+def test_resumed_sweeps_keep_the_changes_and_the_freshness_of_the_tuning_sweep(begun, tmp_path):
+    write_space(tmp_path, "valid", {**TUNED, "fixed": {**TUNED["fixed"], "data.validation_fraction": 0.0}})
+    asked = TuneOptions("valid", {"data.validation_fraction": 0.2}, {"seeds": [0, 7]}, fresh=True)
+    new_sweep(Plan.of(planned_sweeps(asked)[0].request), asked.results, fresh=True)
+    resumed = TuneOptions("valid", resume=True)
+    check_space(resumed.request)
+    assert resumed.request.overrides == {"data.validation_fraction": 0.2}
+    assert (resumed.request.stage, resumed.request.space.seeds) == (None, (0, 7))
+    tuning, common = (_options_of(name, resumed, resumed.linked, Console(quiet=True)) for name in ("tuning", "common"))
+    assert (tuning.resume, common.resume, common.fresh) == (True, False, True)
+    assert (common.request.overrides, common.request.space.seeds) == (resumed.request.overrides, (0, 7))
+
+
+def test_a_resumed_sweep_keeps_its_experiment_even_if_the_file_names_none(begun, tmp_path):
+    write_space(tmp_path, "absent", {**TUNED, "experiment": "absent"})
+    asked = TuneOptions("absent", space_options={"experiment": "fedra_digits"})
+    new_sweep(Plan.of(planned_sweeps(asked)[0].request), asked.results)
+    resumed = TuneOptions("absent", resume=True)
+    check_space(resumed.request)
+    assert resumed.request.space.experiment == "fedra_digits"
+
+
+def test_a_sweep_with_the_name_of_a_tuning_sweep_is_not_resumed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_space(tmp_path, "tuned", TUNED)
+    write_space(tmp_path, "tuned/tuning", GRID)
+    new_sweep(Plan.of(TuneOptions("tuned/tuning").request), Store(tmp_path / "mlruns"))
+    (tmp_path / "search_spaces" / "tuned" / "tuning.yaml").unlink()
+    with pytest.raises(UserError, match="no sweep tuned/tuning has tuned the arms of search space tuned"):
+        _ = TuneOptions("tuned", resume=True).request
+
+
+def test_a_dry_run_of_a_resume_checks_the_sweeps_to_resume(begun, tmp_path):
+    done = fedsweep(tmp_path, "tune", "tuned", "--resume", "--sweep", "bogus", "--dry-run", code=2, trains=False)
+    assert "there is no sweep `bogus` of tuned/tuning" in " ".join(done.stderr.split())
+    options = planned_sweeps(TuneOptions("tuned", resume=True))
+    assert [one.resume for one in options] == [True, False, False]
+    assert options[0].resumed.folder == begun.folder
+    assert [one.request.overrides for one in options] == [{"local.steps": 2}] * 3
+    assert "Estimated time:" in fedsweep(tmp_path, "tune", "tuned", "--resume", "--dry-run", trains=False).stdout
+    done = fedsweep(tmp_path, "tune", "tuned", "local.steps=3", "--resume", "--dry-run", code=2, trains=False)
+    assert "cannot be resumed because its YAML files or overrides have changed" in " ".join(done.stderr.split())
+
+
+def test_failed_samples_are_forgiven_but_not_failed_uploads(monkeypatch):
+    def ended(stage: str, status: int, unsent: dict[str, str]) -> SimpleNamespace:
+        request = SimpleNamespace(stage=Stage(name=stage, names=(), drawn=()))
+        sweep = SimpleNamespace(remote=SimpleNamespace(unsent=unsent))
+        session = SimpleNamespace(
+            plan=SimpleNamespace(request=request), sweep=sweep, interrupted=False, remote_error=""
+        )
+        return SimpleNamespace(session=session, folder=Path(), disk_full=False, report_error=None, status=status)
+
+    def fail(result: SimpleNamespace, page: str) -> None:
+        if result.status:
+            raise SystemExit(result.status)
+
+    monkeypatch.setattr("fedsweep.cli.output.show_sweep", fail)
+    for unsent, code in (({}, None), ({"trials/a": "the network is gone"}, 1)):
+        results = [ended("tuning", 1, unsent), ended("common", 0, {})]
+        monkeypatch.setattr("fedsweep.sweep.running.linked_sweeps.linked_sweeps", lambda *_, found=results: found)
+        monkeypatch.setattr("fedsweep.tracking.Destination.of_sweep", lambda *_: SimpleNamespace(server=None))
+        with pytest.raises(SystemExit) if code else nullcontext() as end:
+            run_linked(TuneOptions("tuned"), Console(quiet=True))
+        assert code is None or end.value.code == code
 
 
 def test_the_command_in_a_report_starts_all_linked_sweeps(begun):
@@ -317,7 +212,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
     write_space(folder, "tuned", TUNED)
     done = fedsweep(folder, "tune", "tuned", "--at-once", "1")
-    assert "Each arm tuned, 3 samples" in " ".join(done.stdout.split())
+    assert "was best among 3 samples" in " ".join(done.stdout.split())
     return folder
 
 
