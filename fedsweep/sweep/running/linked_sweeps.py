@@ -118,10 +118,8 @@ def sweeps_to_resume(options: TuneOptions) -> dict[StageName, SweepStore]:
         fitting = [one for _, one in linked if named in ("", options.space, one.name)]
         wanted = [_tuning_id(one) for one in fitting if one.id == wanted_id]
     if not wanted:
-        first = f"{options.space}/tuning"
-        options.results.find(
-            first, (wanted_id or None) if named in ("", *ours) else options.sweep_id
-        )  # raises that there is none
+        first, asked = f"{options.space}/tuning", wanted_id if named in ("", *ours) else options.sweep_id
+        options.results.find(first, asked or None)  # raises the error that there is none
         raise UserError(f"no sweep {first} has tuned the arms of search space {options.space}; start a new one.")
     tuning = wanted[-1]
     found: dict[StageName, SweepStore] = {}
