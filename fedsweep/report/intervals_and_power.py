@@ -33,7 +33,7 @@ def margin(spread: float, n: int, level: float) -> float:
     `spread` is the standard deviation of the values (divisor n - 1).
 
     >>> round(margin(1.0, 3, 0.05), 3), round(margin(1.0, 3, 0.05 / 3), 3)
-    (2.484, 4.413)
+    (2.484, 4.416)
     """
     return float(spread / n**0.5 * stats.t.isf(level / 2, n - 1))
 

@@ -1,8 +1,8 @@
 """The linked sweeps of an ablation whose arms are tuned one by one (`tune_each`).
 
 The sweep `NAME/tuning` tries the same samples for every arm, `NAME` runs the arms without tuning, and `NAME/tuned` runs
-each arm with its chosen values. Each of them is an ordinary sweep, which is resumed, reported
-and recorded in MLflow like any other.
+each arm with its chosen values. Each of them is an ordinary sweep, which is resumed, reported and recorded in MLflow
+like any other.
 """
 
 from __future__ import annotations
