@@ -90,10 +90,10 @@ def _show(ready: Prepared, plans: list[Plan]) -> None:
     for plan in plans:
         seconds = _seconds(plan, side, batch)
         own, most = plan.request.stage, bound if plan is not plans[0] else ""
-        until = plan.space.until_decided
-        seeds = ", ".join(map(str, plan.space.planned_seeds)) if until is None else until.words
         what = WHAT[own.name] if own is not None else ""
-        table.add_row(plan.name, what, seeds, f"{most}{plan.num_trials}", f"{most}{duration(seconds)}")
+        table.add_row(
+            plan.name, what, output.seeds_in_words(plan), f"{most}{plan.num_trials}", f"{most}{duration(seconds)}"
+        )
         total, trials = total + seconds, trials + plan.num_trials
     console.print(table)
     console.print(
@@ -110,14 +110,9 @@ def _one_trial(ready: Prepared) -> tuple[int, float, str]:
     from fedsweep.sweep.running import time_estimate
 
     plan, cluster = ready.plan, ready.cluster
-    side = time_estimate.side_by_side(plan, cluster)
-    if known := time_estimate.from_records(plan, ready.store, side, cluster):
-        seconds, sweep = known
-        source = f"from the rounds of sweep {sweep} on this machine"
-    else:
-        with output.awaiting("Measuring one round of the experiment", always=True):
-            seconds, side = time_estimate.estimate(plan, side, cluster)
-        source = "from measuring one round of the experiment"
+    most = time_estimate.side_by_side(plan, cluster)
+    seconds, fit, source = output.estimated_time(plan, ready.store, most, cluster)
+    side = most if fit is None else fit
     return side, (seconds - time_estimate.WORKER_START) / math.ceil(plan.num_trials / side), source
 
 

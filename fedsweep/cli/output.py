@@ -122,7 +122,6 @@ def show_plan(plan: Plan, cluster: Cluster | None = None, store: Store | None = 
     or else on a round that is run for this purpose.
     """
     from fedsweep.sweep.cluster.cluster import HERE, decided
-    from fedsweep.sweep.running import time_estimate
     from fedsweep.sweep.running.time_estimate import side_by_side
 
     console, cluster = result_console(), cluster or HERE
@@ -132,24 +131,41 @@ def show_plan(plan: Plan, cluster: Cluster | None = None, store: Store | None = 
     rounds, most = plan.base.federation.rounds, side_by_side(plan, cluster)
     packed = plan.space.resources.gpus == "auto"
     side = f"as many trials in parallel as fit, at most {most}" if packed else f"{most} in parallel"
-    until, bound = plan.space.until_decided, "at most " * (plan.space.until_decided is not None)
-    seeds = ", ".join(map(str, plan.space.planned_seeds)) if until is None else until.words
+    bound = "at most " * (plan.space.until_decided is not None)
     console.print(
         f"{bound.capitalize()}{plan.num_trials} trial{'s' * (plan.num_trials > 1)} of {plan.space.experiment} with "
         f"{rounds} round{'s' * (rounds > 1)} each ({plan.num_trials * rounds} rounds in all), {side}.\n"
-        f"Seeds: {seeds}; search: {plan.space.search.name}; scheduler: {plan.space.scheduler.name}."
+        f"Seeds: {seeds_in_words(plan)}; search: {plan.space.search.name}; scheduler: {plan.space.scheduler.name}."
     )
     show_plan_notes(console, plan)
     if store is None:
         return
+    seconds, fit, source = estimated_time(plan, store, most, cluster)
+    together = f" with {fit} trials in parallel" if packed and fit is not None else ""
+    console.print(f"Estimated time: {bound}{duration(seconds)}{together}, {source}.")
+
+
+def seeds_in_words(plan: Plan) -> str:
+    """Return the seeds of a plan as text, such as `0, 1, 2` or `until decided, 4 to 20`."""
+    until = plan.space.until_decided
+    return ", ".join(map(str, plan.space.planned_seeds)) if until is None else until.words
+
+
+def estimated_time(plan: Plan, store: Store, most: int, cluster: Cluster) -> tuple[float, int | None, str]:
+    """Estimate the time of a sweep from rounds in the store, or else from a round that is run for this purpose.
+
+    Returns:
+        The seconds; the number of parallel trials, or None if no round was run to measure it; and the source of the
+        estimate as a phrase.
+    """
+    from fedsweep.sweep.running import time_estimate
+
     if known := time_estimate.from_records(plan, store, most, cluster):
         seconds, sweep = known
-        console.print(f"Estimated time: {bound}{duration(seconds)}, from the rounds of sweep {sweep} on this machine.")
-        return
+        return seconds, None, f"from the rounds of sweep {sweep} on this machine"
     with awaiting("Measuring one round of the experiment", always=True):
         seconds, fit = time_estimate.estimate(plan, most, cluster)
-    together = f" with {fit} trials in parallel" if packed else ""
-    console.print(f"Estimated time: {bound}{duration(seconds)}{together}, from measuring one round of the experiment.")
+    return seconds, fit, "from measuring one round of the experiment"
 
 
 def show_plan_notes(console: Console, plan: Plan) -> None:

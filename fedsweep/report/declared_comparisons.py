@@ -9,7 +9,7 @@ from fedsweep.report.arm_statistics import ArmStatistics, mean, same_images
 from fedsweep.report.family_of_tests import DeclaredTest
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.sentences import about_comparison, pair_label
-from fedsweep.report.text_tables import SIMULTANEOUS, Section, simultaneous_cell, texts
+from fedsweep.report.text_tables import SIMULTANEOUS, Section, family_size, simultaneous_cell, texts
 from fedsweep.report.units_and_labels import Units, arm_words, names, shown_p
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import is_accuracy
@@ -120,11 +120,10 @@ def declared_section(arms: Sequence[ArmStatistics], rows: Sequence[DeclaredRow])
     if not rows:
         return None
     cells, tested = declared_cells(rows), [row for row in rows if row.found.p is not None]
-    tests = tested[0].found.tests if tested else 0
     explained = texts(
         "declared",
         tested=[row.found for row in tested],
-        tests=f"{tests} test{'s' * (tests > 1)}",
+        tests=family_size(rows[0].manifest, [row.found for row in tested]),
         with_baseline=sum(one.comparison is not None and one.comparison.p is not None for one in arms),
         both=sum(row.test.with_baseline for row in tested),
         simultaneous=SIMULTANEOUS in cells[0],

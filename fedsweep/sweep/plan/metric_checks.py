@@ -13,7 +13,6 @@ from fedsweep.results.history import ACCUMULATED, LAST_ROUNDS, VALIDATION, on_te
 from fedsweep.results.table_columns import wrong_columns
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace
 from fedsweep.sweep.plan.space_checks import Findings, related
-from fedsweep.sweep.space.tuned_axes import validation_metric
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
@@ -66,7 +65,7 @@ def _wrong_tuning(resolved: ResolvedSpace) -> Iterator[str]:
     if (metric := space.goal.metric).startswith(VALIDATION):
         rule = "`tune_each` chooses by validation images and needs an `objective.metric` on test images"
         yield f"{rule}, but it is {metric}; use {on_test(metric)}."
-    elif validation_metric(space) is None:
+    elif on_validation(metric) is None:
         rule = "`tune_each` needs an objective that is also measured on validation images"
         yield f"{rule}, but `objective.metric` is {metric}."
     elif not resolved.base.data.validation_fraction:

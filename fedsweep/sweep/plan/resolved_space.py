@@ -102,7 +102,6 @@ class ResolvedSpace:
         self._of_base = {name: identity(value) for name, value in flat(base).items()}
         self.left_out = left_out_values(self.space.ablate or {}, flat(base))
         self._configs: dict[tuple[str, int], RunConfig] = {}
-        self._stage = request.stage
 
     def on(self, resources: Resources) -> Self:
         """Return a shallow copy in which each trial uses `resources`."""
@@ -124,7 +123,7 @@ class ResolvedSpace:
             arms = self.space.arms(self.tentative, self.space.design)
         except ValueError as error:
             raise UserError(f"{self.request.where}: {error}.") from None
-        stage = self._stage
+        stage = self.request.stage
         if stage is None or stage.name != "tuning":
             return arms
         return [one for arm in arms for one in stage.with_samples(arm, self.tentative(arm))]
@@ -155,7 +154,7 @@ class ResolvedSpace:
 
     def changes(self, arm: Mapping[str, Json]) -> dict[str, Json]:
         """Return the changes of an arm to the experiment, by dotted name, including the values tuned for the arm."""
-        tuned = self._stage.changes(arm) if self._stage is not None else {}
+        tuned = stage.changes(arm) if (stage := self.request.stage) is not None else {}
         return {**changes(arm, self.left_out, self.space.named), **tuned}
 
     def resolve_all(self, arms: Collection[Arm]) -> list[tuple[Arm, RunConfig]]:

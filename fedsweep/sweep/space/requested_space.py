@@ -6,6 +6,7 @@ reported at once.
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class RequestedSpace:
     wrong: frozenset[str] = frozenset()
     """The dotted names of hyperparameters whose entries in `space` stand for entries with a mistake."""
 
-    @property
+    @cached_property
     def stage(self) -> Stage | None:
         """The part of the sweep in an ablation with `tune_each`; None for other sweeps."""
         return stage_of(self.options)

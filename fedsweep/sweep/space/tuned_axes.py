@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from fedsweep.common.config import Config
-from fedsweep.results.history import VALIDATION, on_validation
+from fedsweep.results.history import on_validation
 from fedsweep.results.tuned_arms import Stage
 from fedsweep.sweep.space.axes import Axis, below, names_of
 
@@ -74,12 +74,6 @@ def wrong_tuning(space: SearchSpace) -> Iterator[str]:
         yield "`tune_each` needs trained trials, but `measure` parameters trains none"
 
 
-def validation_metric(space: SearchSpace) -> str | None:
-    """Return the objective on validation images, by which arms are tuned, or None if there is no such metric."""
-    metric = space.goal.metric
-    return metric if metric.startswith(VALIDATION) else on_validation(metric)
-
-
 def staged(space: SearchSpace, stage: Stage | None) -> SearchSpace:
     """Return the search space of one of the linked sweeps of an ablation with `tune_each`.
 
@@ -89,7 +83,7 @@ def staged(space: SearchSpace, stage: Stage | None) -> SearchSpace:
     """
     if stage is None or stage.name != "tuning" or space.tune_each is None:
         return space
-    objective = space.objective.model_copy(update={"metric": validation_metric(space)})
+    objective = space.objective.model_copy(update={"metric": on_validation(space.goal.metric)})
     changes: dict[str, Any] = {"seeds": (space.tune_each.seed,), "objective": objective, "comparisons": ()}
     if space.design != "one_factor":
         changes["baseline"] = None
