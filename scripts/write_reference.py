@@ -158,7 +158,8 @@ def hyperparameters() -> str:
     for part, field in SearchSpace.model_fields.items():
         for record in _records(field):
             if record is not Axis:
-                lines += [*_section(part, record), ""]
+                form = f" with `{next(iter(record.model_fields))}`" if part == "seeds" else ""
+                lines += [*_section(part, record, form), ""]
     lines += ["# Pre-trainings", "", "A YAML file in `experiments/pretrain/` has these entries:", ""]
     rows = [_row(name, field) for name, field in PretrainConfig.model_fields.items()]
     lines += [*_fields_table(rows), ""]
@@ -169,10 +170,13 @@ def hyperparameters() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _section(part: str, record: type[Config]) -> list[str]:
-    """Return the lines of a page's section on a configuration class: its heading, its description and its fields."""
+def _section(part: str, record: type[Config], form: str = "") -> list[str]:
+    """Return the lines of a page's section on a configuration class: its heading, its description and its fields.
+
+    `form` ends the heading, if an entry has several forms without names.
+    """
     named = record.model_fields.get("name")
-    heading = f"## {part}" if named is None else f"## {part}: {named.default}"
+    heading = f"## {part}{form}" if named is None else f"## {part}: {named.default}"
     rows = list(_rows(part, record))
     about = " ".join((record.__doc__ or "").split())
     if named is not None:
@@ -198,7 +202,8 @@ def _rows(part: str, record: type[Config], of: str = "") -> Iterator[list[str]]:
 
 def _records(field: FieldInfo) -> list[type[Config]]:
     """Return the configuration classes whose instances a field can contain."""
-    kinds = (field.annotation, *get_args(field.annotation))
+    asked = (field.annotation, *get_args(field.annotation))
+    kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in asked]
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]
 
 
@@ -230,7 +235,9 @@ def _kind(annotation: Any) -> str:
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in inner)
     if origin is Annotated:
-        return " ".join([_kind(inner[0]), *_rules(inner[1].metadata)])
+        return " ".join(
+            [_kind(inner[0]), *(rule for one in inner[1:] for rule in _rules(getattr(one, "metadata", [])))]
+        )
     if origin is tuple:
         kind = _kind(inner[0]).removesuffix(" or `null`")
         plural = re.sub(r"\bnumber\b", "numbers", kind, count=1)

@@ -147,8 +147,9 @@ def show_plan(plan: Plan, cluster: Cluster | None = None, store: Store | None = 
 
 def seeds_in_words(plan: Plan) -> str:
     """Return the seeds of a plan as text, such as `0, 1, 2` or `until decided, 4 to 20`."""
-    until = plan.space.until_decided
-    return ", ".join(map(str, plan.space.planned_seeds)) if until is None else until.words
+    until, streams = plan.space.until_decided, plan.base.seed_streams
+    seeds = ", ".join(map(str, plan.space.planned_seeds)) if until is None else until.words
+    return seeds if streams == "all" else f"{seeds}, only for {', '.join(streams)}"
 
 
 def estimated_time(plan: Plan, store: Store, most: int, cluster: Cluster) -> tuple[float, int | None, str]:

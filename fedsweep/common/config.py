@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import cache
-from typing import Any, ClassVar, Self, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
@@ -329,13 +329,16 @@ def _fields(record: type[Config], data: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _records(info: FieldInfo) -> list[type[Config]]:
-    kinds = (info.annotation, *get_args(info.annotation))
+    asked = (info.annotation, *get_args(info.annotation))
+    kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in asked]
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]
 
 
 def _chosen(records: list[type[Config]], data: Any) -> type[Config] | None:
     if len(records) == 1:
         return records[0]
+    named = [one for one in records if "name" in one.model_fields]
+    if isinstance(data, dict) and records and not named:
+        return max(records, key=lambda one: len({*one.model_fields} & {*data}))
     name = data.get("name") if isinstance(data, dict) else None
-    named = (one for one in records if "name" in one.model_fields)
     return next((one for one in named if one.model_fields["name"].default == name), None)

@@ -10,6 +10,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.files import write_atomically
 from fedsweep.common.paths import activation_bytes
 from fedsweep.common.process_usage import forget_peak, resident_peak
+from fedsweep.common.randomness import derived_seed
 from fedsweep.data.data_config import load
 from fedsweep.data.partition import Split
 from fedsweep.data.prepared.arrow_files import verify
@@ -46,10 +47,10 @@ def split(config: RunConfig) -> tuple[FederatedData, Split]:
         UserError: The data cannot be loaded or split.
     """
     data = load(config.data)
-    parts = config.partition.split(data, config.capacities(), config.seed)
+    parts = config.partition.split(data, config.capacities(), config.streams)
     if not config.trains_on_synthetic:
         return data, parts
-    return data, config.partition.joined(parts, config.synthetic.make(data, parts.proxy, config.seed))
+    return data, config.partition.joined(parts, config.synthetic.make(data, parts.proxy, config.streams))
 
 
 def content_digests(config: RunConfig) -> dict[str, str]:
@@ -109,7 +110,7 @@ def check_content(config: RunConfig) -> None:
     OwnWeights.of_method(config.method).check_weights(config.backbone, data.class_names)
     activation_bytes()
     if (classes := config.evaluation.tsne_classes) is not None:
-        draw(data.domains, data.class_names, classes, config.evaluation.tsne_images, config.seed)
+        draw(data.domains, data.class_names, classes, config.evaluation.tsne_images, config.streams)
 
 
 def build(
@@ -128,8 +129,8 @@ def build(
     if method.needs.synthetic:
         clients = [replace(one, synthetic=synthetic_of(one.domain, parts.synthetic)) for one in clients]
     freeze_a, lora = config.aggregation.lora == "freeze_a", config.lora if method.needs.lora else None
-    model = build_model(config.backbone, lora, len(data.class_names), config.seed, data.class_names, freeze_a)
-    method.prepare(model, config.depths(), set(config.client_domains().values()), config.seed)
+    model = build_model(config.backbone, lora, len(data.class_names), config.streams, data.class_names, freeze_a)
+    method.prepare(model, config.depths(), set(config.client_domains().values()), config.streams)
     model.to(device)
     depths = tuple(sorted(config.depths()))
     kept = FrozenRows.of(sources(data, parts.synthetic, _of_synthetic(config, data)))
@@ -147,7 +148,7 @@ def build(
             config.optimizer,
             config.base_optimizer,
             config.local,
-            config.seed,
+            config.streams,
             rounds=config.federation.rounds,
             fewest=min(len(client.train) for client in clients),
             reader=Reader(
@@ -162,7 +163,7 @@ def build(
         ),
         config=config.federation,
         evaluation=config.evaluation,
-        seed=config.seed,
+        seed=config.streams,
         compared=compared,
         data_digest=data.digest,
         precision=config.precision,
@@ -177,8 +178,9 @@ def _identity(config: RunConfig) -> str:
     """
     content = config.backbone.fingerprint()
     lora = f"{config.lora.model_dump_json()} {config.aggregation.lora}" if config.method.needs.lora else ""
-    drawn = content == "none" or (config.method.needs.lora and config.aggregation.lora == "freeze_a")
-    return f"{config.backbone.identity(content)} {lora} {config.seed if drawn else ''} {_rounding(config)}".strip()
+    frozen_factors = config.method.needs.lora and config.aggregation.lora == "freeze_a"
+    drawn = derived_seed(config.streams, "backbone") if content == "none" or frozen_factors else ""
+    return f"{config.backbone.identity(content)} {lora} {drawn} {_rounding(config)}".strip()
 
 
 def _rounding(config: RunConfig) -> str:
@@ -188,7 +190,7 @@ def _rounding(config: RunConfig) -> str:
 def _plain_identity(config: RunConfig, class_names: tuple[str, ...]) -> str:
     """Return a string that identifies the untuned model, whose logits depend on its classes but not on LoRA."""
     content = config.backbone.fingerprint()
-    drawn = config.seed if content == "none" else ""
+    drawn = derived_seed(config.streams, "backbone") if content == "none" else ""
     return f"{config.backbone.model_dump_json()} {content} {class_names} {drawn} {_rounding(config)}".strip()
 
 

@@ -1,11 +1,12 @@
 """The complete configuration of a run, including checks that involve several of its parts."""
 
 from collections.abc import Mapping
-from typing import Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedsweep.common.config import Config
+from fedsweep.common.randomness import PartialSeed, StreamName
 from fedsweep.data.data_config import DataConfig, PartitionConfig, SyntheticConfig
 from fedsweep.data.synthetic.generated import NoSynthetic
 from fedsweep.federation.rounds import ROUND_METRICS, FederationConfig
@@ -28,7 +29,12 @@ from fedsweep.types import ClientId
 class RunConfig(Config):
     """The configuration of one federated run. The options of each part are defined in the module that uses them."""
 
-    seed: int = Field(0, ge=0, description="seed of all random numbers of the run")
+    seed: int = Field(0, ge=0, description="seed of the random numbers of the run")
+    seed_streams: Literal["all"] | Annotated[tuple[StreamName, ...], Field(min_length=1)] = Field(
+        "all",
+        description="groups of random streams that `seed` determines, for example `[allocation, batches]`; the others "
+        "are those of seed 0",
+    )
     method: MethodConfig
     backbone: BackboneConfig
     lora: LoraConfig
@@ -50,6 +56,8 @@ class RunConfig(Config):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         layers, size = self.backbone.depth, self.federation.clients_per_round
+        if self.seed_streams != "all" and len(set(self.seed_streams)) < len(self.seed_streams):
+            raise ValueError(f"`seed_streams` must be distinct, but they are {', '.join(self.seed_streams)}")
         capacities = self.capacities()
         for depth in self.depths():
             if not 1 <= depth <= layers:
@@ -92,7 +100,7 @@ class RunConfig(Config):
         self._validation_fits()
         self._last_rounds_fit()
         share, count = self.federation.malicious_share, len(capacities)
-        attackers = len(malicious_clients(capacities, share, self.seed))
+        attackers = len(malicious_clients(capacities, share, self.streams))
         if attackers == count or (share and not attackers):
             wanted = "leave at least one" if attackers else "be 0 or select at least one"
             rule = f"{wanted} of the {count} clients{' honest' if attackers else ''}"
@@ -129,6 +137,11 @@ class RunConfig(Config):
                 f"`method` {self.method.name} uses validation images of the clients and needs a "
                 "`partition.validation_share` above 0, but it is 0"
             )
+
+    @property
+    def streams(self) -> int:
+        """The seed from which the random streams of the run are derived (`derived_seed`)."""
+        return self.seed if self.seed_streams == "all" else PartialSeed(self.seed, self.seed_streams)
 
     @property
     def trains_on_synthetic(self) -> bool:

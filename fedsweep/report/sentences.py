@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+from fedsweep.common.randomness import STREAMS
 from fedsweep.common.yaml_values import Json
 from fedsweep.report.arm_statistics import (
     MEAN_ACCURACY,
@@ -103,6 +104,7 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
         population=schedule_sentences(manifest, trials),
         new_seeds=NEW_SEEDS,
         counts=Counter(map(ended, trials)),
+        streams=[STREAMS[name].meaning for name in manifest.seed_streams or ()],
         survivors=any(one.n and any(ended(trial) == "pruned" for trial in one.arm.trials) for one in arms),
     )
 

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, get_args
 from pydantic import Field
 
 from fedsweep.common.config import Config
+from fedsweep.common.randomness import StreamName
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import Arm, Reference, arm_label
 from fedsweep.results.declared_comparisons import Declared
@@ -52,6 +53,9 @@ class SweepManifest(StoredRecord):
     comparisons: Declared = Field((), description="comparisons that were declared besides those with the baseline")
     reference: Reference | None = Field(None, description="a paper's values for some arms")
     seeds: tuple[int, ...] = Field(description="seeds of every arm or, with `until_decided`, the largest set of seeds")
+    seed_streams: tuple[StreamName, ...] | None = Field(
+        None, description="random streams that the seed determines; null if it determines all"
+    )
     until_decided: UntilDecided | None = Field(
         None, description="rule by which arms got further seeds; null if every arm has the same seeds"
     )

@@ -1,15 +1,34 @@
-"""The setting that gives arms further seeds until their comparison with the baseline is decided.
+"""The setting `seeds` of a search space: the seeds of all arms, or further seeds until a comparison is decided.
 
 This module does not import torch.
 """
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from fedsweep.common.config import Config
+from fedsweep.common.randomness import StreamName
 from fedsweep.results.arms import is_accuracy
+
+SEED_STREAMS = "seed_streams"
+"""The hyperparameter that `seeds.vary` sets."""
+Vary = Annotated[tuple[StreamName, ...], Field(min_length=1)] | None
+VARY = "groups of random streams that the seed determines, as in the hyperparameter `seed_streams`; `null`: those of "
+VARY += "the experiment, usually all"
+
+
+class ListedSeeds(Config):
+    """The value of `seeds` with which all arms run with the same seeds, which determine some of the random streams."""
+
+    list: Annotated[tuple[int, ...], Field(min_length=1, description="seeds that every arm runs with")]
+    vary: Vary = Field(None, description=VARY)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds that every arm runs with."""
+        return self.list
 
 
 class UntilDecided(Config):
@@ -28,6 +47,7 @@ class UntilDecided(Config):
         description="smallest difference that matters, in percentage points for accuracies and otherwise in the unit "
         "of the objective; arms can then be decided to be equivalent to the baseline; `null`: no test of equivalence",
     )
+    vary: Vary = Field(None, description=VARY)
 
     def _violations(self) -> Iterator[str]:
         if self.at_least > self.at_most:
@@ -48,3 +68,19 @@ class UntilDecided(Config):
         if self.smallest_effect is None:
             return None
         return self.smallest_effect / 100 if is_accuracy(metric) else self.smallest_effect
+
+
+def _form(value: object) -> str:
+    if isinstance(value, dict):
+        return "[list]" if "list" in value else "[until]"
+    return "[list]" if isinstance(value, ListedSeeds) else "[until]" if isinstance(value, UntilDecided) else "[seeds]"
+
+
+# The tags are in brackets, as pydantic's names of types, which error messages leave out.
+Seeds = Annotated[
+    Annotated[tuple[int, ...], Field(min_length=1), Tag("[seeds]")]
+    | Annotated[ListedSeeds, Tag("[list]")]
+    | Annotated[UntilDecided, Tag("[until]")],
+    Discriminator(_form),
+]
+"""The setting `seeds` of a search space."""

@@ -40,6 +40,7 @@ def description_tags(manifest: SweepManifest) -> dict[str, str]:
         "fedsweep.seeds": ", ".join(map(str, manifest.seeds)) if until is None else until.words,
         "fedsweep.search": manifest.search,
         "fedsweep.scheduler": manifest.scheduler,
+        **({"fedsweep.seed_streams": ", ".join(manifest.seed_streams)} if manifest.seed_streams else {}),
         **_stage_tags(manifest),
         **({"fedsweep.chosen_by": manifest.chosen_by} if manifest.chosen_by else {}),
         **({"fedsweep.baseline": arm_label(manifest.baseline)} if manifest.baseline else {}),

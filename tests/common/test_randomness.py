@@ -1,9 +1,16 @@
 """The derivation of seeds and random streams from the seed of a run and names."""
 
+import copy
+import pickle
+import re
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.common.randomness import derived_seed, stream
+import fedsweep
+from fedsweep.common.randomness import STREAMS, PartialSeed, derived_seed, stream
 
 WORDS = st.text("ab1\x1f\u00e9")
 KEYS = st.lists(st.integers() | WORDS, max_size=3)
@@ -39,3 +46,42 @@ def test_streams_are_independent():
     first, second = stream(0, "cohort", 1), stream(0, "cohort", 2)
     mixed = [(first.random(), second.random())[0] for _ in range(3)]
     assert mixed == alone
+
+
+PURPOSES = [(name, purpose) for name, group in STREAMS.items() for purpose in sorted(group.purposes)]
+GROUPS = st.sets(st.sampled_from([*STREAMS]), min_size=1)
+
+
+def test_a_purpose_belongs_to_one_group():
+    purposes = [purpose for _, purpose in PURPOSES]
+    assert len(purposes) == len(set(purposes))
+    assert all(group.meaning and group.purposes for group in STREAMS.values())
+
+
+@given(st.integers(1, 1000), GROUPS, st.sampled_from(PURPOSES), KEYS)
+def test_a_partial_seed_determines_only_its_groups(seed, groups, purpose, key):
+    own, name = purpose
+    expected = derived_seed(seed if own in groups else 0, name, *key)
+    assert derived_seed(PartialSeed(seed, groups), name, *key) == expected
+
+
+@given(st.integers(0, 3), GROUPS, st.integers(0, 3), GROUPS)
+def test_partial_seeds_are_keys_of_their_own(first, some, second, others):
+    one, other = PartialSeed(first, some), PartialSeed(second, others)
+    same = (first, some) == (second, others)
+    assert (one == other) == (str(one) == str(other)) == ({one: 1}.get(other) == 1) == same
+    assert one != first
+    assert first not in {one: 1}
+    for copied in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):  # noqa: S301
+        assert (copied, type(copied), copied.streams) == (one, PartialSeed, one.streams)
+
+
+def test_a_partial_seed_knows_all_streams_of_a_run():
+    rooms = ("data", "models", "training", "methods", "federation")
+    code = [path.read_text() for room in rooms for path in (Path(fedsweep.__file__).parent / room).rglob("*.py")]
+    seeds = r"(?:self\.|trainer\.|federation\.|config\.)?(?:seed|streams)"
+    used = {one for text in code for one in re.findall(rf'(?:stream|derived_seed)\({seeds}, "([^"]+)"', text)}
+    used -= {"diffusers"}  # has a seed of its own
+    assert {"batches", "jacobian", "surrogate", "gate", "dirichlet"} <= used <= {purpose for _, purpose in PURPOSES}
+    with pytest.raises(ValueError, match="`weather` belongs to no group"):
+        stream(PartialSeed(1, ["batches"]), "weather")

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fedsweep.methods
+from fedsweep.common import randomness
 from fedsweep.common.randomness import stream
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.methods import ALL
@@ -40,6 +41,7 @@ from tests.conformance.conftest import METHODS
 from tests.conformance.rounds import one_round
 
 SMALL = {"federation.depths": [2, 1, 3]}
+STREAMS = [*randomness.STREAMS]
 SOME = {"federation.clients_per_round": 2, "seed": 1}
 """The run that other runs are compared with: two of three clients take part in each round, others in the second."""
 
@@ -302,3 +304,17 @@ def test_metrics_are_numbers_under_the_listed_names(straight, tiny, chosen):
     for result in rounds:
         assert list(result.metrics) == promised
         assert all(type(value) is float and math.isfinite(value) for value in result.metrics.values())
+
+
+def test_a_seed_of_all_streams_determines_the_whole_round(federation, chosen, first_round):
+    _, start, updates = first_round
+    started, again = one_round(federation({**chosen, **SMALL, "seed_streams": STREAMS, "seed": 0}))
+    assert identical(started, start)
+    assert identical(again, updates)
+
+
+def test_a_seed_of_no_used_stream_changes_nothing(federation, chosen, first_round):
+    _, start, updates = first_round
+    started, again = one_round(federation({**chosen, **SMALL, "seed_streams": ["evaluation"], "seed": 7}))
+    assert identical(started, start)
+    assert identical(again, updates)

@@ -3,6 +3,7 @@
 import pytest
 
 from fedsweep.common.config import flat
+from fedsweep.common.randomness import stream
 from fedsweep.federation.build_and_run import build, run, run_resumably, split
 from fedsweep.federation.derived_values import derived_values
 from fedsweep.federation.rounds import federate
@@ -150,3 +151,35 @@ def test_only_a_backbone_with_random_weights_is_called_untrained(tiny):
     assert said.startswith(
         "The backbone is untrained (`backbone.pretrained` is none), so accuracies may stay at chance"
     )
+
+
+def drawn(config: RunConfig) -> dict[str, list[object]]:
+    """Return values that are drawn from four groups of random streams, in a form that can be compared."""
+    built = build(config)
+    rngs = [stream(built.seed, "allocation", round) for round in range(1, 5)]
+    state = built.initial_state()
+    return {
+        "partition": [client.train.labels.tolist() for client in built.clients],
+        "cohort": [[client.id for client in built.cohort(round)] for round in range(1, 9)],
+        "allocation": [repr(built.method.allocate(state, built.clients, built.server, rng)) for rng in rngs],
+        "initial": [tensor.tolist() for name, tensor in sorted(built.fresh.items())],
+    }
+
+
+def test_a_seed_determines_only_the_streams_that_are_named(tiny):
+    partition = {"name": "iid", "clients": 3}
+    changes = {"partition": partition, "federation.clients_per_round": 1, "data.domains": ["plain"]}
+    config = tiny.override(changes, "test")
+    first = drawn(config)
+    for name in first:
+        other = drawn(config.override({"seed": 5, "seed_streams": [name]}, "test"))
+        assert {one for one in first if other[one] != first[one]} == {name}
+    assert all(one != first[name] for name, one in drawn(config.override({"seed": 5}, "test")).items())
+
+
+def test_cached_outputs_of_random_blocks_belong_to_their_initial_values(tiny):
+    config = tiny.override({"aggregation.lora": "freeze_a"}, "test")
+    known = build(config).trainer.reader.identity
+    for streams, seed, same in (("all", 1, False), (["initial"], 1, False), (["batches"], 1, True)):
+        found = build(config.override({"seed": seed, "seed_streams": streams}, "test")).trainer.reader.identity
+        assert (found == known) == same

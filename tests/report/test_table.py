@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from fedsweep.common.randomness import STREAMS
 from fedsweep.report import write_report
 from fedsweep.report.formats import data_frame
 from fedsweep.report.sentences import NEW_SEEDS
@@ -272,3 +273,11 @@ def test_a_sweep_without_finished_trials_has_a_table(manifest, trials):
     notes = [row["note"] for row in table.cells()]
     assert notes == ["seed 0 unfinished at round 1 (30.00)", "seed 0 not started"]
     assert "nan" not in (table.markdown() + data_frame.csv(table) + printed(table)).lower()
+
+
+@pytest.mark.parametrize("streams", [None, ("allocation",), ("batches", "initial")])
+def test_the_caption_says_what_the_seeds_vary(manifest, ablation, streams):
+    caption = " ".join("\n".join(tabulate(manifest(seed_streams=streams), ablation).caption()).split())
+    named = [name for name, group in STREAMS.items() if group.meaning in caption]
+    assert named == list(streams or ())
+    assert ("Everything else that is random is the same for all seeds" in caption) == bool(streams)

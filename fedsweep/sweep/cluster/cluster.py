@@ -10,7 +10,7 @@ from joblib import cpu_count
 from fedsweep.common.errors import UserError
 from fedsweep.common.process_usage import COUNT, SIZE, logical_gpus
 from fedsweep.results import SweepManifest
-from fedsweep.sweep.space.search_space import Resources
+from fedsweep.sweep.space.settings import Resources
 
 LOCAL = "local"
 DEVICES = {"cpu": "the CPU", "cuda": "a GPU"}

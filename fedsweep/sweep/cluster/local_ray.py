@@ -21,7 +21,7 @@ from fedsweep.common.process_usage import logical_gpus
 from fedsweep.common.signals import ENDING, kept_actions
 from fedsweep.sweep.cluster.cluster import LOCAL, OWN_RAY, available_cpus
 from fedsweep.sweep.cluster.temporary_folders import ray_folder
-from fedsweep.sweep.space.search_space import Resources
+from fedsweep.sweep.space.settings import Resources
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
 ANSWER_SECONDS = 10.0

@@ -17,7 +17,7 @@ from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.signals import kept_handlers
 from fedsweep.sweep.cluster.cluster import HERE, LOCAL, Cluster, Node, ray_is_running
 from fedsweep.sweep.cluster.local_ray import ANSWER_SECONDS, QUIET, LocalRay, begun, stop_ray
-from fedsweep.sweep.space.search_space import Resources
+from fedsweep.sweep.space.settings import Resources
 
 RAY_SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",

@@ -112,10 +112,10 @@ def _outlined(config: RunConfig, classes: int) -> LayeredModel:
     """
     model = config.backbone.outlined(classes)
     if config.method.needs.lora:
-        add_lora(model, config.lora, config.seed, config.aggregation.lora == "freeze_a")
+        add_lora(model, config.lora, config.streams, config.aggregation.lora == "freeze_a")
     else:
         train_head_alone(model)
-    config.method.prepare(model, config.depths(), set(config.client_domains().values()), config.seed)
+    config.method.prepare(model, config.depths(), set(config.client_domains().values()), config.streams)
     return model
 
 
@@ -134,7 +134,7 @@ def _clients(config: RunConfig, model: LayeredModel, sizes: Mapping[str, int], b
     messages = Messages.of_method(config.method)
     first = config.method.init(model, clients, server)
     for stage, state in Stages.of_method(config.method).stage_states(first, config.federation.rounds).items():
-        rows = config.method.allocate(state, clients, server, stream(config.seed, "allocation", 1))
+        rows = config.method.allocate(state, clients, server, stream(config.streams, "allocation", 1))
         of_depth: dict[int, LayerAllocation] = {}
         for client in sorted(clients, key=lambda one: -one.capacity):
             of_depth.setdefault(len(rows[client.id].held), rows[client.id])

@@ -18,7 +18,7 @@ from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import Arm, agrees, arm_label, identity
 from fedsweep.sweep.space.designs import changes, left_out_values
 from fedsweep.sweep.space.requested_space import RequestedSpace
-from fedsweep.sweep.space.search_space import Resources
+from fedsweep.sweep.space.settings import Resources
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig

@@ -116,6 +116,7 @@ def _manifest(plan: Plan, fresh: bool, cluster: Cluster = HERE) -> SweepManifest
         comparisons=space.comparisons,
         reference=plan.reference if tuning is None else None,
         seeds=space.planned_seeds,
+        seed_streams=None if base.seed_streams == "all" else base.seed_streams,
         until_decided=space.until_decided,
         trials=None if space.scheduler.name == "pbt" or space.until_decided else plan.num_trials,
         scheduler=space.scheduler.name,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedsweep.sweep.cluster.local_ray import LocalRay
     from fedsweep.sweep.running.finish import SweepResult
     from fedsweep.sweep.running.open_sweep import Prepared
-    from fedsweep.sweep.space.search_space import Resources
+    from fedsweep.sweep.space.settings import Resources
     from fedsweep.tracking import Destination
 
 

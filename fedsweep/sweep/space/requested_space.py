@@ -15,7 +15,7 @@ from fedsweep.common.paths import available, find
 from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.results.arms import shown_mapping, shown_setting
 from fedsweep.results.tuned_arms import STAGE, Stage, space_name, stage_of, sweep_name
-from fedsweep.results.until_decided import UntilDecided
+from fedsweep.results.until_decided import SEED_STREAMS, Seeds, UntilDecided
 from fedsweep.sweep.space.axes import below, names_of, without_kind
 from fedsweep.sweep.space.search_space import SearchSpace
 from fedsweep.sweep.space.settings import GridSearch, NoScheduler, RandomSearch, Rounds
@@ -106,9 +106,11 @@ def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) 
         for key, value in options.items()
         if key not in unfit and key != STAGE and not (wrong_search and "search." in key)
     }
-    if isinstance(rule := space.seeds, UntilDecided) and isinstance(new := asked.get("seeds"), dict):
-        asked["seeds"] = {**rule.model_dump(), **new}  # the options change only a part of the rule
+    if "seeds" in asked:
+        asked["seeds"] = _changed_seeds(space.seeds, asked["seeds"])
     space = draft.changed(space, {**asked, "fixed": {**space.fixed, **kept}})
+    if not isinstance(space.seeds, tuple) and space.seeds.vary is not None:
+        space = space.model_copy(update={"fixed": {**space.fixed, SEED_STREAMS: [*space.seeds.vary]}})
     try:
         experiment = find("experiments", space.experiment, "" if "experiment" in options else draft.where)
     except UserError as error:
@@ -120,6 +122,15 @@ def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) 
     return RequestedSpace(sweep_name(name, stage), asked_space, files, dict(overrides), dict(options), mistakes, wrong)
 
 
+def _changed_seeds(seeds: Seeds, asked: Json) -> Json:
+    """Return the setting `seeds` after the user's change, which replaces only a part of it."""
+    if isinstance(seeds, UntilDecided) and isinstance(asked, dict):
+        return {**seeds.model_dump(), **asked}
+    if isinstance(seeds, tuple) or seeds.vary is None:
+        return asked
+    return {**(asked if isinstance(asked, dict) else {"list": asked}), "vary": [*seeds.vary]}
+
+
 def _unfit_changes(
     space: SearchSpace, overrides: Mapping[str, Json], options: Mapping[str, Json], where: str
 ) -> Iterator[tuple[str, str]]:
@@ -129,6 +140,8 @@ def _unfit_changes(
             yield changed, f"`{changed}` is varied by {where} and cannot be overridden."
         elif space.tune_each is not None and below(changed, space.tune_each.space):
             yield changed, f"`{changed}` is tuned by {where} and cannot be overridden."
+        elif changed == SEED_STREAMS and not isinstance(space.seeds, tuple) and space.seeds.vary is not None:
+            yield changed, f"`{changed}` is set by `seeds.vary` of {where} and cannot be overridden."
         elif changed == "seed":
             yield changed, f"`seed` cannot be overridden in {where}; use --seeds instead."
     if "search.samples" in options and space.search.name == "grid":

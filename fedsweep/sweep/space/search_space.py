@@ -2,18 +2,17 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import near
-from fedsweep.common.process_usage import logical_gpus
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
 from fedsweep.results.declared_comparisons import Declared
 from fedsweep.results.history import VALIDATION
-from fedsweep.results.until_decided import UntilDecided
+from fedsweep.results.until_decided import SEED_STREAMS, Seeds, UntilDecided
 from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, concerns, names_of, valued
 from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_arms, grid_size, too_many_arms
 from fedsweep.sweep.space.settings import (
@@ -23,6 +22,7 @@ from fedsweep.sweep.space.settings import (
     Objective,
     Parameters,
     RandomSearch,
+    Resources,
     Rounds,
     Scheduler,
     Search,
@@ -37,42 +37,6 @@ PROBED = 4096
 
 If there are more combinations, the validated arms contain all pairs of values instead.
 """
-
-
-class Resources(Config):
-    """The CPUs and GPUs of each trial, and whether the load of the machine is recorded."""
-
-    cpus_per_trial: float = Field(
-        1, ge=0.1, description="CPU cores of each trial, which also set its number of torch threads"
-    )
-    gpus_per_trial: Annotated[float, Field(ge=0)] | Literal["auto"] | None = Field(
-        None,
-        description="GPUs of each trial; a fraction lets trials share a GPU, `auto` measures how many fit on one, and "
-        "`null` means `auto` on machines with a GPU and 0 on others",
-    )
-    system_metrics: bool = Field(
-        False, description="whether each round records the load of the machine, as `system/...` metrics in MLflow"
-    )
-
-    @property
-    def threads(self) -> int:
-        """Number of torch threads of a trial."""
-        return max(int(self.cpus_per_trial), 1)
-
-    @property
-    def device(self) -> Literal["cpu", "cuda"]:
-        """The device on which a trial runs: `cuda` if the trial uses a real GPU, otherwise `cpu`."""
-        return "cuda" if self.on_gpu and logical_gpus() is None else "cpu"
-
-    @property
-    def gpus(self) -> float | Literal["auto"]:
-        """The GPUs of each trial: `gpus_per_trial`, or 0 if it is null."""
-        return 0.0 if self.gpus_per_trial is None else self.gpus_per_trial
-
-    @property
-    def on_gpu(self) -> bool:
-        """True if a trial uses a GPU or a share of one."""
-        return self.gpus == "auto" or self.gpus > 0
 
 
 class SearchSpace(Config):
@@ -105,10 +69,10 @@ class SearchSpace(Config):
         "full",
         description="arms of a grid: `full` has all combinations, `one_factor` changes one baseline value at a time",
     )
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)] | UntilDecided = Field(
+    seeds: Seeds = Field(
         (0, 1, 2),
         description="seeds that every arm runs with; arms are compared seed by seed; or `{until: decided}`: seeds 0, "
-        "1, 2, ... until the comparison of the arm with the baseline is decided",
+        "1, 2, ... until the comparison of the arm with the baseline is decided; or `{list: [0, 1, 2], vary: [...]}`",
     )
     baseline: Arm | None = Field(
         default_factory=lambda given: Arm({ABLATED: []}) if given.get("ablate") else None,
@@ -151,8 +115,8 @@ class SearchSpace(Config):
         yield from wrong_tuning(self)
         if isinstance(self.seeds, UntilDecided):
             yield from self._wrong_until_decided()
-        elif len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            yield f"`seeds` must be distinct and not negative, but they are {list(self.seeds)}"
+        elif len(set(seeds := self.planned_seeds)) < len(seeds) or min(seeds) < 0:
+            yield f"`seeds` must be distinct and not negative, but they are {list(seeds)}"
         if search.name != "grid":
             yield from self._wrong_in_a_sampled(search)
         if self.comparisons:
@@ -190,7 +154,7 @@ class SearchSpace(Config):
     @property
     def planned_seeds(self) -> tuple[int, ...]:
         """The seeds that every arm runs with or, with `{until: decided}`, that it may run with."""
-        return self.seeds.seeds if isinstance(self.seeds, UntilDecided) else self.seeds
+        return self.seeds if isinstance(self.seeds, tuple) else self.seeds.seeds
 
     @property
     def until_decided(self) -> UntilDecided | None:
@@ -285,6 +249,10 @@ class SearchSpace(Config):
             yield f"`{both[0]}` is left out by `ablate` and cannot also vary in `space`"
         if "seed" in {*self.names, *self.fixed}:
             yield "`seed` must not be a hyperparameter of the search space; list the seeds in `seeds`"
+        if SEED_STREAMS in self.names:
+            yield f"`{SEED_STREAMS}` must be the same for all arms; name the streams in `seeds.vary`"
+        elif SEED_STREAMS in self.fixed and getattr(self.seeds, "vary", None) is not None:
+            yield f"`{SEED_STREAMS}` is set in `fixed` and by `seeds.vary`; leave out one of them"
         if twice := sorted({name for name in names if names.count(name) > 1}):
             yield f"`space` varies `{twice[0]}` twice"
         for key, axis in self.space.items():

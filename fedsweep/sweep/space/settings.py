@@ -9,6 +9,7 @@ from pydantic import Field
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import near
+from fedsweep.common.process_usage import logical_gpus
 from fedsweep.results.arms import Arm
 from fedsweep.results.history import History, last, over_the_run
 from fedsweep.results.pareto import Against, Mode
@@ -88,6 +89,42 @@ class Parameters(Config):
 
     name: Literal["parameters"] = "parameters"
     classes: int = Field(100, gt=1, description="number of classes of the model's head")
+
+
+class Resources(Config):
+    """The CPUs and GPUs of each trial, and whether the load of the machine is recorded."""
+
+    cpus_per_trial: float = Field(
+        1, ge=0.1, description="CPU cores of each trial, which also set its number of torch threads"
+    )
+    gpus_per_trial: Annotated[float, Field(ge=0)] | Literal["auto"] | None = Field(
+        None,
+        description="GPUs of each trial; a fraction lets trials share a GPU, `auto` measures how many fit on one, and "
+        "`null` means `auto` on machines with a GPU and 0 on others",
+    )
+    system_metrics: bool = Field(
+        False, description="whether each round records the load of the machine, as `system/...` metrics in MLflow"
+    )
+
+    @property
+    def threads(self) -> int:
+        """Number of torch threads of a trial."""
+        return max(int(self.cpus_per_trial), 1)
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """The device on which a trial runs: `cuda` if the trial uses a real GPU, otherwise `cpu`."""
+        return "cuda" if self.on_gpu and logical_gpus() is None else "cpu"
+
+    @property
+    def gpus(self) -> float | Literal["auto"]:
+        """The GPUs of each trial: `gpus_per_trial`, or 0 if it is null."""
+        return 0.0 if self.gpus_per_trial is None else self.gpus_per_trial
+
+    @property
+    def on_gpu(self) -> bool:
+        """True if a trial uses a GPU or a share of one."""
+        return self.gpus == "auto" or self.gpus > 0
 
 
 class NoScheduler(Config):

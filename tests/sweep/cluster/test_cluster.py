@@ -29,7 +29,7 @@ from fedsweep.sweep.cluster.ray_session import (
     opened,
     prepare_environment,
 )
-from fedsweep.sweep.space.search_space import Resources
+from fedsweep.sweep.space.settings import Resources
 from tests.tracking.helpers import MANIFEST
 
 HEAD = Node("a", "head", 0, 0)

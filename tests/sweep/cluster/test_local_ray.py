@@ -21,7 +21,7 @@ from fedsweep.sweep.cluster import local_ray
 from fedsweep.sweep.cluster.cluster import OWN_RAY, ray_is_running
 from fedsweep.sweep.cluster.local_ray import MOST_WARM, STOPPING, LocalRay, begun
 from fedsweep.sweep.cluster.ray_session import ray_session, started_early
-from fedsweep.sweep.space.search_space import Resources
+from fedsweep.sweep.space.settings import Resources
 
 ONE = Resources(cpus_per_trial=1)
 LATE = "The current node timed out during startup. This could happen because some of the raylet failed to startup."

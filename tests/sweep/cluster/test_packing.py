@@ -15,7 +15,7 @@ from fedsweep.sweep.cluster import cluster
 from fedsweep.sweep.cluster.cluster import check_resources, concurrency, most_on_a_gpu
 from fedsweep.sweep.cluster.gpus import LogicalMeter, count_gpus, ran_out
 from fedsweep.sweep.cluster.packing import MARGIN, Packing, larger, needed, share, side_by_side
-from fedsweep.sweep.space.search_space import Resources
+from fedsweep.sweep.space.settings import Resources
 
 BYTES = st.integers(1, 10**12)
 MOST = st.integers(1, 64)

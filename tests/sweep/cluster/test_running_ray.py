@@ -10,7 +10,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.sweep.cluster import cluster
 from fedsweep.sweep.cluster.cluster import check_resources, concurrency
 from fedsweep.sweep.cluster.ray_session import ray_session
-from fedsweep.sweep.space.search_space import Resources
+from fedsweep.sweep.space.settings import Resources
 
 ONE = Resources(cpus_per_trial=1, gpus_per_trial=0)
 

@@ -14,7 +14,7 @@ import json, os, time
 import psutil, ray
 from rich.console import Console
 from fedsweep.sweep.cluster.local_ray import begun
-from fedsweep.sweep.space.search_space import Resources
+from fedsweep.sweep.space.settings import Resources
 
 def workers():
     return [one.pid for one in psutil.Process().children(recursive=True) if one.name().startswith("ray::IDLE")]

@@ -13,7 +13,7 @@ from fedsweep.sweep.cluster import cluster
 from fedsweep.sweep.cluster.cluster import check_resources, concurrency
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running.open_sweep import clear_leftovers, exclusively, mark_finished
-from fedsweep.sweep.space.search_space import Resources
+from fedsweep.sweep.space.settings import Resources
 from fedsweep.types import ServerState
 from tests.sweep.helpers import GRID, ROUNDS, write_space
 
