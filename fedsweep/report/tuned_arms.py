@@ -37,8 +37,9 @@ def about_tuning(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list
     if stage.name == "tuning":
         tried = Counter(identity(stage.untuned({**one.arm.values})) for one in arms)
         most = "up to " * any(number < stage.samples for number in tried.values())
+        seeds = "one seed" if len(manifest.seeds) == 1 else f"{len(manifest.seeds)} seeds"
         return [
-            f"Every arm tries {most}{stage.samples} samples of {tuned} with one seed: its untuned value and drawn "
+            f"Every arm tries {most}{stage.samples} samples of {tuned} with {seeds}: its untuned value and drawn "
             f"values, which are the same for all arms. The sweep {space}/tuned runs each arm with its best sample."
         ]
     if stage.name == "common":

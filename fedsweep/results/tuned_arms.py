@@ -135,22 +135,31 @@ def sample_values(
 
     Returns:
         For each arm, in the order of the plan and keyed by the identity of the arm, the arm and a dict from the number
-        of the sample to the values of the sample and the final objective. The objective is None if the trial has not
-        finished with a finite value.
+        of the sample to the values of the sample and the mean of the final objective over its seeds. The mean is None
+        if a trial has not finished with a finite value.
     """
-    by_arm: dict[str, list[TrialRecord]] = {}
+    by_arm: dict[str, dict[str, list[TrialRecord]]] = {}
     for trial in sorted(trials, key=lambda one: one.plan.number):
-        by_arm.setdefault(identity(stage.untuned(trial.plan.arm)), []).append(trial)
+        samples_of_arm = by_arm.setdefault(identity(stage.untuned(trial.plan.arm)), {})
+        samples_of_arm.setdefault(identity(trial.plan.arm), []).append(trial)
     found: dict[str, tuple[Arm, dict[int, tuple[Arm, float | None]]]] = {}
-    for key, several in by_arm.items():
+    for key, tried in by_arm.items():
+        arms = [several[0].plan.arm for several in tried.values()]
         samples: dict[int, tuple[Arm, float | None]] = {}
-        for number, trial in zip(stage.numbers([one.plan.arm for one in several]), several, strict=True):
-            finished = trial.outcome is not None and trial.outcome.outcome == "finished"
-            value = last(trial.history, metric) if finished else None
-            values = {name: one for name, one in trial.plan.arm.items() if name in stage.names}
-            samples[number] = values, value if value is not None and math.isfinite(value) else None
-        found[key] = stage.untuned(several[0].plan.arm), samples
+        for number, arm, several in zip(stage.numbers(arms), arms, tried.values(), strict=True):
+            values = {name: one for name, one in arm.items() if name in stage.names}
+            ends = [end for trial in several if (end := _final(trial, metric)) is not None]
+            samples[number] = values, math.fsum(ends) / len(ends) if len(ends) == len(several) else None
+        found[key] = stage.untuned(arms[0]), samples
     return found
+
+
+def _final(trial: TrialRecord, metric: str) -> float | None:
+    """Return the last value of a metric of a finished trial, or None if it has not finished with a finite value."""
+    if trial.outcome is None or trial.outcome.outcome != "finished":
+        return None
+    value = last(trial.history, metric)
+    return value if value is not None and math.isfinite(value) else None
 
 
 def choose(stage: Stage, metric: str, mode: Mode, trials: Sequence[TrialRecord]) -> tuple[TunedArm, ...]:

@@ -67,6 +67,8 @@ def test_the_legend_of_a_tuning_sweep_states_the_number_of_samples(manifest, tri
     drawn = stage("tuning", sweep=None, drawn=[*DRAWN, {"optimizer.lr": 0.1}])
     again = tabulate(table.manifest.model_copy(update={"options": drawn}), trials)
     assert "Every arm tries up to 4 samples of optimizer.lr" in " ".join(again.caption())
+    more = tabulate(table.manifest.model_copy(update={"seeds": (1000, 1001)}), trials)
+    assert "Every arm tries 3 samples of optimizer.lr with 2 seeds: its untuned value" in " ".join(more.caption())
 
 
 def test_an_arm_without_a_finished_sample_is_named(manifest, trials):
@@ -91,7 +93,7 @@ def test_the_figure_has_one_panel_per_arm(manifest, trials, drawn):
     table = tuning_sweep(manifest, trials, {4: (0.5, 0.6, 0.4), 8: (0.5, None, 0.7), 16: (None, None, 0.3)})
     figure = drawn(tuning.draw, table.manifest, table.arms)
     assert [axes.get_title() for axes in figure.axes] == ["rank 4", "rank 8"]  # rank 16 has a single finished sample
-    best, points = figure.axes[1].lines[1:]
+    best, points = figure.axes[1].lines[1:3]
     assert (list(best.get_xdata()), list(best.get_ydata())) == ([1, 2, 3], pytest.approx([50.0, 50.0, 70.0]))
     assert list(points.get_xdata()) == [1, 3]
     assert "80% confidence" in tuning.draw(table.manifest, table.arms).reading
@@ -99,12 +101,26 @@ def test_the_figure_has_one_panel_per_arm(manifest, trials, drawn):
     assert drawn(tuning.draw, others.manifest, others.arms) is None
 
 
+def test_a_sample_far_below_all_others_does_not_stretch_the_panels(manifest, trials, drawn):
+    table = tuning_sweep(manifest, trials, {4: (0.70, 0.71, 0.10), 8: (0.72, 0.73, 0.69)})
+    first, second = drawn(tuning.draw, table.manifest, table.arms).axes
+    assert first.get_ylim() == second.get_ylim() == pytest.approx((68.68, 73.32))
+    assert [list(line.get_xdata()) for line in first.lines[2:]] == [[1, 2], [3]]
+    assert [list(line.get_xdata()) for line in second.lines[2:]] == [[1, 2, 3]]
+    assert "Triangles" in tuning.draw(table.manifest, table.arms).reading
+
+
+def test_the_reading_explains_triangles_only_if_there_are_any(manifest, trials):
+    table = tuning_sweep(manifest, trials, {4: (0.70, 0.71, 0.68), 8: (0.72, 0.73, 0.69)})
+    assert "Triangles" not in tuning.draw(table.manifest, table.arms).reading
+
+
 def test_the_figure_begins_with_the_untuned_value_even_if_it_was_also_drawn(manifest, trials, drawn):
     table = tuning_sweep(manifest, trials, {4: (0.5, 0.6, 0.4)})
     again = stage("tuning", sweep=None, drawn=[{"optimizer.lr": one} for one in (0.02, 0.1, 0.3)])
     table = tabulate(table.manifest.model_copy(update={"options": again}), trials)
     (panel,) = drawn(tuning.draw, table.manifest, table.arms).axes
-    curve, best, points = panel.lines
+    curve, best, points = panel.lines[:3]
     assert (list(points.get_xdata()), list(points.get_ydata())) == ([1, 2, 3], pytest.approx([50.0, 60.0, 40.0]))
     assert list(best.get_xdata()) == list(curve.get_xdata()) == [1, 2, 3]
 

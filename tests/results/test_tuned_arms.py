@@ -25,9 +25,9 @@ RATES = (0.1, 0.02, 0.3)
 STAGE_OF_TUNING = Stage(name="tuning", names=("optimizer.lr",), drawn=tuple({"optimizer.lr": one} for one in RATES[1:]))
 
 
-def record(number, rank, rate, value, outcome="finished"):
+def record(number, rank, rate, value, outcome="finished", seed=1000):
     arm = {"lora.rank": rank, "optimizer.lr": rate}
-    plan = TrialPlan(key=f"k{number}", number=number, arm=arm, seed=1000, config={"optimizer": {"lr": rate}})
+    plan = TrialPlan(key=f"k{number}", number=number, arm=arm, seed=seed, config={"optimizer": {"lr": rate}})
     history = [RoundRecord(0, {METRIC: 0.99}, 0.1), RoundRecord(1, {METRIC: value}, 0.1)]
     ended = None if outcome is None else Outcome(outcome=outcome, round=1)
     return TrialRecord(plan, ended, history)
@@ -51,6 +51,25 @@ def test_the_choice_is_the_best_finished_sample_and_the_earliest_of_equal_ones(r
             assert (one.sample, one.values, one.score) == (None, {}, None)
         else:
             assert (one.score, one.sample, one.values) == (*best, {"optimizer.lr": RATES[best[1]]})
+
+
+RESULTS = st.tuples(st.floats(0, 1), st.sampled_from(["finished"] * 5 + ["failed"]))
+
+
+@given(st.lists(st.lists(RESULTS, min_size=3, max_size=3), min_size=3, max_size=3), st.randoms())
+def test_the_value_of_a_sample_is_its_mean_over_seeds_if_all_have_finished(results, rng: random.Random):
+    trials = [
+        record(3 * seed + place, 1, rate, *results[seed][place], seed=1000 + seed)
+        for seed in range(3)
+        for place, rate in enumerate(RATES)
+    ]
+    ((_, samples),) = sample_values(STAGE_OF_TUNING, METRIC, rng.sample(trials, len(trials))).values()
+    for place, (values, value) in samples.items():
+        own = [results[seed][place] for seed in range(3)]
+        expected = sum(one for one, _ in own) / 3 if all(how == "finished" for _, how in own) else None
+        assert values == {"optimizer.lr": RATES[place]}
+        assert value == (None if expected is None else pytest.approx(expected))
+    assert sorted(samples) == [0, 1, 2]
 
 
 def test_the_last_round_counts_and_not_the_best_one():

@@ -28,6 +28,8 @@ CONFIDENCE = 0.8
 """The probability that the whole band covers the true curve, as in the source."""
 MOST = 9
 """Largest number of panels."""
+FAR = 3.0
+"""Values further from the middle half of all values than this multiple of its width are outside the panels."""
 CURVE, SO_FAR = canvas.COLOURS[:2]
 
 
@@ -90,9 +92,7 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | No
     if stage is None or stage.name != "tuning" or not (found := _panels(manifest, stage, arms)):
         return None
     shown, scale = found[:MOST], canvas.scale_of(metric)
-    finite = [value for one in found for value in one.known.values()]
-    margin = 0.08 * (max(finite) - min(finite)) or 0.01
-    ends = scale * (min(finite) - margin), scale * (max(finite) + margin)
+    ends = _ends([scale * value for one in found for value in one.known.values()])
     figure, panels = canvas.panels(len(shown), 2 if len(shown) == 4 else 3, 2.6, 2.2)
     dotted = [name for name in manifest.varied if name not in stage.names]
     for axes, one in zip(panels, shown, strict=True):
@@ -101,7 +101,16 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | No
         axes.set_xlim(0.8, stage.samples + 0.2)
     figure.supxlabel("Samples tried", fontsize=9)
     figure.supylabel(title(metric), fontsize=9)
-    return Drawing(figure, "Best value against the number of samples", _reading(len(found) - len(shown)))
+    beyond = any(not ends[0] <= scale * value <= ends[1] for one in shown for value in one.known.values())
+    return Drawing(figure, "Best value against the number of samples", _reading(len(found) - len(shown), beyond))
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of the vertical axis, which leaves out values far from all others, as of runs that diverge."""
+    low, high = np.quantile(values, [0.25, 0.75])
+    near = [value for value in values if abs(value - np.clip(value, low, high)) <= FAR * (high - low)]
+    margin = 0.08 * (max(near) - min(near)) or 0.01
+    return min(near) - margin, max(near) + margin
 
 
 def _panels(manifest: SweepManifest, stage: Stage, arms: Sequence[ArmStatistics]) -> list[_Panel]:
@@ -129,8 +138,13 @@ def _draw_panel(axes: "Axes", one: _Panel, scale: float, ends: tuple[float, floa
     axes.step(
         [*one.so_far], [scale * value for value in one.so_far.values()], where="post", color=SO_FAR, linewidth=1.2
     )
-    points = [number + 1 for number in one.known], [scale * value for value in one.known.values()]
-    axes.plot(*points, ".", color=INK, markersize=4)
+    points = {number + 1: scale * value for number, value in one.known.items()}
+    inside = {number: value for number, value in points.items() if ends[0] <= value <= ends[1]}
+    axes.plot([*inside], [*inside.values()], ".", color=INK, markersize=4)
+    for end, marker in zip(ends, "v^", strict=True):
+        beyond = [number for number, value in points.items() if (value < end if marker == "v" else value > end)]
+        if beyond:
+            axes.plot(beyond, [end] * len(beyond), marker, color=INK, markersize=4, clip_on=False)
     axes.set_ylim(ends)
     axes.locator_params(axis="x", integer=True)
     axes.tick_params(labelsize=7.5)
@@ -148,8 +162,9 @@ def _best_so_far(known: dict[int, float], samples: int, mode: Mode) -> dict[int,
     return found
 
 
-def _reading(hidden: int) -> str:
-    more = f" Not shown: {hidden} further arm{'s' * (hidden > 1)}." if hidden else ""
+def _reading(hidden: int, beyond: bool) -> str:
+    more = " Triangles: samples far outside the panel." * beyond
+    more += f" Not shown: {hidden} further arm{'s' * (hidden > 1)}." if hidden else ""
     return (
         "Points: the samples. Steps: the best of them so far. Curve: the median of the best value if the samples were "
         f"drawn in another way. Band: {CONFIDENCE:.0%} confidence for the whole curve, whatever the distribution of "

@@ -24,7 +24,10 @@ class TuneEach(Config):
     )
     samples: int = Field(8, ge=2, description="number of samples of each arm; the first has the arm's untuned values")
     seed: int = Field(
-        1000, ge=0, description="seed of the drawn samples and of the trials that try them; not among `seeds`"
+        1000, ge=0, description="seed of the drawn samples, and first seed of the trials that try them; not in `seeds`"
+    )
+    seeds: int = Field(
+        1, ge=1, description="number of seeds with which each sample is tried; their mean is the value of the sample"
     )
 
     def _violations(self) -> Iterator[str]:
@@ -35,6 +38,11 @@ class TuneEach(Config):
                 yield f"`tune_each` tunes every arm alike, but `tune_each.space.{name}` has the condition `when`"
             if len(names_of(name)) > 1:
                 yield f"`tune_each` needs one name for each range, but `tune_each.space` has `{name}`"
+
+    @property
+    def tried_with(self) -> tuple[int, ...]:
+        """The seeds with which each sample is tried."""
+        return tuple(range(self.seed, self.seed + self.seeds))
 
     def without(self, names: Collection[str]) -> TuneEach | None:
         """Return a copy that does not tune the hyperparameters in `names`, or None if no other is tuned."""
@@ -66,8 +74,10 @@ def wrong_tuning(space: SearchSpace) -> Iterator[str]:
     if space.scheduler.name != "none":
         rule = "`tune_each` needs `scheduler` none, because samples are compared after the last round"
         yield f"{rule}, but it is {space.scheduler.name}"
-    if tuned.seed in space.planned_seeds:
-        yield f"`tune_each.seed` must not be one of the `seeds`, but it is {tuned.seed}"
+    if both := sorted({*tuned.tried_with} & {*space.planned_seeds}):
+        seeds = f"tries samples with the seeds {tuned.seed} to {tuned.tried_with[-1]}" if tuned.seeds > 1 else ""
+        rule = f"`tune_each` {seeds}, which must not be in `seeds`, but {both[0]} is" if seeds else ""
+        yield rule or f"`tune_each.seed` must not be one of the `seeds`, but it is {tuned.seed}"
     if space.objective.against is not None:
         yield "`tune_each` needs a single objective, but `objective.against` is given"
     if space.measure.name == "parameters":
@@ -77,14 +87,14 @@ def wrong_tuning(space: SearchSpace) -> Iterator[str]:
 def staged(space: SearchSpace, stage: Stage | None) -> SearchSpace:
     """Return the search space of one of the linked sweeps of an ablation with `tune_each`.
 
-    The tuning sweep has one seed, an objective on validation images, and neither a baseline nor declared comparisons.
-    Only the design `one_factor` keeps the baseline, which defines its arms. The other sweeps have the settings of the
-    ablation.
+    The tuning sweep has its own seeds, an objective on validation images, and neither a baseline nor declared
+    comparisons. Only the design `one_factor` keeps the baseline, which defines its arms. The other sweeps have the
+    settings of the ablation.
     """
     if stage is None or stage.name != "tuning" or space.tune_each is None:
         return space
     objective = space.objective.model_copy(update={"metric": on_validation(space.goal.metric)})
-    changes: dict[str, Any] = {"seeds": (space.tune_each.seed,), "objective": objective, "comparisons": ()}
+    changes: dict[str, Any] = {"seeds": space.tune_each.tried_with, "objective": objective, "comparisons": ()}
     if space.design != "one_factor":
         changes["baseline"] = None
     return space.model_copy(update=changes)

@@ -58,6 +58,14 @@ def test_the_three_sweeps_have_the_seeds_and_metrics_of_their_stage(tmp_path):
     assert [one.key for one in common.grid()] == [one.key for one in tuned.grid()]  # nothing is chosen yet
 
 
+def test_every_sample_is_tried_with_each_seed_of_tuning(tmp_path):
+    write_space(tmp_path, "tuned", {**TUNED, "tune_each": {**TUNED["tune_each"], "seeds": 3}})
+    plan = plan_of(tmp_path, "tuned", "tuning")
+    tried = {(identity(one.arm), one.seed) for one in plan.grid()}
+    assert {seed for _, seed in tried} == {1000, 1001, 1002}
+    assert len(tried) == plan.num_trials == 3 * len({arm for arm, _ in tried}) == 18
+
+
 def test_a_tuned_arm_runs_with_its_chosen_values_under_the_name_of_the_arm(tmp_path):
     write_space(tmp_path, "tuned", TUNED)
     with chdir(tmp_path):
@@ -154,6 +162,10 @@ WRONG = {
         "`tune_each` needs `scheduler` none, because samples are compared after the last round, but it is asha.",
     ),
     "seed": ({"seeds": [0, 1000]}, "`tune_each.seed` must not be one of the `seeds`, but it is 1000."),
+    "second seed": (
+        {"seeds": [0, 1001], "tune_each": {"space": LR, "seeds": 2}},
+        "`tune_each` tries samples with the seeds 1000 to 1001, which must not be in `seeds`, but 1001 is.",
+    ),
 }
 
 
