@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn, cast
+from importlib import metadata
+from typing import Annotated, NoReturn, cast
 
 import typer
 from typer.main import get_command
@@ -13,6 +14,7 @@ from fedsweep.cli import data
 from fedsweep.cli import run as verbs
 from fedsweep.cli.confirm import confirm
 from fedsweep.cli.export import export, predict
+from fedsweep.cli.listing import list_files
 from fedsweep.cli.pretrain import pretrain
 from fedsweep.cli.report import compare, report
 from fedsweep.cli.tune import tune
@@ -32,9 +34,26 @@ app = typer.Typer(
     "Start with `fedsweep tune ablations/lora_rank`, which trains about twenty federated models and prints a table of "
     "results. Then `fedsweep ui` shows all recorded metrics in MLflow.",
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"fedsweep {metadata.version('fedsweep')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version of fedsweep")
+    ] = False,
+) -> None:
+    pass
+
+
 for verb in (verbs.run, tune, confirm, report, compare, verbs.ui):
     app.command()(verb)
-app.command("list")(verbs.list_files)
+app.command("list")(list_files)
 for other in (verbs.show, pretrain, export, predict):
     app.command()(other)
 app.add_typer(data.app)

@@ -1,4 +1,4 @@
-"""The commands `fedsweep run`, `ui`, `list` and `show`."""
+"""The commands `fedsweep run`, `ui` and `show`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 from rich.syntax import Syntax
-from rich.table import Table
 from typer import Argument, Option
 
 from fedsweep.cli import options, output
 from fedsweep.cli.options import DEFAULT_STORE, DeviceOption, MlflowOption, Overrides, StoreOption, VerifyOption
 from fedsweep.common.config import flat
 from fedsweep.common.errors import DivergenceError, UserError
-from fedsweep.common.paths import VERBS, Kind, available, find_either, summary
+from fedsweep.common.paths import find_either
 from fedsweep.common.progress import announced_stop
 from fedsweep.common.signals import SignalInterrupt
 from fedsweep.common.yaml_values import parse_overrides
 from fedsweep.results import Store
-
-TITLES: dict[Kind, str] = {"experiments": "Experiments", "search_spaces": "Search spaces", "pretrain": "Pre-training"}
 
 
 def run(
@@ -168,21 +165,6 @@ def _open(address: str) -> None:
 
     if not webbrowser.open(address):
         print("fedsweep: no browser was found; open the first link yourself.", file=sys.stderr)
-
-
-def list_files() -> None:
-    """List the available experiments, search spaces and pre-training configurations.
-
-    Example: `fedsweep list`
-    """
-    console = output.result_console()
-    for kind, verb in VERBS.items():
-        table = Table(
-            "name", "description", title=f"{TITLES[kind]}: fedsweep {verb} NAME", title_justify="left", box=None
-        )
-        for name, path in available(kind).items():
-            table.add_row(name, summary(path))
-        console.print(table, "")
 
 
 def show(

@@ -110,6 +110,13 @@ def resolve(name: str) -> Path:
     return path if path.exists() else data_folder() / Path(name).expanduser()
 
 
+def is_shipped(path: Path) -> bool:
+    """Return whether a YAML file belongs to fedsweep, and not to the user."""
+    package = Path(__file__).parent.parent
+    roots = [root / _FOLDERS[kind] for root in (package.parent, package / "shipped") for kind in _FOLDERS]
+    return any(path.is_relative_to(root.resolve()) for root in roots)
+
+
 def available(kind: Kind) -> dict[str, Path]:
     """Return a dict from the name of each YAML file of kind `kind`, such as `ablations/lora_rank`, to the file's path.
 
@@ -168,7 +175,7 @@ def _hint(asked: Sequence[Kind], name: str, known: Iterable[str]) -> str:
     same = [full for full in known if bare in (full, full.rsplit("/", 1)[-1])]
     # The cutoff is stricter than the default, because names in the same folder are similar.
     hint = f"; did you mean `{same[0]}`?" if same else near(bare, known, cutoff=0.75)
-    return hint or "; run `fedsweep list` to see all names."
+    return hint or "; run `fedsweep list all` to see all names."
 
 
 def summary(path: Path) -> str:

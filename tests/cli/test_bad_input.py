@@ -18,7 +18,7 @@ from fedsweep.tracking import single_run as recorded_run
 from tests.cli.conftest import EXPERIMENT, GRID, METHODS, SAMPLED, Call, Refused, write
 
 SPACE = "ablations/lora_rank"
-LISTED = "; run `fedsweep list` to see all names."
+LISTED = "; run `fedsweep list all` to see all names."
 NINES = "9" * 5000
 
 

@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 import typer
@@ -35,7 +36,7 @@ VARIED = {
 LIGHT = [
     (["--help"], [*GROUP], set()),
     (["data", "list", "--help"], ["Usage: fedsweep data"], set()),
-    (["list"], ["fedra_digits", "ablations/lora_rank"], set()),
+    (["list"], ["search spaces in ablations"], set()),
     (["data", "list"], ["No data set is prepared"], {"numpy"}),
     (["tune", "ablations/lora_rank", "--experiment", "zzz"], ["there is no experiment `zzz`"], {"numpy"}),
     (["run", "zzz"], ["there is no experiment `zzz`"], {"numpy"}),
@@ -118,7 +119,8 @@ def test_list_prints_names_with_descriptions(call: Call, tmp_path):
     (tmp_path / "search_spaces" / "mine" / "first.yaml").write_text("# What is mine.\nexperiment: fedra_digits\n")
     lines = call("list").out.splitlines()
     assert any(line.split() == ["mine/first", "What", "is", "mine."] for line in lines)
-    assert any(line.strip().startswith("fedra_digits ") for line in lines)
+    shipped = call("list", "experiments").out.splitlines()
+    assert any(line.strip().startswith("fedra_digits ") for line in shipped)
 
 
 def test_show_prints_a_resolved_experiment(call: Call):
@@ -169,3 +171,8 @@ def test_every_option_of_tune_changes_the_space_or_is_read_by_the_command():
         "mlflow",
     }
     assert names - {"help"} == read | SPACE_OPTIONS.keys()
+
+
+def test_the_version_is_that_of_the_package(call: Call):
+    answer = call("--version")
+    assert (answer.code, answer.out) == (0, f"fedsweep {metadata.version('fedsweep')}\n")

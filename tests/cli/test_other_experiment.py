@@ -115,8 +115,8 @@ def test_a_sweep_cannot_be_resumed_with_another_experiment(own: Call, refused: R
             "fedra_digit",
             "there is no experiment `fedra_digit`; did you mean `fedra_digits` or `fedag_digits` or `fedms_digits`?",
         ),
-        ("zzz", "there is no experiment `zzz`; run `fedsweep list` to see all names."),
-        ("", "there is no experiment ``; run `fedsweep list` to see all names."),
+        ("zzz", "there is no experiment `zzz`; run `fedsweep list all` to see all names."),
+        ("", "there is no experiment ``; run `fedsweep list all` to see all names."),
         (
             SPACE,
             f"there is no experiment `{SPACE}`; to use the search space of that name, run `fedsweep tune {SPACE}`.",

@@ -111,7 +111,7 @@ def test_a_command_ends_with_128_plus_the_signal(
 ) -> None:
     monkeypatch.setattr("fedsweep.common.signals._leave_terminal", lambda: None)
     monkeypatch.setattr(sys, "argv", ["fedsweep", "list"])
-    monkeypatch.setattr("fedsweep.cli.run.available", lambda kind: signal.raise_signal(number))
+    monkeypatch.setattr("fedsweep.cli.listing.available", lambda kind: signal.raise_signal(number))
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == code

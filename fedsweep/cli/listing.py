@@ -1,0 +1,164 @@
+"""The command `fedsweep list`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from rich.table import Column, Table
+from typer import Argument, Option
+
+from fedsweep.cli.options import DEFAULT_STORE, StoreOption, check_format
+from fedsweep.cli.output import awaiting, relative, result_console
+from fedsweep.common.errors import UserError, near
+from fedsweep.common.files import LockedError, locked
+from fedsweep.common.paths import VERBS, Kind, available, is_shipped, summary
+from fedsweep.results import Store, SweepStore
+
+TITLES: dict[Kind, str] = {"experiments": "Experiments", "search_spaces": "Search spaces", "pretrain": "Pre-training"}
+SWEEPS, ALL = "sweeps", "all"
+KINDS = (*TITLES, SWEEPS, ALL)
+
+
+def list_files(
+    words: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[WORD]...",
+            help="what to list: `experiments`, `search_spaces`, `pretrain`, `sweeps`, `all`, or words that the name or "
+            "the description must contain",
+        ),
+    ] = None,
+    format: Annotated[str, Option("--format", help="format to print: `terminal` or `json`")] = "terminal",
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """List experiments, search spaces, pre-training configurations, and the sweeps that were run.
+
+    Without words, the shipped files are counted by folder, and only your own are listed one by one.
+
+    Example: `fedsweep list ablations brick`, or `fedsweep list sweeps`
+    """
+    check_format(format, ("terminal", "json"))
+    kinds = [word for word in words or () if word in KINDS]
+    wanted = [word.lower() for word in words or () if word not in KINDS]
+    if SWEEPS in kinds:
+        sweeps = list_sweeps(Store.at(store), wanted)
+        print(json.dumps({"sweeps": sweeps}, indent=1)) if format == "json" else _show_sweeps(sweeps, store)
+        return
+    asked = [kind for kind in TITLES if kind in kinds and ALL not in kinds] or [*TITLES]
+    files = [one for one in _files(asked) if _has(f"{one['name']} {one['description']}", wanted)]
+    if wanted and not files:
+        raise UserError(_nothing(asked, wanted))
+    if format == "json":
+        print(json.dumps({"files": files}, indent=1))
+    elif words:
+        _show_files(files)
+    else:
+        _show_overview(files)
+
+
+def _files(kinds: Sequence[Kind]) -> list[dict[str, Any]]:
+    """Return the YAML files of some kinds; one's own files come first."""
+    found = [
+        {"kind": kind, "name": name, "description": summary(path), "own": not is_shipped(path), "path": str(path)}
+        for kind in kinds
+        for name, path in available(kind).items()
+    ]
+    return sorted(found, key=lambda one: not one["own"])
+
+
+def _has(text: str, words: Sequence[str]) -> bool:
+    return all(word in text.lower() for word in words)
+
+
+def _nothing(kinds: Sequence[Kind], words: Sequence[str]) -> str:
+    names = dict.fromkeys(part for kind in kinds for name in available(kind) for part in (name, *name.split("/")))
+    hint = near(words[0], [*KINDS, *names]) or "; run `fedsweep list all` to see all names."
+    return f"nothing has {' and '.join(f'`{word}`' for word in words)} in its name or description{hint}"
+
+
+def _show_files(files: Sequence[dict[str, Any]]) -> None:
+    console = result_console()
+    for kind, title in TITLES.items():
+        if mine := [one for one in files if one["kind"] == kind]:
+            title = f"{title}: fedsweep {VERBS[kind]} NAME"
+            table = Table("name", "description", title=title, title_justify="left", box=None)
+            for one in mine:
+                table.add_row(one["name"], one["description"])
+            console.print(table, "")
+
+
+def _show_overview(files: Sequence[dict[str, Any]]) -> None:
+    """Print one's own files, and the number of shipped files in each folder."""
+    console, own = result_console(), [one for one in files if one["own"]]
+    if own:
+        console.print("Yours:", "")
+        _show_files(own)
+        console.print("Shipped:", "")
+    table = Table(Column("files", justify="right"), "of", "to list them", box=None)
+    for kind, title in TITLES.items():
+        shipped = [one["name"] for one in files if one["kind"] == kind and not one["own"]]
+        folders = Counter(name.rpartition("/")[0] for name in shipped)
+        for folder, count in folders.items():
+            what = f"{title.lower()}{f' in {folder}' if folder else ''}"
+            table.add_row(str(count), what, f"fedsweep list {folder or kind}")
+    console.print(table, "")
+    console.print("fedsweep list WORD finds names and descriptions, and fedsweep list sweeps lists what was run.")
+
+
+def list_sweeps(store: Store, words: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return a description of each sweep whose name or id contains all words, newest first, in JSON types."""
+    found = []
+    with awaiting("Reading the sweeps"):
+        for sweep in reversed(store.sweeps()):
+            manifest = sweep.manifest()
+            if _has(f"{manifest.name}@{manifest.id}", words):
+                found.append(
+                    {
+                        "name": manifest.name,
+                        "id": manifest.id,
+                        "experiment": manifest.experiment,
+                        "objective": manifest.metric,
+                        "created": manifest.created,
+                        "running": is_running(sweep),
+                        "ended_trials": len(sweep.ended()),
+                        "planned_trials": manifest.trials,
+                    }
+                )
+    return found
+
+
+def is_running(sweep: SweepStore) -> bool:
+    """Return whether a process on this machine is running a sweep."""
+    lock = sweep.folder / ".lock"
+    try:
+        if lock.exists():
+            with locked(lock, "taken"):
+                pass
+    except LockedError:
+        return True
+    except OSError:  # a folder that cannot be written
+        pass
+    return False
+
+
+def _show_sweeps(sweeps: Sequence[dict[str, Any]], store: str) -> None:
+    console = result_console()
+    if not sweeps:
+        console.print(f"No sweep was found in {relative(Path(store).absolute()) if '://' not in store else store}.")
+        return
+    table = Table(Column("sweep", overflow="fold"), "started", Column("trials", justify="right"), "state", box=None)
+    for one in sweeps:
+        started = datetime.fromisoformat(one["created"]).astimezone()
+        planned, ended = one["planned_trials"], one["ended_trials"]
+        trials, state = (str(ended), "") if planned is None else (f"{ended} of {planned}", "stopped")
+        if planned is not None and ended >= planned:
+            state = "complete"
+        if one["running"]:
+            state = "running"
+        table.add_row(f"{one['name']}@{one['id']}", f"{started:%Y-%m-%d %H:%M}", trials, state)
+    console.print(table)

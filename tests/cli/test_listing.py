@@ -1,0 +1,84 @@
+"""The command `fedsweep list`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedsweep.cli.listing import is_running
+from fedsweep.common.files import locked
+from fedsweep.common.paths import available
+from fedsweep.results import Outcome, Store
+from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.running.open_sweep import new_sweep
+from tests.cli.conftest import EXPERIMENT, GRID, Call, Refused, write
+
+
+def files(call: Call, *words: str) -> list[dict]:
+    return json.loads(call("list", *words, "--format", "json").out)["files"]
+
+
+def test_the_overview_counts_shipped_files_by_folder_and_fits_a_terminal(call: Call):
+    shown = call("list").out
+    shipped = [*available("experiments"), *available("search_spaces"), *available("pretrain")]
+    counts = [int(line.split()[0]) for line in shown.splitlines() if line.strip()[:1].isdigit()]
+    assert sum(counts) == len(shipped) > 150
+    assert "fedsweep list ablations" in shown
+    assert "fedra_digits" not in shown
+    assert len(shown.splitlines()) <= 24
+
+
+def test_own_files_come_first_by_name(call: Call):
+    write("search_spaces", "mine/question", GRID)
+    write("experiments", "own", EXPERIMENT)
+    shown = call("list").out
+    assert shown.index("own") < shown.index("mine/question") < shown.index("fedsweep list ablations")
+    assert [one["name"] for one in files(call)][:2] == ["own", "mine/question"]
+    assert [one["name"] for one in files(call) if one["own"]] == ["own", "mine/question"]
+
+
+def test_words_select_names_and_descriptions(call: Call):
+    every = files(call)
+    found = files(call, "Brick", "lambda")
+    assert found == [one for one in every if all(w in str([*one.values()][1:3]).lower() for w in ("brick", "lambda"))]
+    assert {one["kind"] for one in files(call, "experiments")} == {"experiments"}
+    assert [one["name"] for one in files(call, "experiments", "fedra_pacs")] == ["fedra_pacs"]
+    assert files(call, "all") == every
+    for one in found:
+        assert Path(one["path"]).is_file()
+        assert one["name"] in call("list", "brick", "lambda").out
+
+
+def test_words_without_a_match_end_with_similar_names(refused: Refused):
+    assert refused("list", "lora_rnk") == (
+        "nothing has `lora_rnk` in its name or description; "
+        "did you mean `lora_rank` or `lora_rank_clip` or `lora_rank_tuned`?"
+    )
+    assert "`--format` must be terminal or json, but it is `yaml`" in refused("list", "--format", "yaml")
+
+
+@pytest.fixture
+def sweep(call: Call):
+    """Return a new sweep of `mine`, of which one trial has ended."""
+    write("search_spaces", "mine", GRID)
+    plan = Plan.read("mine", {}, {})
+    sweep = new_sweep(plan, Store(Path("mlruns")))
+    for number, one in enumerate(plan.grid()):
+        sweep.trial(one.key).plan(one)
+        if number == 0:
+            sweep.trial(one.key).end(Outcome(outcome="finished", round=1))
+    return sweep
+
+
+def test_sweeps_are_listed_with_their_progress(call: Call, sweep):
+    manifest = sweep.manifest()
+    (found,) = json.loads(call("list", "sweeps", "--format", "json").out)["sweeps"]
+    assert (found["name"], found["id"], found["running"]) == ("mine", manifest.id, False)
+    assert (found["ended_trials"], found["planned_trials"]) == (1, manifest.trials)
+    assert f"mine@{manifest.id}" in call("list", "sweeps").out
+    assert f"1 of {manifest.trials}" in call("list", "sweeps", "mine").out
+    assert "No sweep was found in mlruns." in call("list", "sweeps", "other").out
+    assert not is_running(sweep)
+    with locked(sweep.folder / ".lock", "taken"):
+        assert is_running(sweep)
+        assert "running" in call("list", "sweeps").out
