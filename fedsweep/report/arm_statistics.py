@@ -9,12 +9,13 @@ import numpy as np
 
 from fedsweep.common.yaml_values import Json
 from fedsweep.report.family_of_tests import DeclaredTest, tests_of_family
-from fedsweep.report.holm_corrected_tests import Comparison, paired_tests, sequential_comparison
+from fedsweep.report.holm_corrected_tests import Comparison, paired_tests
 from fedsweep.report.intervals_and_power import Interval, t_interval
 from fedsweep.report.other_images import with_images
 from fedsweep.report.seeds_until_decided import judged
 from fedsweep.results import SweepManifest, TrialRecord
-from fedsweep.results.arms import counterparts, identity
+from fedsweep.results.arms import identity
+from fedsweep.results.declared_comparisons import baselines
 from fedsweep.results.history import RoundRecord, mean_of_last, over_the_run
 from fedsweep.results.table_columns import COLUMNS, Column, column, requested
 
@@ -134,16 +135,10 @@ def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Ar
     last round are sorted by their mean objective at this round, best first.
     """
     grouped = group_by_arm(trials)
-    others = {} if manifest.baseline is None else counterparts([one.values for one in grouped], manifest.baseline)
-    against = {key: identity(others[key]) for one in grouped if (key := identity(one.values)) in others}
+    against = baselines([one.values for one in grouped], manifest.baseline)
     verdicts, counted = judged(manifest, grouped, against)
     arms = {one.key: one for one in (_describe(arm, manifest) for arm in counted)}
-    if manifest.until_decided is None:
-        comparisons, declared = tests_of_family(manifest, {key: one.arm for key, one in arms.items()}, against)
-    else:
-        looks = {key: (arms[key].values, arms[other].values) for key, other in against.items() if key != other}
-        comparisons = {key: sequential_comparison(*pair, verdicts[key]) for key, pair in looks.items()}
-        declared = []
+    comparisons, declared = tests_of_family(manifest, {key: one.arm for key, one in arms.items()}, against, verdicts)
     found = [
         replace(
             one,

@@ -15,11 +15,12 @@ from fedsweep.report.formats import data_frame
 from fedsweep.report.holm_corrected_tests import Comparison, mirrored, paired_tests
 from fedsweep.report.other_images import with_images
 from fedsweep.report.sentences import about_comparison
-from fedsweep.report.text_tables import Section, cells, family_size, texts
+from fedsweep.report.text_tables import Section, cells, family_size, sequential_cells, texts
 from fedsweep.report.units_and_labels import Units
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arm_names import select
 from fedsweep.results.arms import arm_argument, arm_label, distinct_labels, equality
+from fedsweep.results.until_decided import UntilDecided
 
 SHOWN = 12  # a sentence names at most this many hyperparameters or arms
 LEFT_OUT_FIRST = (
@@ -123,13 +124,17 @@ class Pairing:
 
     def section(self) -> Section:
         """Return a table of the comparisons, with one row per pair of arms."""
-        units, images = self.units, any(one.images for one in self.comparisons)
+        units, images, until = self.units, any(one.images for one in self.comparisons), self._until
         rows = [
             {
                 "arm": self._label(one, other),
                 **{"n of A": str(one.n), "mean of A": units.value(one.mean)},
                 **{"n of B": str(other.n), "mean of B": units.value(other.mean)},
-                **cells(found, units, images, self.declared and found.simultaneous is not None),
+                **(
+                    cells(found, units, images, self.declared and found.simultaneous is not None)
+                    if until is None
+                    else sequential_cells(self.sides[1].manifest, found, units)
+                ),
             }
             for (one, other), found in zip(self.pairs, self.comparisons, strict=True)
         ]
@@ -142,6 +147,7 @@ class Pairing:
             tested=self._tested,
             percent=units.percent,
             choices=self.choices,
+            until=until,
             images=images,
             family=self._family,
             simultaneous=any(one.simultaneous for one in self.comparisons) and self.declared,
@@ -164,7 +170,7 @@ class Pairing:
                 {
                     **row,
                     "same_images": self._same_images(pair),
-                    **data_frame.comparison_columns(found, declared=self.declared),
+                    **data_frame.comparison_columns(found, self._until is not None, self.declared),
                 }
             )
         return data_frame.inert_csv(data_frame.of_records(rows))
@@ -180,7 +186,7 @@ class Pairing:
         manifest = self.sides[1].manifest.model_copy(update={"seeds": seeds})
         said = [
             f"{self._label(*pair)}, B against A{', on different images' * (not self._same_images(pair))}: "
-            f"{about_comparison(manifest, found, self.units)}"
+            f"{about_comparison(manifest, found, self.units, 'A')}"
             for pair, found in zip(self.pairs, self.comparisons, strict=True)
         ]
         caution = ["A and B were tested on different images, so a difference may come from the images alone."]
@@ -192,12 +198,14 @@ class Pairing:
             "The seeds of A or B ran until a comparison was decided, so the intervals and p-values here, which assume "
             "a fixed number of seeds, are only approximate."
         ]
+        subject = "Its p-values are" if self._until is None else "Its interval and its verdict are"
         planned = [
-            f"The search space planned this comparison before the sweep. Its p-values are therefore corrected for the "
+            f"The search space planned this comparison before the sweep. {subject} therefore corrected for the "
             f"family of {self._family}, as in the report, and not for all pairs that you could have picked."
         ]
+        looked = any(side.manifest.until_decided is not None for side in self.sides)
         cautions = [
-            *by_looks * any(side.manifest.until_decided is not None for side in self.sides),
+            *by_looks * (looked and self._until is None),
             *caution * (not all(map(self._same_images, self.pairs))),
             *picked * bool(self.choices > 1 and self._tested),
             *planned * (self._family is not None),
@@ -207,7 +215,12 @@ class Pairing:
     @property
     def _family(self) -> str | None:
         """The number of tests of the family to which a declared pair belongs, as text."""
-        return family_size(self.sides[0].manifest, self._tested) if self.declared else None
+        return family_size(self.sides[0].manifest, self.comparisons) if self.declared else None
+
+    @property
+    def _until(self) -> UntilDecided | None:
+        """The rule of the sweep if the only pair is a planned one of a sweep with seeds until decided."""
+        return self.sides[0].manifest.until_decided if self.declared else None
 
     @property
     def _tested(self) -> list[Comparison]:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedsweep.report.arm_statistics import ArmStatistics, mean, same_images
 from fedsweep.report.family_of_tests import DeclaredTest
-from fedsweep.report.holm_corrected_tests import Comparison
+from fedsweep.report.holm_corrected_tests import Comparison, Verdict
 from fedsweep.report.sentences import about_comparison, pair_label
 from fedsweep.report.text_tables import SIMULTANEOUS, Section, family_size, simultaneous_cell, texts
-from fedsweep.report.units_and_labels import Units, arm_words, names, shown_p
+from fedsweep.report.units_and_labels import Units, arm_words, names, shown_p, shown_verdict
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import is_accuracy
 
 TITLE = "Declared comparisons"
 SENTENCES = 8  # if more comparisons are declared, one sentence names those that are decided
+REST: Mapping[str, tuple[Verdict, ...]] = {
+    "show no detectable difference": ("no detectable difference",),
+    "are equivalent": ("within",),
+    "are undecided": ("out of reach", "open at the limit"),
+    "are not decided yet": ("open",),
+    "cannot be tested": ("constant", "too few seeds"),
+}
+"""The words for verdicts that show no significant difference."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +53,8 @@ class DeclaredRow:
     @property
     def label(self) -> str:
         """The two arms in words, such as `lr 0.1, rank 4 against 8`, and the metric if it is not the objective."""
-        one, other = self.one.arm.values, self.other.arm.values
-        differing = {name for name in self.dotted if (name in one, one.get(name)) != (name in other, other.get(name))}
-        words, metric = pair_label(one, other, differing, self.dotted), self.test.pair.metric
+        words = pair_label(self.one.arm.values, self.other.arm.values, self.dotted)
+        metric = self.test.pair.metric
         return words if metric == self.manifest.metric else f"{words}, {metric}"
 
     @property
@@ -55,7 +63,7 @@ class DeclaredRow:
         objective = self.test.pair.metric == self.manifest.metric
         measured = self.manifest if objective else self.manifest.model_copy(update={"mode": "max"})
         images = ", on different images" * self.on_different_images
-        return f"{self.label}{images}: {about_comparison(measured, self.found, self.units)}"
+        return f"{self.label}{images}: {about_comparison(measured, self.found, self.units, 'the other arm')}"
 
     @property
     def in_short(self) -> str:
@@ -79,7 +87,11 @@ class DeclaredRow:
             "difference": units.difference(found.difference),
             "95% interval": units.interval(found.interval),
             **({SIMULTANEOUS: simultaneous_cell(found, units)} if simultaneous else {}),
-            "Holm p": shown_p(found.p_holm),
+            **(
+                {"Holm p": shown_p(found.p_holm)}
+                if self.manifest.until_decided is None
+                else {"verdict": shown_verdict(self.manifest, found, units)}
+            ),
         }
 
 
@@ -119,16 +131,22 @@ def declared_section(arms: Sequence[ArmStatistics], rows: Sequence[DeclaredRow])
     """
     if not rows:
         return None
-    cells, tested = declared_cells(rows), [row for row in rows if row.found.p is not None]
+    cells, tested = declared_cells(rows), [row for row in rows if _is_test(row.found)]
     explained = texts(
         "declared",
         tested=[row.found for row in tested],
         tests=family_size(rows[0].manifest, [row.found for row in tested]),
-        with_baseline=sum(one.comparison is not None and one.comparison.p is not None for one in arms),
+        with_baseline=sum(one.comparison is not None and _is_test(one.comparison) for one in arms),
         both=sum(row.test.with_baseline for row in tested),
         simultaneous=SIMULTANEOUS in cells[0],
+        by_looks=rows[0].manifest.until_decided is not None,
     )
     return Section.of(TITLE, cells, 3 if "metric" in cells[0] else 2, explained)
+
+
+def _is_test(found: Comparison) -> bool:
+    """Return whether a comparison counts in the size of its family."""
+    return found.p is not None or found.sequential is not None
 
 
 def declared_findings(rows: Sequence[DeclaredRow]) -> list[str]:
@@ -141,12 +159,10 @@ def declared_findings(rows: Sequence[DeclaredRow]) -> list[str]:
     if len(others) <= SENTENCES:
         return [row.finding for row in others]
     decided = [row for row in others if row.found.verdict in ("higher", "lower")]
-    undetected = sum(row.found.verdict == "no detectable difference" for row in others)
-    untested = len(others) - len(decided) - undetected
     said = f"Declared comparisons: {len(decided)} of {len(others)} show a significant difference"
     if decided:
         more = f"; and {len(decided) - SENTENCES} more" * (len(decided) > SENTENCES)
         said += f": {'; '.join(row.in_short for row in decided[:SENTENCES])}{more}"
-    rest = [f"{undetected} show no detectable difference"] * bool(undetected)
-    rest += [f"{untested} cannot be tested"] * bool(untested)
-    return [f"{said}. {' and '.join(rest)}." if rest else f"{said}."]
+    counted = Counter(row.found.verdict for row in others if row not in decided)
+    rest = [f"{many} {words}" for words, kinds in REST.items() if (many := sum(counted[kind] for kind in kinds))]
+    return [f"{said}. {' and '.join([', '.join(rest[:-1])] * (len(rest) > 1) + rest[-1:])}." if rest else f"{said}."]

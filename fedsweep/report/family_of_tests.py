@@ -1,18 +1,19 @@
-"""The tests of a sweep that Holm's correction covers together: those with the baseline and the declared comparisons."""
+"""The tests of a sweep that share a correction: the comparisons with the baseline and the declared comparisons."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedsweep.report.holm_corrected_tests import Comparison, mirrored, paired_tests
+from fedsweep.report.holm_corrected_tests import Comparison, mirrored, paired_tests, sequential_comparison
 from fedsweep.report.other_images import with_images
 from fedsweep.results import SweepManifest
-from fedsweep.results.declared_comparisons import Pair, declared_pairs
+from fedsweep.results.declared_comparisons import Pair, declared_pairs, family_of
 
 if TYPE_CHECKING:
     from fedsweep.report.arm_statistics import ArmTrials
+    from fedsweep.report.sequential_tests import Verdict
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,12 @@ class DeclaredTest:
 
 
 def tests_of_family(
-    manifest: SweepManifest, arms: Mapping[str, ArmTrials], against: Mapping[str, str]
+    manifest: SweepManifest,
+    arms: Mapping[str, ArmTrials],
+    against: Mapping[str, str],
+    verdicts: Mapping[Pair, Verdict],
 ) -> tuple[dict[str, Comparison], list[DeclaredTest]]:
-    """Return the comparisons with the baseline by arm, and the declared comparisons, with a common Holm correction.
+    """Return the comparisons with the baseline by arm, and the declared comparisons, with a common correction.
 
     Each distinct pair of arms and metric is one test. Without declared comparisons, the correction covers the
     comparisons with the baseline.
@@ -39,20 +43,37 @@ def tests_of_family(
         manifest: The sweep.
         arms: The trials of each arm, by `identity`.
         against: The baseline of each arm that has one. A baseline is its own baseline and is not tested.
+        verdicts: The verdict of each pair in a sweep with seeds until decided. Otherwise, Holm's correction is applied.
     """
-    objective = manifest.metric
-    planned = dict.fromkeys(Pair(key, other, objective) for key, other in against.items() if key != other)
-    declared = declared_pairs(manifest.comparisons, [one.values for one in arms.values()], objective, against)
-    distinct: dict[object, Pair] = {}
-    for pair in (*planned, *declared):
-        distinct.setdefault(pair.test, pair)
-    sides = [(arms[pair.arm], arms[pair.against], pair.metric) for pair in distinct.values()]
+    objective, values = manifest.metric, [one.values for one in arms.values()]
+    family = family_of(manifest.comparisons, values, objective, against)
+    if manifest.until_decided is None:
+        found = _with_p_values(objective, arms, family)
+    else:
+        found = _by_looks(objective, arms, {pair: verdicts[pair] for pair in family})
+    planned = [pair for pair in family if pair == (pair.arm, against.get(pair.arm), objective)]
+    by_test = {pair.test: pair for pair in family}
+    return {pair.arm: found[pair] for pair in planned}, [
+        DeclaredTest(place, pair, comparison, by_test[pair.test] in planned)
+        for place, pair in enumerate(declared_pairs(manifest.comparisons, values, objective, against))
+        for comparison in [found[pair] if pair in found else mirrored(found[by_test[pair.test]])]
+    ]
+
+
+def _with_p_values(objective: str, arms: Mapping[str, ArmTrials], family: Sequence[Pair]) -> dict[Pair, Comparison]:
+    sides = [(arms[pair.arm], arms[pair.against], pair.metric) for pair in family]
     tested = paired_tests([(one.finals(objective, by), other.finals(objective, by)) for one, other, by in sides])
     found: dict[Pair, Comparison] = {}
-    for pair, comparison, (one, other, metric) in zip(distinct.values(), tested, sides, strict=True):
+    for pair, comparison, (one, other, metric) in zip(family, tested, sides, strict=True):
         (found[pair],) = with_images(metric, [comparison], [(one.finished(objective), other.finished(objective))])
-    return {pair.arm: found[pair] for pair in planned}, [
-        DeclaredTest(place, pair, comparison, distinct[pair.test] in planned)
-        for place, pair in enumerate(declared)
-        for comparison in [found[pair] if pair in found else mirrored(found[distinct[pair.test]])]
-    ]
+    return found
+
+
+def _by_looks(
+    objective: str, arms: Mapping[str, ArmTrials], verdicts: Mapping[Pair, Verdict]
+) -> dict[Pair, Comparison]:
+    ends = {key: one.finals(objective, objective) for key, one in arms.items()}
+    return {
+        pair: sequential_comparison(ends[pair.arm], ends[pair.against], verdict, len(verdicts))
+        for pair, verdict in verdicts.items()
+    }

@@ -14,6 +14,7 @@ from fedsweep.report.intervals_and_power import (
     bootstrap_interval,
     detectable_effect,
     margin,
+    negated,
     seeds_interval,
     seeds_needed,
     t_interval,
@@ -246,30 +247,30 @@ def hedges_g(differences: Sequence[float]) -> float:
 
 def mirrored(found: Comparison) -> Comparison:
     """Return the comparison in the opposite direction: baseline minus arm. The p-values are the same."""
-
-    def back(interval: Interval | None) -> Interval | None:
-        return None if interval is None else (-interval[1], -interval[0])
-
     return replace(
         found,
         difference=None if found.difference is None else -found.difference,
-        interval=back(found.interval),
-        bootstrap=back(found.bootstrap),
-        images=back(found.images),
+        interval=negated(found.interval),
+        bootstrap=negated(found.bootstrap),
+        images=negated(found.images),
         effect=None if found.effect is None else -found.effect,
+        sequential=None if found.sequential is None else found.sequential.mirrored(),
     )
 
 
-def sequential_comparison(arm: Mapping[int, float], baseline: Mapping[int, float], verdict: Sequential) -> Comparison:
-    """Return the comparison of an arm with its baseline whose `verdict` was reached look by look.
+def sequential_comparison(
+    arm: Mapping[int, float], other: Mapping[int, float], verdict: Sequential, tests: int = 1
+) -> Comparison:
+    """Return the comparison of two arms whose `verdict` was reached look by look.
 
     Args:
         arm: The objective of each finished seed of the arm.
-        baseline: The objective of each finished seed of the baseline.
+        other: The objective of each finished seed of the other arm.
         verdict: The verdict. Only the seeds before it count.
+        tests: The number of comparisons that were judged together.
     """
-    seeds = tuple(seed for seed in sorted(arm.keys() & baseline) if seed < verdict.seeds)
-    differences = [arm[seed] - baseline[seed] for seed in seeds]
+    seeds = tuple(seed for seed in sorted(arm.keys() & other) if seed < verdict.seeds)
+    differences = [arm[seed] - other[seed] for seed in seeds]
     varied = verdict.interval is not None
     return Comparison(
         seeds,
@@ -277,6 +278,8 @@ def sequential_comparison(arm: Mapping[int, float], baseline: Mapping[int, float
         interval=verdict.judged_interval,
         effect=hedges_g(differences) if varied else None,
         spread=float(np.std(differences, ddof=1)) if varied else None,
+        level=LEVEL / tests,
+        tests=tests,
         sequential=verdict,
     )
 

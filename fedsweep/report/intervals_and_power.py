@@ -38,6 +38,15 @@ def margin(spread: float, n: int, level: float) -> float:
     return float(spread / n**0.5 * stats.t.isf(level / 2, n - 1))
 
 
+def negated(interval: Interval | None) -> Interval | None:
+    """Return the interval of the negated values, such as the interval of a difference in the opposite direction.
+
+    >>> negated((-0.5, 2.0))
+    (-2.0, 0.5)
+    """
+    return None if interval is None else (-interval[1], -interval[0])
+
+
 def bootstrap_interval(values: Sequence[float]) -> Interval | None:
     """Return the studentized bootstrap's 95% interval of the mean. The same values always give the same interval.
 

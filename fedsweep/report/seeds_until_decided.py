@@ -1,4 +1,4 @@
-"""The verdicts of a sweep that gives arms further seeds until their comparison with the baseline is decided.
+"""The verdicts of a sweep that gives arms further seeds until their comparisons are decided.
 
 The sweep and its report use the same functions, so a report never contradicts the decisions of its sweep.
 """
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fedsweep.report.sequential_tests import SequentialRule, Verdict, judge
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import identity
+from fedsweep.results.declared_comparisons import Pair, family_of
 from fedsweep.results.until_decided import UntilDecided
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def sequential_verdicts(
-    until: UntilDecided, metric: str, values: Mapping[str, Mapping[int, float]], against: Mapping[str, str]
-) -> dict[str, Verdict]:
+    until: UntilDecided, metric: str, values: Mapping[str, Mapping[int, float]], family: Sequence[Pair]
+) -> dict[Pair, Verdict]:
     """Return the verdict of each comparison.
 
     A seed counts once its trials have ended in both arms. Verdicts depend only on the values, not on their order.
@@ -30,41 +31,37 @@ def sequential_verdicts(
         until: The rule of the sweep.
         metric: The objective, which determines the unit of the smallest effect.
         values: For each arm, a dict from seed to the objective of an ended trial; NaN if the trial failed or diverged.
-        against: The baseline of each arm that has one. A baseline is its own baseline, and has no verdict.
+        family: All comparisons of the sweep, each once. They are judged together.
     """
-    differences: dict[str, list[float]] = {}
-    for arm, baseline in against.items():
-        if arm == baseline:
-            continue
-        ours, theirs, found = values.get(arm, {}), values.get(baseline, {}), list[float]()
+    differences: dict[Pair, list[float]] = {}
+    for pair in family:
+        ours, theirs, found = values.get(pair.arm, {}), values.get(pair.against, {}), list[float]()
         for seed in until.seeds:
             if seed not in ours or seed not in theirs:
                 break
             found.append(ours[seed] - theirs[seed])
-        differences[arm] = found
+        differences[pair] = found
     rule = SequentialRule(until.at_least, until.at_most, until.effect(metric))
     return judge(differences, rule)
 
 
-def seeds_that_count(
-    until: UntilDecided, verdicts: Mapping[str, Verdict], against: Mapping[str, str]
-) -> dict[str, int]:
-    """Return the number of seeds of each arm that count.
+def seeds_that_count(until: UntilDecided, verdicts: Mapping[Pair, Verdict]) -> dict[str, int]:
+    """Return the number of seeds of each arm that count, which are the seeds of its longest comparison.
 
-    The seeds of an arm that ran after its comparison was decided do not count, since whether they ran depends on which
-    workers were idle. A baseline counts with the seeds of its longest comparison.
+    The seeds of an arm that ran after all its comparisons were decided do not count, since whether they ran depends on
+    which workers were idle.
     """
     found: dict[str, int] = {}
-    for arm, verdict in verdicts.items():
+    for pair, verdict in verdicts.items():
         seeds = until.at_most if verdict.verdict == "open" else verdict.seeds
-        for one in (arm, against[arm]):
-            found[one] = max(found.get(one, 0), seeds)
+        for arm in (pair.arm, pair.against):
+            found[arm] = max(found.get(arm, 0), seeds)
     return found
 
 
 def judged(
     manifest: SweepManifest, arms: Sequence[ArmTrials], against: Mapping[str, str]
-) -> tuple[dict[str, Verdict], list[ArmTrials]]:
+) -> tuple[dict[Pair, Verdict], list[ArmTrials]]:
     """Return the verdicts of a sweep with seeds until decided, and its arms with only the seeds that count.
 
     In any other sweep, there are no verdicts, and the arms are unchanged.
@@ -77,8 +74,9 @@ def judged(
     if (until := manifest.until_decided) is None:
         return {}, list(arms)
     values: dict[str, dict[int, float]] = {identity(arm.values): _ends(arm, manifest.metric) for arm in arms}
-    verdicts = sequential_verdicts(until, manifest.metric, values, against)
-    counted = seeds_that_count(until, verdicts, against)
+    family = family_of(manifest.comparisons, [arm.values for arm in arms], manifest.metric, against)
+    verdicts = sequential_verdicts(until, manifest.metric, values, family)
+    counted = seeds_that_count(until, verdicts)
     kept = []
     for arm in arms:
         most = counted.get(identity(arm.values), until.at_most)

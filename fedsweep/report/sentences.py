@@ -43,7 +43,7 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
     for one in arms:
         if one.comparison is not None and one.counterpart is not None:
             other = by_key[one.counterpart]
-            pair = pair_label(one.arm.values, other.arm.values, manifest.baseline, dotted)
+            pair = pair_label(one.arm.values, other.arm.values, dotted, manifest.baseline)
             if one.comparison.seeds and not same_images(manifest.metric, [one, other]):
                 pair += ", on different images"
             found.append(f"{pair}: {about_comparison(manifest, one.comparison, units)}")
@@ -78,7 +78,8 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
         shown: The headings of the columns of the table.
     """
     dotted, trials = names(manifest, arms), [trial for one in arms for trial in one.arm.trials]
-    tested = [one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None]
+    compared = [one.comparison for one in arms if one.comparison is not None]
+    tested = [one for one in compared if one.p is not None]
     return texts(
         "caption",
         manifest=manifest,
@@ -88,7 +89,7 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
         unnamed=_unnamed(manifest, arms),
         baseline=_baseline(manifest.baseline, arms, dotted),
         tested=tested,
-        family=family_size(manifest, tested),
+        family=family_size(manifest, compared),
         columns=asked_columns(manifest),
         held_out_columns=[
             column.heading
@@ -228,23 +229,25 @@ def _about_choice(
 
 
 def pair_label(
-    arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Collection[str], dotted: Sequence[str]
+    arm: Mapping[str, Json], other: Mapping[str, Json], dotted: Sequence[str], baseline: Collection[str] | None = None
 ) -> str:
     """Return the label of a comparison of `arm` with `other`, such as `rank 4 against 8`.
 
     `dotted` lists the varied hyperparameters. Those that are not in `baseline` have the same values in both arms. The
-    label begins with these common values, as in `lr 0.1, rank 4 against 8`.
+    label begins with these common values, as in `lr 0.1, rank 4 against 8`. Without `baseline`, it begins with all
+    common values.
     """
     differing = [name for name in dotted if (name in arm, arm.get(name)) != (name in other, other.get(name))]
-    shared = [name for name in dotted if name in arm and name in other and name not in baseline]
+    apart = differing if baseline is None else baseline
+    shared = [name for name in dotted if name in arm and name in other and name not in apart]
     here = f"{arm_words(arm, shared)}, " if shared else ""
     if len(differing) == 1 and differing[0] not in IN_WORDS and differing[0] in arm and differing[0] in other:
         return f"{here}{arm_words(arm, differing)} against {shown_setting(other[differing[0]])}"
     return f"{here}{arm_words(arm, differing)} against {arm_words(other, differing)}"
 
 
-def about_comparison(manifest: SweepManifest, found: Comparison, units: Units) -> str:
-    """Return sentences that state the result of a comparison.
+def about_comparison(manifest: SweepManifest, found: Comparison, units: Units, other: str = "the baseline") -> str:
+    """Return sentences that state the result of a comparison with an arm that the sentences call `other`.
 
     In the report, the sentences follow a label such as `rank 4 against 8:`.
     """
@@ -263,6 +266,7 @@ def about_comparison(manifest: SweepManifest, found: Comparison, units: Units) -
         needed=shown_seeds(found.seeds_range, beyond="more than 10,000"),
         doubts=doubts,
         until=manifest.until_decided,
+        other=other,
     )
     if manifest.comparisons and found.direction_only:
         zero = f"its simultaneous 95% interval {units.interval(found.simultaneous)} contains zero"

@@ -1,13 +1,13 @@
-"""Comparisons of arms with a baseline that stop as soon as they are decided ("seeds until decided").
+"""Comparisons of arms that stop as soon as they are decided ("seeds until decided").
 
-Arms and baseline run the seeds 0, 1, 2, ... A look takes place once a seed has finished in the baseline and in all arms
-that are still open. At each look, two families of repeated t-tests judge the paired differences:
+All arms run the seeds 0, 1, 2, ... A look takes place once a seed has finished in both arms of all comparisons that are
+still open. At each look, two families of repeated t-tests judge the paired differences:
 
 - Two-sided tests of "the mean difference is 0" decide that an arm is `higher` or `lower`.
 - Two one-sided tests decide that an arm is `within` the smallest effect that matters.
 
-Each family has its own error of at most `level`, over all arms and all looks. A family starts with Holm's first step,
-which divides the level by the number of comparisons. Each rejection passes its share of the level on to the
+Each family has its own error of at most `level`, over all comparisons and all looks. A family starts with Holm's first
+step, which divides the level by the number of comparisons. Each rejection passes its share of the level on to the
 hypotheses that the family has not rejected. At each level, error spending gives the boundaries.
 
 Sources: W. Maurer and F. Bretz (2013), Multiple testing in group sequential trials using graphical approaches, for
@@ -16,16 +16,16 @@ interval approach, for intervals that are valid at every look; D. Schuirmann (19
 tests procedure and the power approach for assessing the equivalence of average bioavailability.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from fedsweep.report.intervals_and_power import LEVEL, Interval
+from fedsweep.report.intervals_and_power import LEVEL, Interval, negated
 from fedsweep.report.spending_boundaries import Array, spent_by, t_boundaries
 
 DIFFERENCE_EXPONENT, EQUIVALENCE_EXPONENT = 1.0, 3.0
@@ -36,6 +36,7 @@ ROUNDING = 1e-12
 Conclusion = Literal["open", "higher", "lower", "within", "out of reach", "open at the limit"]
 CONCLUSIONS: tuple[Conclusion, ...] = ("open", "higher", "lower", "within", "out of reach", "open at the limit")
 OPEN, HIGHER, LOWER, WITHIN, OUT_OF_REACH, AT_THE_LIMIT = range(6)
+OPPOSITE: dict[Conclusion, Conclusion] = {"higher": "lower", "lower": "higher"}
 FAMILIES = ((HIGHER, LOWER), (WITHIN,))
 """The conclusions that reject a hypothesis of the first and of the second family of tests."""
 Numbers = NDArray[np.int64]
@@ -77,7 +78,7 @@ class SequentialRule:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The conclusion about one arm, with intervals of its mean difference from the baseline.
+    """The conclusion about one comparison, with intervals of the mean difference: arm minus the other arm.
 
     All intervals are repeated confidence intervals. With normal differences, each covers the true mean difference at
     all looks at once with at least the stated probability. They are therefore valid at whatever look a sweep ended, and
@@ -107,15 +108,29 @@ class Verdict:
     reach` or `open at the limit`.
     """
 
+    def mirrored(self) -> "Verdict":
+        """Return the verdict about the opposite direction of the comparison, in which all differences are negated."""
+        return replace(
+            self,
+            verdict=OPPOSITE.get(self.verdict, self.verdict),
+            difference=None if self.difference is None else -self.difference,
+            interval=negated(self.interval),
+            judged_interval=negated(self.judged_interval),
+            equivalence_interval=negated(self.equivalence_interval),
+        )
 
-def judge(differences: Mapping[str, Sequence[float]], rule: SequentialRule) -> dict[str, Verdict]:
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+def judge(differences: Mapping[Name, Sequence[float]], rule: SequentialRule) -> dict[Name, Verdict]:
     """Return the verdict of each comparison.
 
     The looks are replayed from the first. The verdicts therefore depend only on the differences, not on the order in
     which trials ended, and seeds that were recorded after a decision change nothing.
 
     Args:
-        differences: For each comparison, the paired differences (arm minus baseline) of the seeds 0, 1, 2, ... in this
+        differences: For each comparison, the paired differences (arm minus other arm) of the seeds 0, 1, 2, ... in this
             order, without gaps. A difference that is not finite stands for a failed seed: it counts as a seed, but not
             as a pair. The tests then assume that failures do not depend on the differences.
         rule: The rule of the sweep.

@@ -280,14 +280,18 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
         percent=units.percent,
         until=manifest.until_decided,
         images=images,
-        family=family_size(manifest, tested),
+        family=family_size(manifest, compared),
         simultaneous=simultaneous,
     )
     return Section.of(comparison_title(), rows, named, explained)
 
 
-def family_size(manifest: SweepManifest, tested: Sequence[Comparison]) -> str | None:
-    """Return the number of tests with a common correction as text, or None if no comparisons were declared."""
+def family_size(manifest: SweepManifest, compared: Sequence[Comparison]) -> str | None:
+    """Return the number of tests with a common correction as text.
+
+    Return None if no comparisons were declared, or if none of the given comparisons is a test.
+    """
+    tested = [one for one in compared if one.p is not None or one.sequential is not None]
     if not manifest.comparisons or not tested:
         return None
     return f"{tested[0].tests} test{'s' * (tested[0].tests > 1)}"

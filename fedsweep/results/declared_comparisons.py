@@ -79,6 +79,26 @@ def declared_pairs(
     return [*{pair.test: pair for pair in _in_order(declared, arms, objective, against)}.values()]
 
 
+def baselines(arms: Sequence[Mapping[str, Json]], baseline: Mapping[str, Json] | None) -> dict[str, str]:
+    """Map the `identity` of each arm to that of its baseline (see `counterparts`); empty without a baseline."""
+    others = {} if baseline is None else counterparts(arms, baseline)
+    return {arm: identity(other) for arm, other in others.items()}
+
+
+def family_of(
+    declared: Declared, arms: Sequence[Mapping[str, Json]], objective: str, against: Mapping[str, str]
+) -> list[Pair]:
+    """Return all pairs of arms that are tested: those with the baseline, and then the declared ones, each test once.
+
+    The arguments are those of `declared_pairs`. A baseline, which is its own baseline, is not compared with itself.
+    """
+    planned = [Pair(key, other, objective) for key, other in against.items() if key != other]
+    distinct: dict[object, Pair] = {}
+    for pair in (*planned, *declared_pairs(declared, arms, objective, against)):
+        distinct.setdefault(pair.test, pair)
+    return [*distinct.values()]
+
+
 def _in_order(
     declared: Declared, arms: Sequence[Mapping[str, Json]], objective: str, against: Mapping[str, str]
 ) -> Iterator[Pair]:

@@ -13,6 +13,7 @@ from fedsweep.results.declared_comparisons import declared_pairs
 from fedsweep.sweep.plan.comparison_checks import MOST, wrong_comparisons
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running import open_sweep
+from fedsweep.sweep.running.time_estimate import seed_forecast
 from tests.cli.conftest import GRID, Refused, write
 
 RANKS = "values of `lora.rank` are 1, 4, 8, 16."
@@ -68,10 +69,10 @@ def test_wrong_comparisons_are_rejected_before_the_sweep(refused: Refused, compa
     ("options", "sentence"),
     [
         (["--scheduler", "asha"], "`scheduler` none, because pruned trials are not compared, but it is asha."),
-        (["--until-decided"], "the same seeds for all arms, but `seeds` is {until: decided}."),
+        (["--scheduler", "arms"], "`scheduler` none, because pruned trials are not compared, but it is arms."),
     ],
 )
-def test_comparisons_need_a_grid_whose_arms_all_run_with_all_seeds(refused: Refused, options, sentence):
+def test_comparisons_need_a_grid_without_pruning(refused: Refused, options, sentence):
     write("search_spaces", "mine", f"{GRID}\ncomparisons: all\n")
     assert refused("tune", "mine", *options) == f"search space mine: `comparisons` needs {sentence}"
 
@@ -83,6 +84,20 @@ def test_comparisons_need_trained_trials_of_a_grid(tmp_path, monkeypatch):
         Plan.read("mine", {}, {"measure": "parameters"})
     with pytest.raises(UserError, match="`comparisons` needs `search` grid, but it is random"):
         Plan.read("mine", {}, {"search": "random"})
+
+
+UNTIL = {"until": "decided"}
+
+
+def test_seeds_until_decided_need_comparisons_by_the_objective(refused: Refused):
+    second = compare({"lora.rank": 4}, {"lora.rank": 1}, metric="accuracy/worst_domain")
+    comparisons = [compare({"lora.rank": 4}, {"lora.rank": 1}, metric="accuracy/mean"), second]
+    write("search_spaces", "mine", f"{GRID}\ncomparisons: {json.dumps(comparisons)}\n")
+    assert refused("tune", "mine", "--until-decided") == (
+        "search space mine: `comparisons.1.metric` must be the objective accuracy/mean, by which `seeds` {until: "
+        "decided} decides, but it is accuracy/worst_domain; leave this comparison out, or list the seeds, for example "
+        "[0, 1, 2]."
+    )
 
 
 def plan(**entries: Any) -> Plan:
@@ -163,3 +178,49 @@ def test_the_comparisons_belong_to_the_definition_of_a_sweep():
     manifest = open_sweep._manifest(after, fresh=True)
     assert [one.model_dump() for one in manifest.comparisons] == [{**declared[0], "metric": None}]
     assert [trial.key for trial in before.grid()] == [trial.key for trial in after.grid()]
+
+
+@pytest.mark.usefixtures("_folder")
+@pytest.mark.parametrize(
+    ("comparisons", "alone"),
+    [
+        ([compare({"arm": "drop"}, {"arm": "plain"})], None),
+        ([compare({"lora.rank": 4}, {"lora.rank": 2})], None),
+        ("all", None),
+        ([compare({"method": "inclusivefl"}, {"method": "fedra"})], None),
+        ([compare({"lora.rank": 4, "arm": "drop"}, {"arm": "plain"})], "lora.rank=2, method=fedra, plain"),
+        ([compare({"lora.rank": 2}, {"arm": "plain"})], "lora.rank=4, method=fedra, plain"),
+    ],
+)
+def test_each_arm_needs_a_comparison_if_its_seeds_depend_on_decisions(comparisons, alone):
+    """The baseline is optional if arms are compared with each other."""
+    if alone is None:
+        found = plan(seeds=UNTIL, comparisons=comparisons)
+        assert found.space.baseline is None
+        return
+    with pytest.raises(UserError) as error:
+        plan(seeds=UNTIL, comparisons=comparisons)
+    assert str(error.value) == (
+        f"search space mine: `seeds` {{until: decided}} needs a comparison for every arm, but the arm {alone} is "
+        "compared with nothing."
+    )
+
+
+@pytest.mark.usefixtures("_folder")
+def test_a_wrong_comparison_is_the_only_mistake():
+    """The arms that the comparison was meant for are not also reported as compared with nothing."""
+    with pytest.raises(UserError) as error:
+        plan(seeds=UNTIL, comparisons=[compare({"lora.rank": 5}, {"lora.rank": 4})])
+    assert str(error.value).count("`") == 4
+    assert "`comparisons.0.arm` must match an arm" in str(error.value)
+
+
+def test_the_shipped_space_runs_until_its_comparisons_are_decided():
+    found = Plan.read("ablations/brick_per_method", {}, {"seeds": {**UNTIL, "smallest_effect": 2.0}})
+    first, *lines = seed_forecast(found)
+    assert first == (
+        "Expected seeds per arm (and of the baseline) with 7 comparisons, by the standard deviation (sd) of the "
+        "differences:"
+    )
+    assert len(lines) == 3
+    assert [*seed_forecast(Plan.read("ablations/brick_per_method", {}, {}))] == []

@@ -1,10 +1,18 @@
 """The report of a sweep in which arms get further seeds until their comparison is decided."""
 
+import io
+from collections import Counter
+
+import pandas as pd
 import pytest
 
 from fedsweep.report import write_report
+from fedsweep.report.compare_sweeps import Pairing, Side
+from fedsweep.report.declared_comparisons import TITLE
 from fedsweep.report.formats import data_frame
 from fedsweep.report.formats.latex import latex
+from fedsweep.report.intervals_and_power import negated
+from fedsweep.results.declared_comparisons import DeclaredComparison
 from fedsweep.results.until_decided import UntilDecided
 from tests.report.helpers import printed, rows_of, tabulate
 
@@ -93,3 +101,109 @@ def test_a_failed_seed_counts_as_a_seed_but_not_as_a_pair(manifest, trials):
     (arm,) = (one for one in tabulate(manifest(until_decided=UNTIL, seeds=UNTIL.seeds), trials).arms if one.comparison)
     assert 1 not in arm.comparison.seeds
     assert len(arm.comparison.seeds) == arm.comparison.sequential.pairs == arm.comparison.sequential.seeds - 1
+
+
+def compare(rank: int, other: int) -> DeclaredComparison:
+    return DeclaredComparison(arm={"lora.rank": rank}, against={"lora.rank": other})
+
+
+DECLARED = (compare(4, 2), compare(2, 1), compare(8, 4))
+
+
+@pytest.fixture
+def declared(manifest, trials):
+    """Return the table of four arms with three declared comparisons, one of which is with the baseline."""
+    trials.arms(
+        {8: [0.50 + one for one in NOISE], 4: [0.60 + 2 * one for one in NOISE], 2: [0.5 - one for one in NOISE]}
+    )
+    trials.arms({1: [0.48, 0.462, 0.49]})
+    return tabulate(manifest(until_decided=UNTIL, seeds=UNTIL.seeds, comparisons=DECLARED), trials)
+
+
+def section(table):
+    (found,) = (one for one in table.sections if one.title == TITLE)
+    return found
+
+
+def test_declared_comparisons_have_verdicts_instead_of_p_values(declared):
+    found = section(declared)
+    assert found.head == ["arm", "against", "n", "difference", "95% interval", "verdict"]
+    rows = [(row[0], row[1], row[2], row[-1]) for row in found.rows]
+    assert rows[0] == ("rank 4", "rank 2", "3", "higher")
+    assert rows[1] == ("rank 2", "rank 1", "3", "open")
+    assert rows[2] == ("rank 8", "rank 4", "3", "lower"), (
+        "in the opposite direction of the comparison with the baseline"
+    )
+    assert "corrected for the family of 5 tests: 3 with the baseline and 3 declared (1 in both groups)." in (
+        found.explained
+    )
+    text = declared.markdown() + printed(declared, 200)
+    assert not any(word in text for word in ("Holm", "t-test", "95% t", "simultaneous", "95% of mean"))
+    legend = " ".join(declared.caption())
+    assert "Each arm gets 3 to 6 seeds, until all its comparisons, with the baseline or declared, are decided" in legend
+    assert "corrected for the family of 5 tests, which contains the declared comparisons." in legend
+
+
+def test_an_arm_has_the_seeds_of_its_longest_comparison_and_a_difference_those_of_its_own(declared):
+    by_rank = {one.arm.values["lora.rank"]: one for one in declared.arms}
+    assert by_rank[2].n == 6, "the comparison with rank 1 is open"
+    for one in declared.arms:
+        if one.comparison is not None:
+            assert one.comparison.tests == 5
+            assert one.comparison.seeds == tuple(range(one.comparison.sequential.seeds))
+    assert len(by_rank[4].comparison.seeds) == len(by_rank[2].comparison.seeds) == 3
+    row = declared.declared[2]
+    assert row.found.interval == negated(by_rank[4].comparison.interval)
+    assert row.found.sequential == by_rank[4].comparison.sequential.mirrored()
+    assert row.found.sequential.mirrored() == by_rank[4].comparison.sequential
+
+
+def test_findings_of_declared_comparisons_name_the_other_arm(manifest, trials):
+    trials.arms({8: [0.5, 0.6, 0.7, 0.5], 4: [0.60 + one for one in NOISE], 2: [0.60 + 2 * one for one in NOISE]})
+    own = manifest(until_decided=UNTIL, seeds=UNTIL.seeds, baseline=None, comparisons="all")
+    found = tabulate(own, trials).findings()
+    (said,) = [one for one in found if one.startswith("rank 4 against 2: ")]
+    assert "equivalent: within 3.0 points of the other arm (90% interval" in said
+    assert not any("baseline" in one for one in [*found, *tabulate(own, trials).caption()])
+    assert "until all its declared comparisons are decided" in " ".join(tabulate(own, trials).caption())
+
+
+def test_many_declared_comparisons_are_counted_by_verdict(manifest, trials):
+    ends = {rank: [0.5 + 0.1 * (rank > 3) + (1 + rank % 3) * one for one in NOISE] for rank in range(6)}
+    ends[6] = [0.5, 0.7]
+    table = tabulate(
+        manifest(until_decided=UNTIL, seeds=UNTIL.seeds, baseline={"lora.rank": 0}, comparisons="all"),
+        trials.arms(ends),
+    )
+    (said,) = (one for one in table.findings() if one.startswith("Declared comparisons: "))
+    others = Counter(row.found.verdict for row in table.declared if not row.test.with_baseline)
+    assert said.endswith(f" {others['open']} are not decided yet.")
+    assert sum(others.values()) == 15
+
+
+def test_files_have_the_sequential_columns_of_declared_comparisons(declared):
+    frame = pd.read_csv(io.StringIO(data_frame.declared_csv(declared)))
+    assert [*frame.columns] == [
+        "arm", "against", "metric", "n_common", "difference", "interval_low", "interval_high", "equivalence_low",
+        "equivalence_high", "effect", "seeds_of_verdict", "verdict",
+    ]  # fmt: skip
+    assert frame["verdict"].tolist() == ["higher", "open", "lower"]
+    assert not any("simultaneous" in name for name in data_frame.data_frame(declared))
+    second = latex(declared).partition("\\end{table}")[2]
+    assert second.count(r"\rlap{$^*$}") == 2
+    assert "An asterisk marks an arm that was decided to be higher or lower." in second
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_compare_shows_the_verdict_of_a_planned_pair(declared, trials, turned):
+    names = ["lora.rank=2", "lora.rank=4"][:: -1 if turned else 1]
+    sides = [Side.of(name, declared.manifest, trials.records, name) for name in names]
+    found = Pairing.of(*sides, by_arm=False)
+    assert found.comparisons[0].verdict == ("lower" if turned else "higher")
+    assert found.section().head[-1] == "verdict"
+    assert "95% all arms" in found.section().head
+    first, said, *_ = found.findings()
+    assert "Its interval and its verdict are therefore corrected for the family of 5 tests" in first
+    assert f"significantly {found.comparisons[0].verdict}" in said
+    assert "seeds_of_verdict" in found.csv().splitlines()[0]
+    assert "p_holm" not in found.csv()

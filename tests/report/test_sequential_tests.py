@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedsweep.report.expected_seeds import expected_seeds
+from fedsweep.report.expected_seeds import Forecast, expected_seeds
 from fedsweep.report.sequential_tests import HIGHER, LOWER, WITHIN, SequentialRule, judge, replay
 from fedsweep.report.spending_boundaries import CENTRES, EDGES, normal_boundaries, spent_by, t_boundaries
 
@@ -314,19 +314,37 @@ def test_intervals_contain_the_truth_at_the_moment_of_stopping(mean):
 # Forecasts
 
 
+def forecasts(rule: SequentialRule, arms: int, spread: float) -> dict[str, Forecast]:
+    """Return the forecasts for arms that are compared with one baseline."""
+    return expected_seeds(rule, [(f"{arm}", "baseline") for arm in range(arms)], spread, {"baseline"})
+
+
 def test_forecasts_depend_on_the_spread_and_the_number_of_arms():
     rule = SequentialRule(smallest_effect=1.0)
-    calm, wild, many = expected_seeds(rule, 1, 0.25), expected_seeds(rule, 1, 1.0), expected_seeds(rule, 5, 1.0)
+    calm, wild, many = forecasts(rule, 1, 0.25), forecasts(rule, 1, 1.0), forecasts(rule, 5, 1.0)
     assert set(calm) == {"no difference", "smallest effect"}
     for name, one in calm.items():
         assert 4 <= one.seeds == one.baseline < wild[name].seeds < many[name].seeds < many[name].baseline <= 20
         assert one.decided > wild[name].decided > 0.8
-    assert expected_seeds(rule, 1, 0.25) == calm
-    assert set(expected_seeds(SequentialRule(), 2, 1.0)) == {"no difference"}
+    assert forecasts(rule, 1, 0.25) == calm
+    assert set(forecasts(SequentialRule(), 2, 1.0)) == {"no difference"}
+
+
+def test_forecasts_cover_declared_pairs_and_do_without_a_baseline():
+    rule = SequentialRule(smallest_effect=1.0)
+    star, more = [("b", "a"), ("c", "a")], [("b", "a"), ("c", "a"), ("c", "b")]
+    for name, one in expected_seeds(rule, star, 1.0, {"a"}).items():
+        other = expected_seeds(rule, more, 1.0, {"a"})[name]
+        assert other.seeds > one.seeds, "each arm also waits for the third comparison"
+        alone = expected_seeds(rule, more, 1.0)[name]
+        assert alone.baseline is None
+        assert alone.seeds == pytest.approx(other.seeds, abs=1)  # the three arms are alike
+    apart = expected_seeds(rule, [("b", "a"), ("d", "c")], 1.0, {"a", "c"})["no difference"]
+    assert apart.seeds == apart.baseline
 
 
 def test_a_forecast_agrees_with_another_simulation():
-    found = expected_seeds(SequentialRule(smallest_effect=1.0), 3, 1.0)["smallest effect"]
+    found = forecasts(SequentialRule(smallest_effect=1.0), 3, 1.0)["smallest effect"]
     other = replay(sweeps(4, 3, 1.0, 1.0), SequentialRule(smallest_effect=1.0))
     assert found.seeds == pytest.approx(other.seeds.mean(), abs=0.6)
     assert found.baseline == pytest.approx(other.seeds.max(axis=1).mean(), abs=0.6)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from fedsweep.report.arm_statistics import ArmStatistics
 from fedsweep.report.declared_comparisons import TITLE, declared_cells
+from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.table import PROSE, AblationTable
 from fedsweep.report.text_tables import SIMULTANEOUS, instead_of_objective
 from fedsweep.report.units_and_labels import NOTHING
@@ -24,6 +25,7 @@ OF_DECLARED = ("against", "metric")  # left-aligned columns of the declared comp
 ASIDE = ("Other columns", "Explanations:", "Trials:")
 """The first words of the sentences that are written into a LaTeX comment instead of the caption."""
 ASTERISK = "An asterisk marks a significant difference: p is at most 0.05 after Holm's correction."
+DECIDED = "An asterisk marks an arm that was decided to be higher or lower."
 
 
 def latex(table: AblationTable) -> str:
@@ -102,35 +104,37 @@ def _caption(table: AblationTable) -> str:
             lost += f" {', '.join(named)}: {row['note']}."
     said = [sentence for sentence in table.caption() if not sentence.startswith(ASIDE)]
     title = f"{table.manifest.name}, on experiment {table.manifest.experiment}."
-    return (" ".join([title, *said, *_about_asterisk(table)]) + lost).translate(SPECIAL)
+    return (" ".join([title, *said, *_about_asterisk(table, _with_baseline(table))]) + lost).translate(SPECIAL)
 
 
 def _caption_by_mean(table: AblationTable, name: str, other: AblationTable, label: str) -> str:
     """Return the caption of the comparison by another mean, which refers to the caption of the main table."""
     title = f"{table.manifest.name}, on experiment {table.manifest.experiment}: comparisons with the baseline {name}."
     metric = instead_of_objective(table.manifest, other.manifest.metric)
-    said = " ".join([title, metric, *_about_asterisk(other)]).translate(SPECIAL)
+    said = " ".join([title, metric, *_about_asterisk(other, _with_baseline(other))]).translate(SPECIAL)
     return rf"{said} The columns are explained in Table~\ref{{{label}}}."
 
 
 def _caption_of_declared(table: AblationTable, label: str) -> str:
     title = f"{table.manifest.name}, on experiment {table.manifest.experiment}: {TITLE.lower()}."
     (explained,) = (one.explained for one in table.sections if one.title == TITLE)
-    own = [row.found.verdict in ("higher", "lower") for row in table.declared]
-    said = " ".join([title, explained.partition(" Explanations:")[0], *[ASTERISK] * any(own)]).translate(SPECIAL)
+    asterisk = _about_asterisk(table, [row.found for row in table.declared])
+    said = " ".join([title, explained.partition(" Explanations:")[0], *asterisk]).translate(SPECIAL)
     return rf"{said} The arms are those of Table~\ref{{{label}}}."
 
 
-def _about_asterisk(table: AblationTable) -> list[str]:
-    """Return a sentence that explains the asterisks in the table, or an empty list if there are none."""
-    asterisk = ASTERISK
-    if table.manifest.until_decided is not None:
-        asterisk = "An asterisk marks an arm that was decided to be higher or lower."
-    return [asterisk] if any(_detected(one) for one in table.arms) else []
+def _about_asterisk(table: AblationTable, compared: Sequence[Comparison]) -> list[str]:
+    """Return a sentence that explains the asterisks at `compared`, or an empty list if there are none."""
+    by_looks = table.manifest.until_decided is not None
+    return [DECIDED if by_looks else ASTERISK] if any(map(_detected, compared)) else []
 
 
-def _detected(one: ArmStatistics) -> bool:
-    return one.comparison is not None and one.comparison.verdict in ("higher", "lower")
+def _with_baseline(table: AblationTable) -> list[Comparison]:
+    return [one.comparison for one in table.arms if one.comparison is not None]
+
+
+def _detected(found: Comparison) -> bool:
+    return found.verdict in ("higher", "lower")
 
 
 def _cell(one: ArmStatistics, name: str, cell: str) -> str:
@@ -141,7 +145,7 @@ def _cell(one: ArmStatistics, name: str, cell: str) -> str:
         text = rf"[${low}$, ${high}$]{space}{mark}"
     elif name == "difference" and cell[:1] in ("+", "-") and cell != NOTHING:
         text = f"${text}$"
-    if name == "difference" and _detected(one):
+    if name == "difference" and one.comparison is not None and _detected(one.comparison):
         return rf"{text}\rlap{{$^*$}}"
     return rf"\textit{{{text}}}" if cell == "baseline" else _grey(name, text)
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fedsweep.common.errors import UserError, with_all_mistakes
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.results.arms import Arm, arm_label, counterparts, identity
+from fedsweep.results.arms import Arm, arm_label, identity
+from fedsweep.sweep.plan.comparison_checks import wrong_family
 from fedsweep.sweep.plan.metric_checks import wrong_metrics
 from fedsweep.sweep.plan.model_counts import COUNTS
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace, describe
@@ -48,13 +49,8 @@ def _wrong_runs(resolved: ResolvedSpace, configs: Configs) -> Iterator[str]:
     varies_synthetic = any(name.split(".")[0] == "synthetic" for name in resolved.space.names)
     if others := [arm for arm, config in configs if varies_synthetic and not config.trains_on_synthetic]:
         yield f"{where}: `synthetic` varies, but the arm {arm_label(others[0])} does not train on synthetic images."
-    if resolved.space.until_decided is not None and resolved.space.baseline is not None:
-        against = counterparts([arm for arm, _ in configs], resolved.space.baseline)
-        rule = f"{where}: `seeds` {{until: decided}} needs"
-        if lonely := [arm for arm, _ in configs if identity(arm) not in against]:
-            yield f"{rule} a baseline for every arm, but the arm {arm_label(lonely[0])} has none."
-        elif all(identity(one) == arm for arm, one in against.items()):
-            yield f"{rule} an arm to compare with the baseline, but there is none."
+    if resolved.space.until_decided is not None:
+        yield from (f"{where}: {message}" for message in wrong_family(resolved.space, [arm for arm, _ in configs]))
     seen: dict[str, Arm] = {}
     for arm, config in configs if resolved.sampled is None else ():
         first = seen.setdefault(identity(config.model_dump(mode="json")), arm)

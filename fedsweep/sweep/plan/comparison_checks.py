@@ -1,14 +1,26 @@
-"""The check of the comparisons that a search space declares. This module imports neither torch nor ray."""
+"""The checks of the comparisons of a search space. This module imports neither torch nor ray."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from fedsweep.common.errors import near
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import Arm, agrees, arm_label, counterparts, equality, identity, shown_mapping, shown_setting
-from fedsweep.results.declared_comparisons import Declared, DeclaredComparison, Pair, declared_pairs, pairs_of
+from fedsweep.results.declared_comparisons import (
+    Declared,
+    DeclaredComparison,
+    Pair,
+    baselines,
+    declared_pairs,
+    family_of,
+    pairs_of,
+)
+
+if TYPE_CHECKING:
+    from fedsweep.sweep.space.search_space import SearchSpace
 
 MOST = 1000  # a report with more comparisons would take minutes and detect hardly any difference
 SHOWN_VALUES = 12  # largest number of values in an error message
@@ -37,6 +49,24 @@ def wrong_comparisons(
     many = math.comb(len(arms), 2) if declared == "all" else len(declared_pairs(declared, arms, objective, {}))
     if many > MOST:
         yield f"`comparisons` must contain at most {MOST:,} pairs of arms, but it contains {many:,}."
+
+
+def wrong_family(space: SearchSpace, arms: Sequence[Arm]) -> Iterator[str]:
+    """Yield an error message if an arm of a grid with seeds until decided is compared with nothing.
+
+    No message is yielded if the setting `comparisons` has mistakes, since it could follow from them.
+    """
+    objective, rule, against = space.goal.metric, "`seeds` {until: decided} needs", baselines(arms, space.baseline)
+    if space.comparisons:
+        family = family_of(space.comparisons, arms, objective, against)
+        compared = {arm for pair in family for arm in (pair.arm, pair.against)}
+        lonely = [arm for arm in arms if identity(arm) not in compared]
+        if lonely and not any(wrong_comparisons(space.comparisons, arms, objective)):
+            yield f"{rule} a comparison for every arm, but the arm {arm_label(lonely[0])} is compared with nothing."
+    elif lonely := [arm for arm in arms if identity(arm) not in against]:
+        yield f"{rule} a baseline for every arm, but the arm {arm_label(lonely[0])} has none."
+    elif all(one == other for one, other in against.items()):
+        yield f"{rule} an arm to compare with the baseline, but there is none."
 
 
 def _wrong(place: int, one: DeclaredComparison, arms: Sequence[Arm]) -> Iterator[str]:

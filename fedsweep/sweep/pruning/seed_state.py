@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedsweep.results import Outcome, SweepStore, TrialPlan
-from fedsweep.results.arms import Arm, counterparts, identity, is_accuracy, setting, short_names
+from fedsweep.results import Outcome, SweepStore, TrialPlan, TrialRecord
+from fedsweep.results.arms import Arm, identity, is_accuracy, setting, short_names
+from fedsweep.results.declared_comparisons import Pair, baselines, family_of
 from fedsweep.results.until_decided import UntilDecided
 from fedsweep.sweep.pruning.arm_state import RecordedTrials
 
@@ -26,7 +27,10 @@ AHEAD = 1
 
 
 class SeedState(RecordedTrials):
-    """The trials of a grid, and the comparisons with the baseline that are decided or open.
+    """The trials of a grid, and the comparisons of its arms that are decided or open.
+
+    The comparisons are those with the baseline and the declared ones. An arm runs as long as one of its comparisons is
+    open.
 
     The decisions depend only on the recorded metrics. Idle workers run the next seed in advance. If it turns out not to
     be needed, its trials end as pruned, and neither tables nor decisions count them.
@@ -39,12 +43,11 @@ class SeedState(RecordedTrials):
         super().__init__(plan, sweep)
         self._until = until
         self.arms: dict[str, Arm] = {identity(one.arm): one.arm for one in plans}
-        baselines = counterparts([*self.arms.values()], plan.space.baseline or {})
-        self._against: Mapping[str, str] = {name: identity(one) for name, one in baselines.items()}
+        self._family, self._with_baseline = _comparisons(plan, plans)
         self._arm_of = {one.key: identity(one.arm) for one in plans}
         self._keys: dict[str, dict[int, str]] = defaultdict(dict)
-        self._judgement: tuple[dict[str, Verdict], dict[str, int]] | None = None
-        self._told: set[str] = set()
+        self._judgement: tuple[dict[Pair, Verdict], dict[str, int]] | None = None
+        self._told: set[Pair] = set()
         self._names = short_names(dict.fromkeys(name for arm in self.arms.values() for name in arm))
         for one in plans:
             self._keys[self._arm_of[one.key]][one.seed] = one.key
@@ -62,11 +65,11 @@ class SeedState(RecordedTrials):
         self.refresh(key)
 
     @property
-    def verdicts(self) -> dict[str, Verdict]:
-        """The verdict of each arm that is compared with a baseline. An arm is given as JSON text (see `identity`)."""
+    def verdicts(self) -> dict[Pair, Verdict]:
+        """The verdict of each comparison."""
         return self._judged()[0]
 
-    def _judged(self) -> tuple[dict[str, Verdict], dict[str, int]]:
+    def _judged(self) -> tuple[dict[Pair, Verdict], dict[str, int]]:
         """Return the verdicts, and the number of seeds of each arm that count.
 
         The thread of the live table also calls this method, so another thread may discard the judgement at any moment.
@@ -79,8 +82,8 @@ class SeedState(RecordedTrials):
                 arm: {seed: self._value(key) for seed, key in keys.items() if self._settled(key)}
                 for arm, keys in self._keys.items()
             }
-            verdicts = sequential_verdicts(self._until, self._metric, values, self._against)
-            found = self._judgement = verdicts, seeds_that_count(self._until, verdicts, self._against)
+            verdicts = sequential_verdicts(self._until, self._metric, values, self._family)
+            found = self._judgement = verdicts, seeds_that_count(self._until, verdicts)
         return found
 
     def wanted(self) -> list[tuple[str, int]]:
@@ -88,11 +91,11 @@ class SeedState(RecordedTrials):
 
         Seeds that are certainly needed come first. They are followed by the next seed, which may not be needed.
         """
-        going = {arm: one.seeds for arm, one in self.verdicts.items() if one.verdict == "open"}
+        going = {pair: one.seeds for pair, one in self.verdicts.items() if one.verdict == "open"}
         if not going:
             return []
-        look, baselines = max(self._until.at_least, 1 + min(going.values())), {self._against[one] for one in going}
-        arms = [arm for arm in self._keys if arm in going or arm in baselines]
+        look, compared = max(self._until.at_least, 1 + min(going.values())), {arm for pair in going for arm in pair[:2]}
+        arms = [arm for arm in self._keys if arm in compared]
         keys = [self._keys[arm][seed] for seed in self._until.seeds[: look + AHEAD] for arm in arms]
         return [(key, self.rounds) for key in keys if not self._settled(key)]
 
@@ -104,32 +107,41 @@ class SeedState(RecordedTrials):
 
     def news(self) -> list[str]:
         """Return a sentence for each comparison that has ended since the last call."""
-        found = {arm: one for arm, one in self.verdicts.items() if one.verdict != "open" and arm not in self._told}
+        found = {pair: one for pair, one in self.verdicts.items() if one.verdict != "open" and pair not in self._told}
         self._told |= {*found}
         return [
             f"{'Decided' if one.verdict in DECIDED else 'Undecided'} after {one.seeds} seeds: "
-            f"{self._described(arm, one)}."
-            for arm, one in found.items()
+            f"{self._described(pair, one)}."
+            for pair, one in found.items()
         ]
 
     def open_comparisons(self) -> list[str]:
         """Return a line about each of the first open comparisons, and the number of further ones."""
-        going = [(arm, one) for arm, one in self.verdicts.items() if one.verdict == "open"]
-        lines = [f"Open after {one.seeds} seeds: {self._described(arm, one)}" for arm, one in going[:LINES]]
+        going = [(pair, one) for pair, one in self.verdicts.items() if one.verdict == "open"]
+        lines = [f"Open after {one.seeds} seeds: {self._described(pair, one)}" for pair, one in going[:LINES]]
         return lines + [f"Open: {len(going) - LINES} further comparisons"] * (len(going) > LINES)
 
-    def _described(self, arm: str, one: Verdict) -> str:
-        """Return the arm with its verdict and its difference from the baseline."""
-        percent = is_accuracy(self._metric)
-        named = ", ".join(setting(self._names.get(name, name), value) for name, value in self.arms[arm].items())
+    def _described(self, pair: Pair, one: Verdict) -> str:
+        """Return the compared arms with the verdict and the difference. A baseline is not named."""
+        percent, alone = is_accuracy(self._metric), pair in self._with_baseline
+        named = self._label(self.arms[pair.arm]) if alone else self._pair_label(pair)
         if one.difference is None:
             return named
         gap = f"difference {100 * one.difference:+.2f} points" if percent else f"difference {one.difference:+.4g}"
         effect = f" \u00b1{self._until.smallest_effect:g}" if one.verdict == "within" else ""
-        return f"{named}{'' if one.verdict == 'open' else f' is {one.verdict}{effect}'} ({gap})"
+        conclusion = f"{' is' if alone else ':'} {one.verdict}{effect}" if one.verdict != "open" else ""
+        return f"{named}{conclusion} ({gap})"
+
+    def _label(self, arm: Arm) -> str:
+        return ", ".join(setting(self._names.get(name, name), value) for name, value in arm.items())
+
+    def _pair_label(self, pair: Pair) -> str:
+        from fedsweep.report.sentences import pair_label
+
+        return pair_label(self.arms[pair.arm], self.arms[pair.against], [*self._names])
 
     def stops(self, key: str, round: int) -> bool:
-        """Return whether a running trial is no longer needed, because the comparison of its arm is decided."""
+        """Return whether a running trial is no longer needed, because all comparisons of its arm are decided."""
         return self.plans[key].seed >= self._judged()[1].get(self._arm_of[key], 0)
 
     def visible(self, key: str) -> int:
@@ -152,3 +164,13 @@ class SeedState(RecordedTrials):
     def _value(self, key: str) -> float:
         """Return the objective of an ended trial, or NaN if the trial has failed or diverged."""
         return math.nan if key in self._errors else self._sign * self._values[key].get(self.rounds, math.nan)
+
+
+def _comparisons(plan: Plan, plans: Sequence[TrialPlan]) -> tuple[list[Pair], set[Pair]]:
+    """Return the comparisons of a sweep in the order of its report, and those of them that are with the baseline."""
+    from fedsweep.report.arm_statistics import group_by_arm
+
+    arms = [one.values for one in group_by_arm(TrialRecord(one, None, []) for one in plans)]
+    space, against = plan.space, baselines(arms, plan.space.baseline)
+    family = family_of(space.comparisons, arms, space.goal.metric, against)
+    return family, {pair for pair in family if against.get(pair.arm) == pair.against}

@@ -15,7 +15,8 @@ from fedsweep.common.yaml_values import Json
 from fedsweep.federation.build_and_run import build
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.results import Store, SweepStore
-from fedsweep.results.arms import counterparts, identity, is_accuracy
+from fedsweep.results.arms import is_accuracy
+from fedsweep.results.declared_comparisons import baselines, family_of
 from fedsweep.sweep.cluster import packing
 from fedsweep.sweep.cluster.cluster import HERE, Cluster, concurrency, gpus_of, most_on_a_gpu, processor
 from fedsweep.sweep.cluster.gpus import meter
@@ -49,21 +50,27 @@ def seed_forecast(plan: Plan) -> list[str]:
     from fedsweep.report.expected_seeds import expected_seeds  # imports the report: only if it is needed
     from fedsweep.report.sequential_tests import SequentialRule
 
-    metric, baselines = plan.space.goal.metric, counterparts(plan.arms, plan.space.baseline or {})
-    compared = sum(identity(one) != arm for arm, one in baselines.items())
-    if not compared:
+    metric, against = plan.space.goal.metric, baselines(plan.arms, plan.space.baseline)
+    family = family_of(plan.space.comparisons, plan.arms, metric, against)
+    pairs, others = [(one.arm, one.against) for one in family], {two for one, two in against.items() if one != two}
+    if not pairs:
         return []
     effect = until.effect(metric) or 1.0
     rule = SequentialRule(until.at_least, until.at_most, until.effect(metric))
-    unit = " points" * is_accuracy(metric)
-    shown = until.smallest_effect or 1.0
+    unit, shown = " points" * is_accuracy(metric), until.smallest_effect or 1.0
+    of_family, paired = (f" with {len(pairs)} comparisons", "") if plan.space.comparisons else ("", "paired ")
     if until.smallest_effect is None:  # the forecast does not depend on the spread
-        (one,) = expected_seeds(rule, compared, effect).values()
-        return [f"Expected seeds without any difference: {one.seeds:.1f} per arm, {one.baseline:.1f} of the baseline."]
-    lines = ["Expected seeds per arm (and of the baseline), by the standard deviation (sd) of the paired differences:"]
+        (one,) = expected_seeds(rule, pairs, effect, others).values()
+        more = "" if one.baseline is None else f", {one.baseline:.1f} of the baseline"
+        return [f"Expected seeds{of_family} without any difference: {one.seeds:.1f} per arm{more}."]
+    named = " (and of the baseline)" * bool(others)
+    lines = [f"Expected seeds per arm{named}{of_family}, by the standard deviation (sd) of the {paired}differences:"]
     for times in SPREADS:
-        found = expected_seeds(rule, compared, times * effect)
-        parts = [f"{one.seeds:.1f} ({one.baseline:.1f}) with {name}" for name, one in found.items()]
+        found = expected_seeds(rule, pairs, times * effect, others)
+        parts = [
+            f"{one.seeds:.1f}{'' if one.baseline is None else f' ({one.baseline:.1f})'} with {name}"
+            for name, one in found.items()
+        ]
         lines.append(f"  sd {times * shown:g}{unit}: {', '.join(parts)}")
     return lines
 

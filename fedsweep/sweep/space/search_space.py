@@ -14,6 +14,7 @@ from fedsweep.results.declared_comparisons import Declared
 from fedsweep.results.history import VALIDATION
 from fedsweep.results.until_decided import SEED_STREAMS, Seeds, UntilDecided
 from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, concerns, names_of, valued
+from fedsweep.sweep.space.comparison_rules import wrong_comparisons, wrong_until_decided
 from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_arms, grid_size, too_many_arms
 from fedsweep.sweep.space.settings import (
     Goal,
@@ -72,7 +73,7 @@ class SearchSpace(Config):
     seeds: Seeds = Field(
         (0, 1, 2),
         description="seeds that every arm runs with; arms are compared seed by seed; or `{until: decided}`: seeds 0, "
-        "1, 2, ... until the comparison of the arm with the baseline is decided; or `{list: [0, 1, 2], vary: [...]}`",
+        "1, 2, ... until the comparisons of the arm are decided; or `{list: [0, 1, 2], vary: [...]}`",
     )
     baseline: Arm | None = Field(
         default_factory=lambda given: Arm({ABLATED: []}) if given.get("ablate") else None,
@@ -114,13 +115,13 @@ class SearchSpace(Config):
         yield from self.too_large()
         yield from wrong_tuning(self)
         if isinstance(self.seeds, UntilDecided):
-            yield from self._wrong_until_decided()
+            yield from wrong_until_decided(self)
         elif len(set(seeds := self.planned_seeds)) < len(seeds) or min(seeds) < 0:
             yield f"`seeds` must be distinct and not negative, but they are {list(seeds)}"
         if search.name != "grid":
             yield from self._wrong_in_a_sampled(search)
         if self.comparisons:
-            yield from self._wrong_comparisons()
+            yield from wrong_comparisons(self)
         if self.design == "one_factor" and self.baseline is None:
             yield "`design` one_factor needs a `baseline`, of which it changes one value at a time, but there is none"
         if scheduler.name == "pbt":
@@ -160,27 +161,6 @@ class SearchSpace(Config):
     def until_decided(self) -> UntilDecided | None:
         """The rule by which arms get further seeds, or None if every arm runs with the same seeds."""
         return self.seeds if isinstance(self.seeds, UntilDecided) else None
-
-    def _wrong_until_decided(self) -> Iterator[str]:
-        rule = "`seeds` {until: decided} needs"
-        if self.search.name != "grid":
-            yield f"{rule} `search` grid, but it is {self.search.name}"
-        if self.scheduler.name != "none":
-            needs = f"{rule} `scheduler` none, because no trial is pruned, but it is {self.scheduler.name}"
-            yield f"{needs}; to prune trials, list the seeds, for example [0, 1, 2]"
-        if self.baseline is None:
-            yield f"{rule} a `baseline`, with which arms are compared, but there is none"
-
-    def _wrong_comparisons(self) -> Iterator[str]:
-        rule = "`comparisons` needs"
-        if self.search.name != "grid":
-            yield f"{rule} `search` grid, but it is {self.search.name}"
-        if self.scheduler.name != "none":
-            yield f"{rule} `scheduler` none, because pruned trials are not compared, but it is {self.scheduler.name}"
-        if self.until_decided is not None:
-            yield f"{rule} the same seeds for all arms, but `seeds` is {{until: decided}}"
-        if self.measure.name == "parameters":
-            yield f"{rule} trained trials, but `measure` parameters trains none"
 
     def too_large(self) -> Iterator[str]:
         """Yield an error message if the arms of a grid cannot be listed, because there are too many."""

@@ -12,6 +12,7 @@ from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.seeds_until_decided import seeds_that_count, sequential_verdicts
 from fedsweep.results import Outcome, TrialPlan, TrialRecord
 from fedsweep.results.arms import identity
+from fedsweep.results.declared_comparisons import Declared, DeclaredComparison, Pair
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.until_decided import UntilDecided
 from fedsweep.sweep.pruning.seed_state import SeedState
@@ -21,6 +22,10 @@ from tests.report.conftest import make_manifest
 ROUNDS, METRIC = 2, "accuracy/mean"
 BASELINE = {"lora.rank": 8}
 RANKS = (8, 4, 1)
+
+
+def pair(rank: int, other: int) -> Pair:
+    return Pair(identity({"lora.rank": rank}), identity({"lora.rank": other}), METRIC)
 
 
 class Trial:
@@ -41,6 +46,9 @@ class Trial:
 class Folder:
     """The made-up results of a sweep: `ends[rank][seed]` is the objective of a trial after its last round."""
 
+    baseline: dict[str, int] | None = BASELINE
+    comparisons: Declared = ()
+
     def __init__(self, ends: dict[int, list[float]], until: UntilDecided, broken: Any = ()) -> None:
         self.plans = [
             TrialPlan(key=f"{rank}-{seed}", number=number, arm={"lora.rank": rank}, seed=seed, config={})
@@ -60,7 +68,8 @@ class Folder:
 
 
 def state_of(folder: Folder, until: UntilDecided, mode: str = "max") -> SeedState:
-    space = SimpleNamespace(goal=Goal(METRIC, mode, None), baseline=BASELINE)  # type: ignore[arg-type]
+    goal = Goal(METRIC, mode, None)  # type: ignore[arg-type]
+    space = SimpleNamespace(goal=goal, baseline=folder.baseline, comparisons=folder.comparisons)
     plan: Any = SimpleNamespace(space=space, base=SimpleNamespace(federation=SimpleNamespace(rounds=ROUNDS)))
     return SeedState(plan, until, folder, folder.plans)  # type: ignore[arg-type]
 
@@ -96,11 +105,21 @@ def play(folder: Folder, until: UntilDecided, workers: int, chance: random.Rando
 
 def table_of(folder: Folder, until: UntilDecided) -> list[tuple[Any, ...]]:
     """Return what the report shows of each arm."""
-    manifest = make_manifest(until_decided=until, seeds=until.seeds, rounds=ROUNDS, trials=None)
+    own = {"baseline": folder.baseline, "comparisons": folder.comparisons}
+    manifest = make_manifest(until_decided=until, seeds=until.seeds, rounds=ROUNDS, trials=None, **own)
     arms = summarise(manifest, folder.records())
-    return [(one.key, one.n, one.mean, one.interval, one.comparison) for one in arms]
+    return [(one.key, one.n, one.mean, one.interval, one.comparison, one.declared) for one in arms]
 
 
+def compare(rank: int, other: int) -> DeclaredComparison:
+    return DeclaredComparison(arm={"lora.rank": rank}, against={"lora.rank": other})
+
+
+FAMILIES = st.sampled_from([
+    (BASELINE, ()), (BASELINE, "all"), (BASELINE, (compare(8, 1),)), (BASELINE, (compare(1, 4),)), (None, "all"),
+    (None, (compare(1, 4), compare(8, 4))),
+])  # fmt: skip
+"""Baselines and declared comparisons, so that each arm takes part in a comparison."""
 ENDS = st.lists(st.integers(0, 40), min_size=8, max_size=8).map(lambda found: [0.5 + value / 500 for value in found])
 UNTIL = st.builds(
     UntilDecided, at_least=st.integers(2, 5), at_most=st.just(8), smallest_effect=st.sampled_from([None, 1.0, 4.0])
@@ -109,12 +128,14 @@ UNTIL = st.builds(
 
 @given(
     st.tuples(ENDS, ENDS, ENDS), UNTIL, st.integers(1, 5), st.integers(0, 9),
-    st.sets(st.tuples(st.sampled_from(RANKS), st.integers(0, 7)), max_size=3),
+    st.sets(st.tuples(st.sampled_from(RANKS), st.integers(0, 7)), max_size=3), FAMILIES,
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_the_table_does_not_depend_on_workers_order_or_restarts(curves, until, workers, seed, broken):
+def test_the_table_does_not_depend_on_workers_order_or_restarts(curves, until, workers, seed, broken, family):
     ends = dict(zip(RANKS, curves, strict=True))
     alone, together = Folder(ends, until, broken), Folder(ends, until, broken)
+    for folder in (alone, together):
+        folder.baseline, folder.comparisons = family
     first = play(alone, until, 1, random.Random(0))
     second = play(together, until, workers, random.Random(seed), restart=0.05)
     assert first.verdicts == second.verdicts
@@ -123,14 +144,14 @@ def test_the_table_does_not_depend_on_workers_order_or_restarts(curves, until, w
     assert {trial.round for trial in alone.trials.values() if trial.ended and trial.ended.outcome == "finished"} == {2}
 
 
-@given(st.tuples(ENDS, ENDS, ENDS), UNTIL, st.integers(1, 4))
+@given(st.tuples(ENDS, ENDS, ENDS), UNTIL, st.integers(1, 4), FAMILIES)
 @settings(max_examples=30, deadline=None)
-def test_few_seeds_run_that_are_not_needed(curves, until, workers):
+def test_few_seeds_run_that_are_not_needed(curves, until, workers, family):
     """At most the next seed of each arm runs in advance, and with one worker at most one trial does."""
     folder = Folder(dict(zip(RANKS, curves, strict=True)), until)
+    folder.baseline, folder.comparisons = family
     state = play(folder, until, workers, random.Random(1))
-    against = {identity({"lora.rank": rank}): identity(BASELINE) for rank in RANKS}
-    counted = seeds_that_count(until, state.verdicts, against)
+    counted = seeds_that_count(until, state.verdicts)
     for plan in folder.plans:
         if folder.trial(plan.key).planned:
             assert plan.seed <= counted[identity(plan.arm)]
@@ -145,7 +166,7 @@ def test_arms_stop_as_soon_as_they_are_decided_and_the_baseline_goes_on():
     ends = {8: [0.5] * 8, 4: [0.7 + one for one in noise], 1: [0.5 + 20 * one for one in noise]}
     folder = Folder(ends, until)
     state = play(folder, until, 2, random.Random(0))
-    rank_4, rank_1 = (state.verdicts[identity({"lora.rank": rank})] for rank in (4, 1))
+    rank_4, rank_1 = (state.verdicts[pair(rank, 8)] for rank in (4, 1))
     assert (rank_4.verdict, rank_4.seeds) == ("higher", 4)
     assert rank_1.verdict in ("out of reach", "open at the limit")
     table = {one[0]: one for one in table_of(folder, until)}
@@ -165,7 +186,7 @@ def test_higher_means_a_larger_value_even_if_smaller_values_are_better(mode):
     for trial in folder.trials.values():
         trial.planned, trial.round = True, ROUNDS
         state.refresh(trial.key)
-    assert state.verdicts[identity({"lora.rank": 4})].verdict == "higher"
+    assert state.verdicts[pair(4, 8)].verdict == "higher"
     assert state.news()[0].startswith("Decided after 3 seeds: rank 4 is higher (difference +40.")
     assert state.news() == []
     assert state.wanted() == []
@@ -176,6 +197,45 @@ def test_higher_means_a_larger_value_even_if_smaller_values_are_better(mode):
 def test_a_seed_counts_only_if_its_trials_have_ended_in_both_arms():
     until = UntilDecided(at_least=2, at_most=5)
     values = {"a": {0: 0.1, 1: 0.2, 3: 0.3}, "b": {0: 0.0, 1: 0.05, 2: 0.1, 3: 0.1}}
-    verdicts = sequential_verdicts(until, METRIC, values, {"a": "b", "b": "b"})
-    assert (verdicts["a"].verdict, verdicts["a"].seeds) == ("open", 2)
-    assert seeds_that_count(until, verdicts, {"a": "b", "b": "b"}) == {"a": 5, "b": 5}
+    verdicts = sequential_verdicts(until, METRIC, values, [one := Pair("a", "b", METRIC)])
+    assert (verdicts[one].verdict, verdicts[one].seeds) == ("open", 2)
+    assert seeds_that_count(until, verdicts) == {"a": 5, "b": 5}
+
+
+NOISE = [0.001, -0.001, 0.002, -0.002, 0.001, -0.001, 0.002, -0.002]
+
+
+def test_an_arm_runs_as_long_as_one_of_its_comparisons_is_open():
+    """Ranks 4 and 1 are soon far above rank 8. They are alike, so the comparison between the two takes longer."""
+    until = UntilDecided(at_least=4, at_most=8)
+    folder = Folder({8: [0.5] * 8, 4: [0.7 + one for one in NOISE], 1: [0.7 + 20 * one for one in NOISE]}, until)
+    folder.comparisons = (compare(1, 4),)
+    state = play(folder, until, 2, random.Random(0))
+    seeds = {one[:2]: verdict.seeds for one, verdict in state.verdicts.items()}
+    assert [*state.verdicts] == [pair(1, 8), pair(4, 8), pair(1, 4)]
+    assert [one.verdict for one in state.verdicts.values()][:2] == ["higher", "higher"]
+    assert seeds[pair(4, 8)[:2]] == seeds[pair(1, 8)[:2]] == 4 < seeds[pair(1, 4)[:2]]
+    _, _, (*_, comparison, _) = rows = table_of(folder, until)
+    assert [row[1] for row in rows] == [seeds[pair(1, 4)[:2]]] * 2 + [4]  # ranks 1, 4 and 8
+    assert comparison is None
+    for row in rows[:2]:  # each comparison has the seeds up to its own look
+        assert row[4].seeds == (0, 1, 2, 3)
+        assert row[4].tests == 3
+    (declared,) = rows[0][5]
+    assert len(declared.comparison.seeds) == seeds[pair(1, 4)[:2]]
+    assert declared.comparison.difference == state.verdicts[pair(1, 4)].difference
+    assert not declared.with_baseline
+
+
+def test_news_name_both_arms_of_a_comparison_without_the_baseline():
+    until = UntilDecided(at_least=3, at_most=4, smallest_effect=1.0)
+    folder = Folder({8: [0.5, 0.51, 0.5, 0.51], 4: [0.9, 0.92, 0.91, 0.93], 1: [0.9001, 0.9199, 0.9102, 0.93]}, until)
+    folder.comparisons = "all"
+    state = state_of(folder, until)
+    assert [f"Open after 0 seeds: rank {one}" for one in ("1", "4", "4 against 1")] == state.open_comparisons()
+    for trial in folder.trials.values():
+        trial.planned, trial.round = True, ROUNDS
+        state.refresh(trial.key)
+    *_, last = state.news()
+    assert last == "Decided after 3 seeds: rank 4 against 1: within \u00b11 (difference -0.01 points)."
+    assert state.verdicts.keys() == {pair(1, 8), pair(4, 8), pair(4, 1)}

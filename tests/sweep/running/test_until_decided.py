@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsweep.report.sequential_tests import CONCLUSIONS
 from fedsweep.results import SweepStore
 from tests.sweep.helpers import (
     GRID,
@@ -82,12 +83,33 @@ def test_a_kill_in_the_third_look_and_a_resume_give_the_same_table(undisturbed, 
     assert "decided yet" not in more.stdout
 
 
+@pytest.mark.slow
+def test_declared_comparisons_are_decided_alike_after_a_kill(tmp_path):
+    """All pairs of three arms without a baseline: an arm runs as long as one of its comparisons is open."""
+    own = {"space": {"optimizer.lr": {"grid": [0.001, 0.1, 0.11]}}, "baseline": None, "comparisons": "all"}
+    folders = [tmp_path / "alone", tmp_path / "killed"]
+    for folder in folders:
+        write_space(folder, "pairs", {**DECIDED, **own})
+    told = fedsweep(folders[0], "tune", "pairs", "--at-once", "1").stderr
+    assert len(re.findall(r"^(?:Und|D)ecided after \d seeds: lr \S+ against ", told, re.MULTILINE)) == 3
+    process = start(folders[1], "tune", "pairs")
+    wait_for_rounds(folders[1], "pairs", ROUNDS * 3 * 2 + 1, process)
+    kill(process)
+    fedsweep(folders[1], "tune", "pairs", "--resume")
+    assert table(folders[0], "pairs") == table(folders[1], "pairs")
+    alone, killed = (newest(folder, "pairs") for folder in folders)
+    reports = [(one.folder / "report" / "declared.csv").read_text() for one in (alone, killed)]
+    assert reports[0] == reports[1]
+    assert {row.rpartition(",")[2] for row in reports[0].splitlines()[1:]} <= {*CONCLUSIONS} - {"open"}
+    assert counted(alone) <= counted(killed)
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         (
             {"baseline": None},
-            "needs a `baseline`, with which arms are compared, but there is none",
+            "needs a `baseline`, with which arms are compared, or `comparisons`, but there is neither",
         ),
         (
             {"scheduler": {"name": "arms"}},
