@@ -44,7 +44,7 @@ def tune(
         str | None, Option(help="seeds to run, instead of the search space's seeds, e.g. `0,1,2,3,4`")
     ] = None,
     until_decided: Annotated[
-        bool, Option("--until-decided", help="run further seeds of each arm until its comparison is decided")
+        bool, Option("--until-decided", help="run further seeds of each arm until its comparisons are decided")
     ] = False,
     smallest_effect: Annotated[
         float | None,

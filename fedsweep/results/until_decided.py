@@ -32,7 +32,7 @@ class ListedSeeds(Config):
 
 
 class UntilDecided(Config):
-    """The value of `seeds` with which each arm runs seed after seed until its comparison is decided."""
+    """The value of `seeds` with which each arm runs seed after seed until its comparisons are decided."""
 
     until: Literal["decided"] = "decided"
     at_most: int = Field(20, ge=2, description="largest number of seeds of an arm")
@@ -45,7 +45,7 @@ class UntilDecided(Config):
         None,
         gt=0,
         description="smallest difference that matters, in percentage points for accuracies and otherwise in the unit "
-        "of the objective; arms can then be decided to be equivalent to the baseline; `null`: no test of equivalence",
+        "of the objective; two arms can then be decided to be equivalent; `null`: no test of equivalence",
     )
     vary: Vary = Field(None, description=VARY)
 
