@@ -172,7 +172,7 @@ def test_an_invalid_command_is_detected(working_directory, command):
 
 def test_the_files_that_a_guide_shows_are_valid(working_directory):
     files = sorted(working_directory.rglob("*.yaml"))
-    assert len(files) == 18
+    assert len(files) == 19
     for path in files:
         kind, *parts = path.relative_to(working_directory).with_suffix("").parts
         if kind == "experiments":
