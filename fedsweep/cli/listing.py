@@ -16,7 +16,7 @@ from fedsweep.cli.options import DEFAULT_STORE, StoreOption, check_format
 from fedsweep.cli.output import awaiting, relative, result_console
 from fedsweep.common.errors import UserError, near
 from fedsweep.common.files import LockedError, locked
-from fedsweep.common.paths import VERBS, Kind, available, is_shipped, summary
+from fedsweep.common.paths import VERBS, Kind, available, own_files, summary
 from fedsweep.results import Store, SweepStore
 
 TITLES: dict[Kind, str] = {"experiments": "Experiments", "search_spaces": "Search spaces", "pretrain": "Pre-training"}
@@ -29,8 +29,8 @@ def list_files(
         list[str] | None,
         Argument(
             metavar="[WORD]...",
-            help="what to list: `experiments`, `search_spaces`, `pretrain`, `sweeps`, `all`, or words that the name or "
-            "the description must contain",
+            help="what to list: `experiments`, `search_spaces`, `pretrain`, `all` (all three) or `sweeps`, and words "
+            "that the name or the description must contain",
         ),
     ] = None,
     format: Annotated[str, Option("--format", help="format to print: `terminal` or `json`")] = "terminal",
@@ -43,13 +43,16 @@ def list_files(
     Example: `fedsweep list ablations brick`, or `fedsweep list sweeps`
     """
     check_format(format, ("terminal", "json"))
-    kinds = [word for word in words or () if word in KINDS]
-    wanted = [word.lower() for word in words or () if word not in KINDS]
+    given = words or []
+    kinds = [kind for kind in KINDS if given and given[0] in (kind, kind.removesuffix("s"))]
+    wanted = [word.lower() for word in given[len(kinds) :]]
     if SWEEPS in kinds:
         sweeps = list_sweeps(Store.at(store), wanted)
+        if wanted and not sweeps:
+            raise UserError(f"no sweep in {_shown(store)} has {_and(wanted)} in its name; see `fedsweep list sweeps`.")
         print(json.dumps({"sweeps": sweeps}, indent=1)) if format == "json" else _show_sweeps(sweeps, store)
         return
-    asked = [kind for kind in TITLES if kind in kinds and ALL not in kinds] or [*TITLES]
+    asked = [kind for kind in TITLES if kind in kinds] or [*TITLES]
     files = [one for one in _files(asked) if _has(f"{one['name']} {one['description']}", wanted)]
     if wanted and not files:
         raise UserError(_nothing(asked, wanted))
@@ -63,8 +66,9 @@ def list_files(
 
 def _files(kinds: Sequence[Kind]) -> list[dict[str, Any]]:
     """Return the YAML files of some kinds; one's own files come first."""
+    own = own_files()
     found = [
-        {"kind": kind, "name": name, "description": summary(path), "own": not is_shipped(path), "path": str(path)}
+        {"kind": kind, "name": name, "description": summary(path), "own": path in own, "path": str(path)}
         for kind in kinds
         for name, path in available(kind).items()
     ]
@@ -76,9 +80,18 @@ def _has(text: str, words: Sequence[str]) -> bool:
 
 
 def _nothing(kinds: Sequence[Kind], words: Sequence[str]) -> str:
+    what = f"no {TITLES[kinds[0]].lower().removesuffix('s')}" if len(kinds) == 1 else "nothing"
     names = dict.fromkeys(part for kind in kinds for name in available(kind) for part in (name, *name.split("/")))
     hint = near(words[0], [*KINDS, *names]) or "; run `fedsweep list all` to see all names."
-    return f"nothing has {' and '.join(f'`{word}`' for word in words)} in its name or description{hint}"
+    return f"{what} has {_and(words)} in its name or description{hint}"
+
+
+def _and(words: Sequence[str]) -> str:
+    return " and ".join(f"`{word}`" for word in words)
+
+
+def _shown(store: str) -> str:
+    return store if "://" in store else relative(Path(store).absolute())
 
 
 def _show_files(files: Sequence[dict[str, Any]]) -> None:
@@ -137,7 +150,7 @@ def is_running(sweep: SweepStore) -> bool:
     lock = sweep.folder / ".lock"
     try:
         if lock.exists():
-            with locked(lock, "taken"):
+            with locked(lock, "taken", seconds=0):
                 pass
     except LockedError:
         return True
@@ -149,16 +162,14 @@ def is_running(sweep: SweepStore) -> bool:
 def _show_sweeps(sweeps: Sequence[dict[str, Any]], store: str) -> None:
     console = result_console()
     if not sweeps:
-        console.print(f"No sweep was found in {relative(Path(store).absolute()) if '://' not in store else store}.")
+        console.print(f"No sweep was found in {_shown(store)}; `--store` names another results folder.")
         return
     table = Table(Column("sweep", overflow="fold"), "started", Column("trials", justify="right"), "state", box=None)
     for one in sweeps:
         started = datetime.fromisoformat(one["created"]).astimezone()
         planned, ended = one["planned_trials"], one["ended_trials"]
-        trials, state = (str(ended), "") if planned is None else (f"{ended} of {planned}", "stopped")
-        if planned is not None and ended >= planned:
-            state = "complete"
-        if one["running"]:
-            state = "running"
+        trials = str(ended) if planned is None else f"{ended} of {planned}"
+        state = "complete" if planned is not None and ended >= planned else "not running here"
+        state = "running" if one["running"] else state
         table.add_row(f"{one['name']}@{one['id']}", f"{started:%Y-%m-%d %H:%M}", trials, state)
     console.print(table)

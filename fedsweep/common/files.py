@@ -16,18 +16,20 @@ class LockedError(UserError):
 
 
 @contextlib.contextmanager
-def locked(path: Path, taken: str) -> Iterator[None]:
+def locked(path: Path, taken: str, seconds: float = 0.5) -> Iterator[None]:
     """Hold an exclusive lock on a file during the context.
 
     Args:
         path: The lock file.
         taken: The error message if another process holds the lock.
+        seconds: The time to wait for the lock. A command that checks whether a sweep is running holds the sweep's lock
+            for a moment.
 
     Raises:
         LockedError: Another process holds the lock.
     """
     try:
-        lock = FileLock(path, blocking=False).acquire()
+        lock = FileLock(path, timeout=seconds).acquire()
     except Timeout:
         raise LockedError(taken) from None
     with lock:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import math
 import os
+import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -110,11 +111,20 @@ def resolve(name: str) -> Path:
     return path if path.exists() else data_folder() / Path(name).expanduser()
 
 
-def is_shipped(path: Path) -> bool:
-    """Return whether a YAML file belongs to fedsweep, and not to the user."""
-    package = Path(__file__).parent.parent
-    roots = [root / _FOLDERS[kind] for root in (package.parent, package / "shipped") for kind in _FOLDERS]
-    return any(path.is_relative_to(root.resolve()) for root in roots)
+def own_files() -> frozenset[Path]:
+    """Return the paths of the experiments and search spaces that belong to the user, and not to fedsweep.
+
+    In a checkout of fedsweep's repository, these are the files that git does not track.
+    """
+    package = Path(__file__).parent.parent.resolve()
+    found = frozenset(path for kind in VERBS for path in available(kind).values())
+    own = frozenset(path for path in found if not path.is_relative_to(package / "shipped"))
+    if not (package.parent / ".git").exists():
+        return own
+    command = ["git", "ls-files", "--others", "-z", "--", "experiments", "search_spaces"]
+    listed = subprocess.run(command, cwd=package.parent, capture_output=True, text=True, check=False)
+    untracked = {package.parent / name for name in listed.stdout.split("\0") if name}
+    return frozenset(path for path in own if path in untracked or not path.is_relative_to(package.parent))
 
 
 def available(kind: Kind) -> dict[str, Path]:

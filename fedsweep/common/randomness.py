@@ -59,8 +59,8 @@ STREAMS: Final[dict[StreamName, StreamGroup]] = {
 class PartialSeed(int):
     """A seed that determines only some groups of random streams. The other streams are those of `COMMON_SEED`.
 
-    A partial seed differs from the integer with the same value, and so does its text, because both serve as keys of
-    caches.
+    A partial seed differs from the integer with the same value, and so does its text, because seeds and their texts
+    serve as keys of caches.
     """
 
     streams: frozenset[StreamName]
@@ -90,7 +90,7 @@ class PartialSeed(int):
     def __hash__(self) -> int:
         return hash((int(self), self.streams))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{int(self)} of {', '.join(sorted(self.streams))}"
 
 

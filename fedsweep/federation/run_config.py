@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedsweep.common.config import Config
-from fedsweep.common.randomness import PartialSeed, StreamName
+from fedsweep.common.randomness import STREAMS, PartialSeed, StreamName
 from fedsweep.data.data_config import DataConfig, PartitionConfig, SyntheticConfig
 from fedsweep.data.synthetic.generated import NoSynthetic
 from fedsweep.federation.rounds import ROUND_METRICS, FederationConfig
@@ -25,12 +25,14 @@ from fedsweep.training.optimizers import OptimizerConfig
 from fedsweep.training.precision import Precision
 from fedsweep.types import ClientId
 
+SeedStreams = Literal["all"] | Annotated[tuple[StreamName, ...], Field(min_length=1)]
+
 
 class RunConfig(Config):
     """The configuration of one federated run. The options of each part are defined in the module that uses them."""
 
     seed: int = Field(0, ge=0, description="seed of the random numbers of the run")
-    seed_streams: Literal["all"] | Annotated[tuple[StreamName, ...], Field(min_length=1)] = Field(
+    seed_streams: SeedStreams = Field(
         "all",
         description="groups of random streams that `seed` determines, for example `[allocation, batches]`; the others "
         "are those of seed 0",
@@ -53,11 +55,30 @@ class RunConfig(Config):
         "on other devices; or `bfloat16`, with torch's autocast",
     )
 
+    @field_validator("seed_streams")
+    @classmethod
+    def _in_order(cls, streams: SeedStreams) -> SeedStreams:
+        """Return equal values for equal streams, so that runs with the same random numbers are recognised."""
+        if streams == "all":
+            return streams
+        if len(set(streams)) < len(streams):
+            raise ValueError(f"`seed_streams` must be distinct, but they are {', '.join(streams)}")
+        return "all" if len(streams) == len(STREAMS) else tuple(name for name in STREAMS if name in streams)
+
+    def _streams_used(self) -> None:
+        unused: set[StreamName] = set() if self.trains_on_synthetic else {"synthetic"}
+        if self.federation.clients_per_round is None and self.federation.depths != "dynamic":
+            unused.add("cohort")
+        if self.seed_streams != "all" and unused >= {*self.seed_streams}:
+            raise ValueError(
+                "`seed_streams` must name a random stream that the run uses, but it uses none of "
+                f"{', '.join(self.seed_streams)}"
+            )
+
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         layers, size = self.backbone.depth, self.federation.clients_per_round
-        if self.seed_streams != "all" and len(set(self.seed_streams)) < len(self.seed_streams):
-            raise ValueError(f"`seed_streams` must be distinct, but they are {', '.join(self.seed_streams)}")
+        self._streams_used()
         capacities = self.capacities()
         for depth in self.depths():
             if not 1 <= depth <= layers:

@@ -203,9 +203,15 @@ class Pairing:
             f"The search space planned this comparison before the sweep. {subject} therefore corrected for the "
             f"family of {self._family}, as in the report, and not for all pairs that you could have picked."
         ]
+        streams = [side.manifest.seed_streams for side in self.sides]
+        partial = [
+            f"The seeds of {' and '.join(name for name, one in zip('AB', streams, strict=True) if one)} determine only "
+            "some of the random streams (`seed_streams`), so the intervals do not cover the variation of the others."
+        ]
         looked = any(side.manifest.until_decided is not None for side in self.sides)
         cautions = [
             *by_looks * (looked and self._until is None),
+            *partial * any(streams),
             *caution * (not all(map(self._same_images, self.pairs))),
             *picked * bool(self.choices > 1 and self._tested),
             *planned * (self._family is not None),

@@ -164,5 +164,9 @@ def declared_findings(rows: Sequence[DeclaredRow]) -> list[str]:
         more = f"; and {len(decided) - SENTENCES} more" * (len(decided) > SENTENCES)
         said += f": {'; '.join(row.in_short for row in decided[:SENTENCES])}{more}"
     counted = Counter(row.found.verdict for row in others if row not in decided)
-    rest = [f"{many} {words}" for words, kinds in REST.items() if (many := sum(counted[kind] for kind in kinds))]
+    rest = [
+        f"{many} {words if many > 1 else words.replace('show', 'shows').replace('are', 'is')}"
+        for words, kinds in REST.items()
+        if (many := sum(counted[kind] for kind in kinds))
+    ]
     return [f"{said}. {' and '.join([', '.join(rest[:-1])] * (len(rest) > 1) + rest[-1:])}." if rest else f"{said}."]

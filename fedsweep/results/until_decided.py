@@ -15,8 +15,10 @@ from fedsweep.results.arms import is_accuracy
 SEED_STREAMS = "seed_streams"
 """The hyperparameter that `seeds.vary` sets."""
 Vary = Annotated[tuple[StreamName, ...], Field(min_length=1)] | None
-VARY = "groups of random streams that the seed determines, as in the hyperparameter `seed_streams`; `null`: those of "
-VARY += "the experiment, usually all"
+VARY = (
+    "groups of random streams that the seed determines, as in the hyperparameter `seed_streams`; `null`: those of the "
+    "experiment, usually all"
+)
 
 
 class ListedSeeds(Config):
@@ -70,9 +72,15 @@ class UntilDecided(Config):
         return self.smallest_effect / 100 if is_accuracy(metric) else self.smallest_effect
 
 
-def _form(value: object) -> str:
+def varied_streams(seeds: tuple[int, ...] | ListedSeeds | UntilDecided) -> tuple[StreamName, ...] | None:
+    """Return the random streams that the setting `seeds` names, or None if it names none."""
+    return None if isinstance(seeds, tuple) else seeds.vary
+
+
+def _form(value: object) -> str | None:
     if isinstance(value, dict):
-        return "[list]" if "list" in value else "[until]"
+        listed, until = "list" in value, bool({"until", "at_most", "at_least", "smallest_effect"} & {*value})
+        return None if listed == until else "[list]" if listed else "[until]"
     return "[list]" if isinstance(value, ListedSeeds) else "[until]" if isinstance(value, UntilDecided) else "[seeds]"
 
 
@@ -81,6 +89,10 @@ Seeds = Annotated[
     Annotated[tuple[int, ...], Field(min_length=1), Tag("[seeds]")]
     | Annotated[ListedSeeds, Tag("[list]")]
     | Annotated[UntilDecided, Tag("[until]")],
-    Discriminator(_form),
+    Discriminator(
+        _form,
+        custom_error_type="seeds",
+        custom_error_message="must be a list, `{list: [0, 1, 2], ...}` or `{until: decided, ...}`",
+    ),
 ]
 """The setting `seeds` of a search space."""

@@ -1,11 +1,13 @@
 """The command `fedsweep list`."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from fedsweep.cli.listing import is_running
+from fedsweep.common import paths
 from fedsweep.common.files import locked
 from fedsweep.common.paths import available
 from fedsweep.results import Outcome, Store
@@ -57,6 +59,31 @@ def test_words_without_a_match_end_with_similar_names(refused: Refused):
     assert "`--format` must be terminal or json, but it is `yaml`" in refused("list", "--format", "yaml")
 
 
+def test_words_without_a_match_name_what_was_searched(call: Call, refused: Refused):
+    assert "no experiment has `brick_gate` in its name" in refused("list", "experiments", "brick_gate")
+    assert "No sweep was found in mlruns; `--store` names another" in call("list", "sweeps").out
+    assert refused("list", "sweeps", "zzz") == ("no sweep in mlruns has `zzz` in its name; see `fedsweep list sweeps`.")
+    assert json.loads(call("list", "sweeps", "--format", "json").out) == {"sweeps": []}
+
+
+def test_in_a_checkout_own_files_are_those_that_git_does_not_track(monkeypatch, tmp_path):
+    package = tmp_path / "clone" / "fedsweep"
+    for name in ("ablations/shipped", "mine/own"):
+        write_to(tmp_path / "clone" / "search_spaces" / f"{name}.yaml")
+    package.joinpath("common").mkdir(parents=True)
+    monkeypatch.setattr(paths, "__file__", str(package / "common" / "paths.py"))
+    monkeypatch.chdir(tmp_path / "clone")
+    assert {path.stem for path in paths.own_files()} == {"shipped", "own"}
+    for command in (["init", "-q"], ["add", "search_spaces/ablations"]):
+        subprocess.run(["git", *command], check=True)
+    assert {path.stem for path in paths.own_files()} == {"own"}
+
+
+def write_to(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text("# A question?\n")
+
+
 @pytest.fixture
 def sweep(call: Call):
     """Return a new sweep of `mine`, of which one trial has ended."""
@@ -77,7 +104,7 @@ def test_sweeps_are_listed_with_their_progress(call: Call, sweep):
     assert (found["ended_trials"], found["planned_trials"]) == (1, manifest.trials)
     assert f"mine@{manifest.id}" in call("list", "sweeps").out
     assert f"1 of {manifest.trials}" in call("list", "sweeps", "mine").out
-    assert "No sweep was found in mlruns." in call("list", "sweeps", "other").out
+    assert "not running here" in call("list", "sweep").out
     assert not is_running(sweep)
     with locked(sweep.folder / ".lock", "taken"):
         assert is_running(sweep)

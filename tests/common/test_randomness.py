@@ -69,7 +69,7 @@ def test_a_partial_seed_determines_only_its_groups(seed, groups, purpose, key):
 def test_partial_seeds_are_keys_of_their_own(first, some, second, others):
     one, other = PartialSeed(first, some), PartialSeed(second, others)
     same = (first, some) == (second, others)
-    assert (one == other) == (str(one) == str(other)) == ({one: 1}.get(other) == 1) == same
+    assert (one == other) == (f"{one}" == f"{other}") == (repr(one) == str(other)) == ({one: 1}.get(other) == 1) == same
     assert one != first
     assert first not in {one: 1}
     for copied in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):  # noqa: S301

@@ -110,6 +110,18 @@ def test_a_sample_far_below_all_others_does_not_stretch_the_panels(manifest, tri
     assert "Triangles" in tuning.draw(table.manifest, table.arms).reading
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("values", [[0.1] * 14 + [0.68, 0.72], [0.7] * 6 + [0.704, 0.71, 0.69], [0.5] * 4])
+def test_the_best_samples_and_the_curves_are_always_in_the_panel(values, sign):
+    known = {place: sign * value for place, value in enumerate(values)}
+    mode = "max" if sign == 1 else "min"
+    so_far = tuning._best_so_far(known, len(values), mode)
+    curve = tuning.tuning_curve(known[0], [*known.values()][1:], mode, bounded=False)
+    low, high = tuning._ends([tuning._Panel({}, known, so_far, curve)], 100.0, mode)
+    assert low < 100 * min(known.values()) <= 100 * max(known.values()) < high
+    assert low < 100 * min(so_far.values()) <= 100 * max(so_far.values()) < high
+
+
 def test_the_reading_explains_triangles_only_if_there_are_any(manifest, trials):
     table = tuning_sweep(manifest, trials, {4: (0.70, 0.71, 0.68), 8: (0.72, 0.73, 0.69)})
     assert "Triangles" not in tuning.draw(table.manifest, table.arms).reading

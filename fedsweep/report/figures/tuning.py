@@ -29,7 +29,7 @@ CONFIDENCE = 0.8
 MOST = 9
 """Largest number of panels."""
 FAR = 3.0
-"""Values further from the middle half of all values than this multiple of its width are outside the panels."""
+"""Samples are outside the panels if they are worse than the median by more than this multiple of the best's lead."""
 CURVE, SO_FAR = canvas.COLOURS[:2]
 
 
@@ -92,7 +92,7 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | No
     if stage is None or stage.name != "tuning" or not (found := _panels(manifest, stage, arms)):
         return None
     shown, scale = found[:MOST], canvas.scale_of(metric)
-    ends = _ends([scale * value for one in found for value in one.known.values()])
+    ends = _ends(shown, scale, manifest.mode)
     figure, panels = canvas.panels(len(shown), 2 if len(shown) == 4 else 3, 2.6, 2.2)
     dotted = [name for name in manifest.varied if name not in stage.names]
     for axes, one in zip(panels, shown, strict=True):
@@ -105,12 +105,20 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | No
     return Drawing(figure, "Best value against the number of samples", _reading(len(found) - len(shown), beyond))
 
 
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of the vertical axis, which leaves out values far from all others, as of runs that diverge."""
-    low, high = np.quantile(values, [0.25, 0.75])
-    near = [value for value in values if abs(value - np.clip(value, low, high)) <= FAR * (high - low)]
-    margin = 0.08 * (max(near) - min(near)) or 0.01
-    return min(near) - margin, max(near) + margin
+def _ends(panels: "Sequence[_Panel]", scale: float, mode: Mode) -> tuple[float, float]:
+    """Return the ends of the vertical axis, which leaves out samples that are far worse than most, as of divergence.
+
+    The axis always contains the best values of each panel and its curve.
+    """
+    sign = scale if mode == "max" else -scale
+    values = np.array([sign * value for one in panels for value in one.known.values()])
+    curves = [sign * value for one in panels for value in (*one.so_far.values(), *one.curve.median)]
+    most = float(np.median(values))
+    near = values[values >= most - FAR * (values.max() - most)]
+    shown = [*near, *(value for value in curves if math.isfinite(value))]
+    margin = 0.08 * (max(shown) - min(shown)) or 0.01
+    ends = float(sign / scale * (min(shown) - margin)), float(sign / scale * (max(shown) + margin))
+    return min(ends), max(ends)
 
 
 def _panels(manifest: SweepManifest, stage: Stage, arms: Sequence[ArmStatistics]) -> list[_Panel]:
@@ -163,10 +171,11 @@ def _best_so_far(known: dict[int, float], samples: int, mode: Mode) -> dict[int,
 
 
 def _reading(hidden: int, beyond: bool) -> str:
-    more = " Triangles: samples far outside the panel." * beyond
+    more = " Triangles: samples that are far worse." * beyond
     more += f" Not shown: {hidden} further arm{'s' * (hidden > 1)}." if hidden else ""
     return (
-        "Points: the samples. Steps: the best of them so far. Curve: the median of the best value if the samples were "
-        f"drawn in another way. Band: {CONFIDENCE:.0%} confidence for the whole curve, whatever the distribution of "
-        "the values. A band that reaches the edge of a panel has no end there: so few samples give no bound." + more
+        "Points: the samples, as means over the seeds of tuning. Steps: the best of them so far. Curve: the median of "
+        f"the best value if the samples were drawn in another way. Band: {CONFIDENCE:.0%} confidence for the whole "
+        "curve, whatever the distribution of the values. A band that reaches the edge of a panel has no end there: so "
+        "few samples give no bound." + more
     )

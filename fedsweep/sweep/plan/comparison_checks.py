@@ -62,7 +62,8 @@ def wrong_family(space: SearchSpace, arms: Sequence[Arm]) -> Iterator[str]:
         compared = {arm for pair in family for arm in (pair.arm, pair.against)}
         lonely = [arm for arm in arms if identity(arm) not in compared]
         if lonely and not any(wrong_comparisons(space.comparisons, arms, objective)):
-            yield f"{rule} a comparison for every arm, but the arm {arm_label(lonely[0])} is compared with nothing."
+            rule = f"{rule} a comparison for every arm, but the arm {arm_label(lonely[0])} is compared with nothing"
+            yield f"{rule}; add one to `comparisons`, or leave the arm out."
     elif lonely := [arm for arm in arms if identity(arm) not in against]:
         yield f"{rule} a baseline for every arm, but the arm {arm_label(lonely[0])} has none."
     elif all(one == other for one, other in against.items()):

@@ -15,7 +15,7 @@ from fedsweep.common.paths import available, find
 from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.results.arms import shown_mapping, shown_setting
 from fedsweep.results.tuned_arms import STAGE, Stage, space_name, stage_of, sweep_name
-from fedsweep.results.until_decided import SEED_STREAMS, Seeds, UntilDecided
+from fedsweep.results.until_decided import SEED_STREAMS, Seeds, UntilDecided, varied_streams
 from fedsweep.sweep.space.axes import below, names_of, without_kind
 from fedsweep.sweep.space.search_space import SearchSpace
 from fedsweep.sweep.space.settings import GridSearch, NoScheduler, RandomSearch, Rounds
@@ -109,8 +109,8 @@ def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) 
     if "seeds" in asked:
         asked["seeds"] = _changed_seeds(space.seeds, asked["seeds"])
     space = draft.changed(space, {**asked, "fixed": {**space.fixed, **kept}})
-    if not isinstance(space.seeds, tuple) and space.seeds.vary is not None:
-        space = space.model_copy(update={"fixed": {**space.fixed, SEED_STREAMS: [*space.seeds.vary]}})
+    if (streams := varied_streams(space.seeds)) is not None:
+        space = space.model_copy(update={"fixed": {**space.fixed, SEED_STREAMS: [*streams]}})
     try:
         experiment = find("experiments", space.experiment, "" if "experiment" in options else draft.where)
     except UserError as error:
@@ -126,9 +126,9 @@ def _changed_seeds(seeds: Seeds, asked: Json) -> Json:
     """Return the setting `seeds` after the user's change, which replaces only a part of it."""
     if isinstance(seeds, UntilDecided) and isinstance(asked, dict):
         return {**seeds.model_dump(), **asked}
-    if isinstance(seeds, tuple) or seeds.vary is None:
+    if (streams := varied_streams(seeds)) is None:
         return asked
-    return {**(asked if isinstance(asked, dict) else {"list": asked}), "vary": [*seeds.vary]}
+    return {**(asked if isinstance(asked, dict) else {"list": asked}), "vary": [*streams]}
 
 
 def _unfit_changes(
@@ -140,7 +140,7 @@ def _unfit_changes(
             yield changed, f"`{changed}` is varied by {where} and cannot be overridden."
         elif space.tune_each is not None and below(changed, space.tune_each.space):
             yield changed, f"`{changed}` is tuned by {where} and cannot be overridden."
-        elif changed == SEED_STREAMS and not isinstance(space.seeds, tuple) and space.seeds.vary is not None:
+        elif changed == SEED_STREAMS and varied_streams(space.seeds) is not None:
             yield changed, f"`{changed}` is set by `seeds.vary` of {where} and cannot be overridden."
         elif changed == "seed":
             yield changed, f"`seed` cannot be overridden in {where}; use --seeds instead."

@@ -12,7 +12,7 @@ from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
 from fedsweep.results.declared_comparisons import Declared
 from fedsweep.results.history import VALIDATION
-from fedsweep.results.until_decided import SEED_STREAMS, Seeds, UntilDecided
+from fedsweep.results.until_decided import SEED_STREAMS, Seeds, UntilDecided, varied_streams
 from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, concerns, names_of, valued
 from fedsweep.sweep.space.comparison_rules import wrong_comparisons, wrong_until_decided
 from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_arms, grid_size, too_many_arms
@@ -231,7 +231,7 @@ class SearchSpace(Config):
             yield "`seed` must not be a hyperparameter of the search space; list the seeds in `seeds`"
         if SEED_STREAMS in self.names:
             yield f"`{SEED_STREAMS}` must be the same for all arms; name the streams in `seeds.vary`"
-        elif SEED_STREAMS in self.fixed and getattr(self.seeds, "vary", None) is not None:
+        elif SEED_STREAMS in self.fixed and varied_streams(self.seeds) is not None:
             yield f"`{SEED_STREAMS}` is set in `fixed` and by `seeds.vary`; leave out one of them"
         if twice := sorted({name for name in names if names.count(name) > 1}):
             yield f"`space` varies `{twice[0]}` twice"

@@ -10,6 +10,7 @@ from pydantic import Field
 from fedsweep.common.config import Config
 from fedsweep.results.history import on_validation
 from fedsweep.results.tuned_arms import Stage
+from fedsweep.results.until_decided import SEED_STREAMS
 from fedsweep.sweep.space.axes import Axis, below, names_of
 
 if TYPE_CHECKING:
@@ -67,17 +68,19 @@ def wrong_tuning(space: SearchSpace) -> Iterator[str]:
                 yield f"`tune_each` tunes `{name}`, which cannot also be in `{place}`"
             elif others := [one for one in sorted(names) if below(one, [name]) or (arms and below(name, [one]))]:
                 yield f"`tune_each` tunes `{name}`, so `{others[0]}` cannot be in `{place}`"
-        if name == "seed":
-            yield "`tune_each` cannot tune `seed`"
+        if name in ("seed", SEED_STREAMS):
+            yield f"`tune_each` cannot tune `{name}`"
     if space.search.name != "grid":
         yield f"`tune_each` needs `search` grid, but it is {space.search.name}"
     if space.scheduler.name != "none":
         rule = "`tune_each` needs `scheduler` none, because samples are compared after the last round"
         yield f"{rule}, but it is {space.scheduler.name}"
     if both := sorted({*tuned.tried_with} & {*space.planned_seeds}):
-        seeds = f"tries samples with the seeds {tuned.seed} to {tuned.tried_with[-1]}" if tuned.seeds > 1 else ""
-        rule = f"`tune_each` {seeds}, which must not be in `seeds`, but {both[0]} is" if seeds else ""
-        yield rule or f"`tune_each.seed` must not be one of the `seeds`, but it is {tuned.seed}"
+        if tuned.seeds == 1:
+            yield f"`tune_each.seed` must not be one of the `seeds`, but it is {tuned.seed}"
+        else:
+            tried = f"tries samples with the seeds {tuned.seed} to {tuned.tried_with[-1]}"
+            yield f"`tune_each` {tried}, which must not be in `seeds`, but {both[0]} is; use another `tune_each.seed`"
     if space.objective.against is not None:
         yield "`tune_each` needs a single objective, but `objective.against` is given"
     if space.measure.name == "parameters":

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import STREAMS
 from fedsweep.results.until_decided import UntilDecided
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.space.requested_space import read
@@ -40,7 +41,8 @@ def space(tmp_path, monkeypatch):
         ({"list": [0], "vary": []}, "`seeds.vary` must have at least 1 item, but it is []."),
         ({"list": [0], "vary": ["batch"]}, "`seeds.vary.0` must be 'partition', 'cohort', 'allocation', 'batches',"),
         ({**UNTIL, "vry": SOME}, "`seeds.vry` is not an entry of a search space; did you mean `seeds.vary`"),
-        ({**UNTIL, "list": [0]}, "`seeds.until` is not an entry of a search space"),
+        ({**UNTIL, "list": [0]}, "must be a list, `{list: [0, 1, 2], ...}` or `{until: decided, ...}`, but it is {"),
+        ({"vary": SOME}, "must be a list, `{list: [0, 1, 2], ...}` or `{until: decided, ...}`, but it is {'vary':"),
         ({"until": "never"}, "`seeds.until` must be 'decided', but it is \"never\"."),
     ],
 )
@@ -73,6 +75,21 @@ def test_the_user_changes_the_seeds_and_keeps_the_streams(space):
         assert [*plan.space.planned_seeds] == expected
         assert plan.base.seed_streams == ("all" if seeds == [1, 2] else tuple(SOME))
         assert isinstance(plan.space.seeds, UntilDecided) == isinstance(asked, dict)
+
+
+def test_the_order_of_the_streams_does_not_matter(space):
+    one, other = (space({"list": [0, 1], "vary": vary}) for vary in (SOME, SOME[::-1]))
+    assert [trial.key for trial in one.grid()] == [trial.key for trial in other.grid()]
+    every, plain = space({"list": [0, 1], "vary": [*STREAMS]}), space([0, 1])
+    assert [trial.key for trial in every.grid()] == [trial.key for trial in plain.grid()]
+
+
+@pytest.mark.parametrize("vary", [["cohort"], ["synthetic", "cohort"]])
+def test_a_stream_that_the_experiment_does_not_use_cannot_be_the_only_one(space, vary):
+    with pytest.raises(UserError) as refused:
+        space({"list": [0, 1], "vary": vary})
+    assert "`seed_streams` must name a random stream that the run uses, but it uses none of" in str(refused.value)
+    assert space({"list": [0, 1], "vary": ["cohort"]}, {"federation.clients_per_round": 1}).grid()
 
 
 def test_streams_that_the_experiment_sets_stay_if_seeds_vary_says_nothing(space):

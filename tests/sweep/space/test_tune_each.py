@@ -164,7 +164,11 @@ WRONG = {
     "seed": ({"seeds": [0, 1000]}, "`tune_each.seed` must not be one of the `seeds`, but it is 1000."),
     "second seed": (
         {"seeds": [0, 1001], "tune_each": {"space": LR, "seeds": 2}},
-        "`tune_each` tries samples with the seeds 1000 to 1001, which must not be in `seeds`, but 1001 is.",
+        "`tune_each` tries samples with the seeds 1000 to 1001, which must not be in `seeds`, but 1001 is; use another",
+    ),
+    "streams": (
+        {"tune_each": {"space": {"seed_streams": {"choice": ["all", ["batches"]]}}}},
+        "`tune_each` cannot tune `seed_streams`.",
     ),
 }
 
