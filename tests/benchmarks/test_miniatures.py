@@ -36,6 +36,7 @@ SCRIPTS = {
     "recorded_seeds.py": "small --store store --orders 3",
     "recording.py": "--trials 3 --rounds 1",
     "shared_variances.py": "--repetitions 10",
+    "simultaneous.py": "--repetitions 10",
     "thousand_trials.py": "--trials 3 --rounds 1",
     "cache": "--only LFFT --trials 2 --rounds 1",
     "counted": "",
