@@ -16,10 +16,10 @@ from fedsweep.report.seeds_until_decided import judged
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import identity
 from fedsweep.results.declared_comparisons import baselines
-from fedsweep.results.history import RoundRecord, mean_of_last, over_the_run
+from fedsweep.results.history import MEAN_ACCURACY, RoundRecord, mean_of_last, over_the_run
 from fedsweep.results.table_columns import COLUMNS, Column, column, requested
 
-MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN = "accuracy/mean", "accuracy/out_of_domain_mean"
+MEAN_OUT_OF_DOMAIN = "accuracy/out_of_domain_mean"
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedsweep.report.arm_statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics
+from fedsweep.report.arm_statistics import MEAN_OUT_OF_DOMAIN, ArmStatistics
 from fedsweep.report.choice import by_validation
 from fedsweep.report.intervals_and_power import t_interval
 from fedsweep.report.other_images import seeds_and_images
 from fedsweep.report.text_tables import Section
 from fedsweep.report.units_and_labels import PERCENT, names, settings
 from fedsweep.results import SweepManifest
+from fedsweep.results.history import MEAN_ACCURACY
 
 SHOWN_FOR = (MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, "accuracy/worst_domain")
 """The objectives for which the table is shown."""

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from fedsweep.common.randomness import STREAMS
 from fedsweep.common.yaml_values import Json
 from fedsweep.report.arm_statistics import (
-    MEAN_ACCURACY,
     ArmStatistics,
     asked_columns,
     ended,
@@ -20,7 +19,7 @@ from fedsweep.report.text_tables import MARK, family_size, texts
 from fedsweep.report.units_and_labels import Units, arm_words, names, shown_p, shown_seeds
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import IN_WORDS, Arm, is_accuracy, setting, shown_setting
-from fedsweep.results.history import ACCUMULATED, TESTED
+from fedsweep.results.history import ACCUMULATED, MEAN_ACCURACY, TESTED
 from fedsweep.results.records import stand_in, warning
 from fedsweep.results.unnamed_changes import ResolvedArm, unnamed_changes
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fedsweep.report.arm_statistics import (
-    MEAN_ACCURACY,
     MEAN_OUT_OF_DOMAIN,
     ArmStatistics,
     asked_columns,
@@ -44,6 +43,7 @@ from fedsweep.report.units_and_labels import (
 from fedsweep.report.untuned_model import about_untuned_model
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import is_accuracy
+from fedsweep.results.history import MEAN_ACCURACY
 from fedsweep.results.table_columns import COLUMNS, TARGET, Column
 
 OF_CHOSEN = ("on test", "optimism")

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from fedsweep.report.arm_statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, printed
+from fedsweep.report.arm_statistics import MEAN_OUT_OF_DOMAIN, ArmStatistics, printed
 from fedsweep.report.choice import arms_on_test, by_validation
 from fedsweep.report.holm_corrected_tests import Comparison, least_exact, pairs_for_exact
 from fedsweep.report.units_and_labels import (
@@ -28,6 +28,7 @@ from fedsweep.report.units_and_labels import (
     shown_verdict,
 )
 from fedsweep.results import SweepManifest
+from fedsweep.results.history import MEAN_ACCURACY
 
 GAP = 2  # spaces between columns on a terminal
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from fedsweep.report.arm_statistics import MEAN_ACCURACY, ArmStatistics, recorded
+from fedsweep.report.arm_statistics import ArmStatistics, recorded
 from fedsweep.report.intervals_and_power import LEVEL
 from fedsweep.results import SweepManifest, TrialPlan
-from fedsweep.results.history import LAST_ROUNDS
+from fedsweep.results.history import LAST_ROUNDS, MEAN_ACCURACY
 from fedsweep.results.records import IN_DOMAIN_TEST
 
 UNTRAINED = (

@@ -10,9 +10,11 @@ TESTED = "evaluation/images"
 """The metric for the number of test images of the clients' domains on which the global model was evaluated."""
 VALIDATION = "validation/"
 """The beginning of the names of metrics that are measured on validation images."""
+MEAN_ACCURACY = "accuracy/mean"
+"""The metric for the mean of the accuracies over the clients' domains."""
 LAST_ROUNDS = "accuracy/last_rounds"
 """The metric for the mean of accuracy/mean over the last rounds; see `over_last_rounds`."""
-VALIDATED = ("accuracy/mean", LAST_ROUNDS, "accuracy/worst_domain", "accuracy/domain_spread", "accuracy/domain/")
+VALIDATED = (MEAN_ACCURACY, LAST_ROUNDS, "accuracy/worst_domain", "accuracy/domain_spread", "accuracy/domain/")
 """The accuracies that are also measured on validation images; an entry with a final slash stands for several."""
 ACCUMULATED = ("megabytes/sent", "bytes/up", "bytes/down", "seconds/round")
 """Metrics whose value for a run is the sum over its rounds."""

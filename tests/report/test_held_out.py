@@ -10,12 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from fedsweep.report.arm_statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, domain_metric
+from fedsweep.report.arm_statistics import MEAN_OUT_OF_DOMAIN, domain_metric
 from fedsweep.report.formats import data_frame
 from fedsweep.report.formats.latex import latex
 from fedsweep.report.holm_corrected_tests import holm
 from fedsweep.report.units_and_labels import shown_p, title
 from fedsweep.results.arms import Reference
+from fedsweep.results.history import MEAN_ACCURACY
 from fedsweep.training.evaluation import metric_names
 from tests.report.helpers import accepts_columns, by_domain, printed, rows_of, tabulate
 

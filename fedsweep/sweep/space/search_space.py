@@ -11,7 +11,7 @@ from fedsweep.common.errors import near
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
 from fedsweep.results.declared_comparisons import Declared
-from fedsweep.results.history import VALIDATION
+from fedsweep.results.history import MEAN_ACCURACY, VALIDATION
 from fedsweep.results.until_decided import SEED_STREAMS, Seeds, UntilDecided, varied_streams
 from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, concerns, names_of, valued
 from fedsweep.sweep.space.comparison_rules import wrong_comparisons, wrong_until_decided
@@ -32,7 +32,6 @@ from fedsweep.sweep.space.settings import (
 )
 from fedsweep.sweep.space.tuned_axes import TuneEach, wrong_tuning
 
-MEAN_ACCURACY = "accuracy/mean"
 PROBED = 4096
 """Largest number of value combinations that are all validated before a sampled search.
 
