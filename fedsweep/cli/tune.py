@@ -23,6 +23,7 @@ from fedsweep.cli.options import (
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import parse_overrides, parse_yaml
 from fedsweep.results.tune_command import SPACE_OPTIONS
+from fedsweep.results.tuned_arms import ablation_of
 
 if TYPE_CHECKING:
     from fedsweep.sweep import TuneOptions
@@ -35,7 +36,13 @@ ADDRESS = (
 
 def tune(
     context: Context,
-    space: Annotated[str, Argument(metavar="SEARCH_SPACE", help="search space to run, e.g. `ablations/lora_rank`")],
+    space: Annotated[
+        str,
+        Argument(
+            metavar="SEARCH_SPACE",
+            help="search space to run, e.g. `ablations/lora_rank`; with --resume, also a sweep as SPACE@SWEEP",
+        ),
+    ],
     overrides: Overrides = None,
     experiment: Annotated[
         str | None, Option(help="experiment to vary, instead of the search space's experiment")
@@ -112,8 +119,7 @@ def tune(
     """
     from fedsweep.sweep import TuneOptions
 
-    space, _, named = space.partition("@")  # outputs name a sweep as SPACE@SWEEP
-    sweep = sweep or named or None
+    space, sweep = named_sweep(space, sweep, resume)
     options = TuneOptions(
         space,
         parse_overrides(overrides or []),
@@ -129,6 +135,33 @@ def tune(
         id_file=id_file,
     )
     run_space(options, dry_run)
+
+
+def named_sweep(name: str, sweep: str | None, resume: bool) -> tuple[str, str | None]:
+    """Return the search space and the sweep to resume, if any.
+
+    Args:
+        name: The argument of `tune`: a search space or, with `--resume`, a sweep as SPACE@SWEEP, as outputs name it.
+            SPACE can also be one of the linked sweeps of a search space, such as `ablations/lora_rank_tuned/tuned`.
+        sweep: The value of `--sweep`, if it was given.
+        resume: Whether `--resume` was given.
+
+    Raises:
+        UserError: `name` is a sweep although no sweep is resumed, or another one than `sweep`.
+    """
+    linked, _, sweep_id = name.partition("@")
+    space = ablation_of(linked)
+    if not resume and (sweep_id or space != linked):
+        kind = "a sweep" if sweep_id else "one of the linked sweeps"
+        raise UserError(
+            f"`{name}` is {kind} of search space {space}; use `fedsweep tune {name} --resume` to resume it, or "
+            f"`fedsweep tune {space}` to start a new sweep."
+        )
+    if not sweep_id:
+        return space, sweep
+    if sweep not in (None, sweep_id, name):
+        raise UserError(f"`{name}` and `--sweep {sweep}` are two different sweeps; leave out one of them.")
+    return space, sweep_id if space == linked else name
 
 
 def run_space(options: TuneOptions, dry_run: bool) -> None:

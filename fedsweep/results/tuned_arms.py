@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from fedsweep.common.config import Config, flat
-from fedsweep.common.yaml_values import Json
+from fedsweep.common.paths import available
+from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.results.arms import Arm, equality, identity
 from fedsweep.results.history import last
 from fedsweep.results.pareto import Mode
@@ -101,6 +102,18 @@ class Stage(Config):
         first = {name: untuned[name] for name in self.names if name in untuned}
         yield {**arm, **first}
         yield from ({**arm, **one} for one in self.drawn if equality(one) != equality(first))
+
+
+def ablation_of(name: str) -> str:
+    """Return the search space whose arms a linked sweep with this name tunes or compares.
+
+    If no search space with `tune_each` has a linked sweep of this name, the result is the name itself.
+    """
+    known = available("search_spaces")
+    base, _, stage = name.rpartition("/")
+    if name in known or stage not in ("tuning", "tuned") or base not in known:
+        return name
+    return base if read_yaml(known[base]).get("tune_each") else name
 
 
 def stage_of(options: Mapping[str, Json]) -> Stage | None:

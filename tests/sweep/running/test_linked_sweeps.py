@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedsweep.cli.early_check import check_space
 from fedsweep.cli.linked import run_linked
+from fedsweep.cli.tune import named_sweep
 from fedsweep.common.errors import UserError
 from fedsweep.report.choice import by_validation
 from fedsweep.results import Outcome, Store, SweepStore, TrialRecord
@@ -111,6 +112,40 @@ def test_a_resume_goes_on_with_the_sweeps_that_belong_together(begun):
     assert TuneOptions("tuned").linked == {}
 
 
+@pytest.mark.parametrize(
+    ("name", "sweep", "found"),
+    [
+        ("tuned", None, ("tuned", None)),
+        ("tuned", "ID", ("tuned", "ID")),
+        ("tuned@ID", None, ("tuned", "ID")),
+        ("tuned@ID", "ID", ("tuned", "ID")),
+        ("tuned/tuned", None, ("tuned", None)),
+        ("tuned/tuning@ID", None, ("tuned", "tuned/tuning@ID")),
+        ("tuned/tuning@ID", "tuned/tuning@ID", ("tuned", "tuned/tuning@ID")),
+        ("plain/tuned@ID", None, ("plain/tuned", "ID")),
+        ("other/tuned", None, ("other/tuned", None)),
+    ],
+)
+def test_a_sweep_can_be_resumed_by_the_name_that_outputs_print(tmp_path, monkeypatch, name, sweep, found):
+    monkeypatch.chdir(tmp_path)
+    for space, content in {"tuned": TUNED, "plain": TUNED, "plain/tuned": GRID, "other": GRID}.items():
+        write_space(tmp_path, space, content)
+    assert named_sweep(name, sweep, resume=True) == found
+    if name == found[0]:
+        assert named_sweep(name, sweep, resume=False) == found
+    else:
+        with pytest.raises(
+            UserError, match=f"`fedsweep tune {name} --resume` to resume it, or `fedsweep tune {found[0]}`"
+        ):
+            named_sweep(name, sweep, resume=False)
+
+
+def test_two_different_sweeps_cannot_be_resumed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^`tuned@ID` and `--sweep other` are two different sweeps; leave out one"):
+        named_sweep("tuned@ID", "other", resume=True)
+
+
 def test_resumed_sweeps_keep_the_changes_and_the_freshness_of_the_tuning_sweep(begun, tmp_path):
     write_space(tmp_path, "valid", {**TUNED, "fixed": {**TUNED["fixed"], "data.validation_fraction": 0.0}})
     asked = TuneOptions("valid", {"data.validation_fraction": 0.2}, {"seeds": [0, 7]}, fresh=True)
@@ -150,7 +185,12 @@ def test_a_dry_run_of_a_resume_checks_the_sweeps_to_resume(begun, tmp_path):
     assert [one.resume for one in options] == [True, False, False]
     assert options[0].resumed.folder == begun.folder
     assert [one.request.overrides for one in options] == [{"local.steps": 2}] * 3
-    assert "Estimated time:" in fedsweep(tmp_path, "tune", "tuned", "--resume", "--dry-run", trains=False).stdout
+    for name in ("tuned", "tuned/tuned", f"tuned/tuning@{begun.folder.name}"):
+        assert "Estimated time:" in fedsweep(tmp_path, "tune", name, "--resume", "--dry-run", trains=False).stdout
+    done = fedsweep(tmp_path, "tune", "tuned/tuned@bogus", "--resume", "--dry-run", code=2, trains=False)
+    assert "there is no sweep `bogus` of tuned/tuning" in " ".join(done.stderr.split())
+    done = fedsweep(tmp_path, "tune", "tuned/tuned", "--dry-run", code=2, trains=False)
+    assert "`tuned/tuned` is one of the linked sweeps of search space tuned; " in " ".join(done.stderr.split())
     done = fedsweep(tmp_path, "tune", "tuned", "local.steps=3", "--resume", "--dry-run", code=2, trains=False)
     assert "cannot be resumed because its YAML files or overrides have changed" in " ".join(done.stderr.split())
 
