@@ -128,7 +128,8 @@ class TrialStore:
     def take(self, other: TrialStore, ends: Collection[OutcomeName]) -> None:
         """Copy the results of the same trial from another sweep.
 
-        The checkpoint and the files of the last round are always copied. The outcome is copied only if it is in `ends`.
+        The checkpoint and the files of the last round are always copied. The outcome is copied only if it is in `ends`,
+        without the reason that the trial does not count in the other sweep.
 
         Args:
             other: The trial's folder in the other sweep.
@@ -140,7 +141,8 @@ class TrialStore:
                 write_atomically(self.folder / name, (other.folder / name).read_bytes())
         outcome = other.outcome()
         if outcome is not None and outcome.outcome in ends:
-            write_record(self.folder / "outcome.json", outcome)
+            kept = outcome if outcome.counts else outcome.model_copy(update={"reason": None})
+            write_record(self.folder / "outcome.json", kept)
 
     def read(self, plan: TrialPlan | None = None) -> TrialRecord:
         """Return the trial's plan, outcome, history, t-SNE files and attempts.

@@ -141,6 +141,10 @@ class TrialPlan(StoredRecord):
         return arm_label(self.arm)
 
 
+NOT_NEEDED = "its comparison was decided without this seed"
+"""The reason of a trial whose seed does not count, in a sweep that gives arms further seeds until they are decided."""
+
+
 class Outcome(StoredRecord):
     """The outcome of a trial that has ended."""
 
@@ -148,6 +152,11 @@ class Outcome(StoredRecord):
     round: int = Field(description="the last round of the trial")
     reason: str | None = Field(None, description="why the trial was stopped, as readable text")
     error: str | None = Field(None, description="traceback of the failure or of the error that reported divergence")
+
+    @property
+    def counts(self) -> bool:
+        """False if tables and decisions leave out the trial, because its comparison was decided without this seed."""
+        return self.reason != NOT_NEEDED
 
 
 class Attempt(StoredRecord):
@@ -227,8 +236,8 @@ def choice_by_test_images(metric: str, search: str, scheduler: str, second: str 
 
 
 def count_outcomes(trials: Iterable[TrialRecord]) -> dict[OutcomeName, int]:
-    """Return the number of ended trials with each outcome."""
-    ended = [trial.outcome.outcome for trial in trials if trial.outcome]
+    """Return the number of ended trials with each outcome, without trials whose seed does not count."""
+    ended = [trial.outcome.outcome for trial in trials if trial.outcome and trial.outcome.counts]
     return {name: ended.count(name) for name in get_args(OutcomeName)}
 
 

@@ -123,7 +123,7 @@ class Runs:
         after = trial.last_round if step is None else step
         rounds = trial_description.metrics(trial, written.start, after, ended=changed and trial.outcome is not None)
         tags = {} if described else {DESCRIBED: "yes"}
-        marks = trial_description.provenance_tags(trial.plan)
+        marks = trial_description.provenance_tags(trial.plan) | trial_description.group_tags(trial)
         tags |= {name: mark for name, mark in marks.items() if written.tags.get(name) != mark}
         tags |= outcome if changed else {}  # last: these tags show that the rest has been written
         self._send(run_id, rounds, {} if described else trial.plan.config, tags)

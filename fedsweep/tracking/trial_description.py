@@ -22,6 +22,8 @@ STATUS = {"finished": "FINISHED", "pruned": "KILLED", "diverged": "FAILED", "fai
 OUTCOME = "fedsweep.outcome"
 ROUND = "fedsweep.round"
 ARM = "arm"  # the tag by which MLflow's page groups runs: the run's name without its seed
+NOT_COUNTED = "not counted"
+"""The value of the tag `arm` of trials that tables and decisions leave out, so that no mean of an arm contains them."""
 
 
 def state(tags: Mapping[str, str]) -> tuple[str, str | None]:
@@ -63,6 +65,11 @@ def provenance_tags(plan: TrialPlan) -> dict[str, str]:
     Some of these tags are known only after the trial has started.
     """
     return {f"fedsweep.{name}": mark for name, mark in plan.marks.items()}
+
+
+def group_tags(trial: TrialRecord) -> dict[str, str]:
+    """Return the tag that moves a trial out of its arm's group on MLflow's page, if the trial does not count."""
+    return {} if trial.outcome is None or trial.outcome.counts else {ARM: NOT_COUNTED}
 
 
 def outcome_tags(trial: TrialRecord) -> dict[str, str]:

@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 
 from fedsweep.results import Outcome, Store, SweepManifest
 from fedsweep.results.arms import Arm, Reference, ReferenceArm
+from fedsweep.results.records import NOT_NEEDED
 from fedsweep.tracking import Destination, experiment
 from fedsweep.tracking.destination import tracking_uri
 from fedsweep.tracking.experiment import PARENT
@@ -89,6 +90,20 @@ def test_outcomes_are_recorded_as_status_and_tags(runs: Runs, outcome: Any, stat
     assert run.data.tags.get("fedsweep.error") == ("ValueError: no" if error else None)
     assert run.data.metrics["megabytes/sent"] == pytest.approx(3 * 30 / 1e6)
     assert run.data.metrics["accuracy/mean_of_last_4"] == pytest.approx((1 + 2) / 7 / 2)
+
+
+@pytest.mark.parametrize("kind", ["finished", "pruned"])
+def test_a_trial_that_does_not_count_leaves_the_group_of_its_arm(runs: Runs, kind: Any) -> None:
+    ended = trial(3, Outcome(outcome="finished", round=2) if kind == "finished" else None)
+    runs.sync(ended)
+    arm = child(runs).data.tags["arm"]
+    assert arm.startswith("rank 4 ")
+    condition = "tags.`fedsweep.kind` = 'trial' AND tags.`arm` != 'not counted'"
+    assert len(runs.client.search_runs([runs.experiment.id], condition)) == 1
+    runs.sync(replace(ended, outcome=Outcome(outcome=kind, round=2, reason=NOT_NEEDED)))
+    assert child(runs).data.tags["arm"] == "not counted"
+    assert len(runs.client.search_runs([runs.experiment.id], condition)) == 0
+    assert child(runs).data.tags["fedsweep.outcome"] == kind
 
 
 def test_the_provenance_of_a_trial_is_a_tag_from_its_start(runs: Runs) -> None:

@@ -1,9 +1,11 @@
 """Reuse of trials that other sweeps have run with the same configuration, code, data, packages and processor."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from fedsweep.common.errors import UserError, warn
 from fedsweep.results import OutcomeName, Store, SweepManifest, SweepStore, TrialPlan, TrialStore
+from fedsweep.results.history import RoundRecord
 from fedsweep.results.records import TAKEN_FROM
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.space.settings import compared_rounds, decides_jointly
@@ -79,6 +81,42 @@ def all_reusable(plan: Plan, store: Store, started: SweepManifest) -> bool:
         return ended and len(trials) == plan.num_trials
     except UserError:  # `Reuse.give` warns about a damaged trial
         return False
+
+
+@dataclass(frozen=True)
+class ReusedTrial:
+    """A trial as a new sweep would contain it after reusing the rounds of another sweep, but not its outcome."""
+
+    rounds: Sequence[RoundRecord] = ()
+
+    @property
+    def planned(self) -> bool:
+        """True if another sweep has recorded rounds of the trial."""
+        return bool(self.rounds)
+
+    def recorded(self) -> Sequence[RoundRecord]:
+        """Return the reused rounds."""
+        return self.rounds
+
+    def outcome(self) -> None:
+        """Return None, because the new sweep decides how the trial ends."""
+
+
+class ReusedTrials:
+    """The trials as a new sweep would contain them at its start, before its folder is created."""
+
+    def __init__(self, store: Store, started: SweepManifest) -> None:
+        self._found = _ended_elsewhere(store, started)
+
+    def trial(self, key: str) -> ReusedTrial:
+        """Return a trial, without rounds if no other sweep has run it."""
+        if key not in self._found:
+            return ReusedTrial()
+        _, other = self._found[key]
+        try:
+            return ReusedTrial() if _outcome(other) in (None, "failed") else ReusedTrial(other.recorded())
+        except UserError:  # `Reuse.give` warns about a damaged trial
+            return ReusedTrial()
 
 
 def _ended_elsewhere(store: Store, started: SweepManifest) -> Mapping[str, tuple[str, TrialStore]]:

@@ -16,6 +16,7 @@ from fedsweep.sweep.space.settings import ArmsScheduler, rungs
 
 if TYPE_CHECKING:
     from fedsweep.sweep.plan.plan import Plan
+    from fedsweep.sweep.plan.reuse import ReusedTrials
 
 
 class RecordedTrials:
@@ -24,7 +25,7 @@ class RecordedTrials:
     If the objective is minimised, its values are negated, so that larger values are better.
     """
 
-    def __init__(self, plan: Plan, sweep: SweepStore) -> None:
+    def __init__(self, plan: Plan, sweep: SweepStore | ReusedTrials) -> None:
         objective = plan.space.goal
         self.sweep, self.rounds = sweep, plan.base.federation.rounds
         self.plans: dict[str, TrialPlan] = {}

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 from fedsweep.results import Outcome, SweepStore, TrialPlan, TrialRecord
 from fedsweep.results.arms import Arm, identity, is_accuracy, setting, short_names
 from fedsweep.results.declared_comparisons import Pair, baselines, family_of
+from fedsweep.results.records import NOT_NEEDED
 from fedsweep.results.until_decided import UntilDecided
 from fedsweep.sweep.pruning.arm_state import RecordedTrials
 
 if TYPE_CHECKING:
     from fedsweep.report.sequential_tests import Verdict
     from fedsweep.sweep.plan.plan import Plan
+    from fedsweep.sweep.plan.reuse import ReusedTrials
 
 DECIDED = ("higher", "lower", "within")
 LINES = 8  # largest number of comparisons in the live table
@@ -33,13 +35,16 @@ class SeedState(RecordedTrials):
     open.
 
     The decisions depend only on the recorded metrics. Idle workers run the next seed in advance. If it turns out not to
-    be needed, its trials end as pruned, and neither tables nor decisions count them.
+    be needed, its running trials end as pruned. Neither tables nor decisions count its trials, and their outcomes have
+    the reason `NOT_NEEDED`.
     """
 
     milestones: Sequence[int] = ()
     """Rounds at which running trials are compared: none."""
 
-    def __init__(self, plan: Plan, until: UntilDecided, sweep: SweepStore, plans: Sequence[TrialPlan]) -> None:
+    def __init__(
+        self, plan: Plan, until: UntilDecided, sweep: SweepStore | ReusedTrials, plans: Sequence[TrialPlan]
+    ) -> None:
         super().__init__(plan, sweep)
         self._until = until
         self.arms: dict[str, Arm] = {identity(one.arm): one.arm for one in plans}
@@ -153,10 +158,11 @@ class SeedState(RecordedTrials):
         if key in self._errors:
             return self._errors[key]
         if self._last[key] >= self.rounds:
-            return Outcome(outcome="finished", round=self.rounds)
+            needed = not self.stops(key, self.rounds)
+            return Outcome(outcome="finished", round=self.rounds, reason=None if needed else NOT_NEEDED)
         if self._last[key] < 0 or not self.stops(key, self._last[key]):
             return None
-        return Outcome(outcome="pruned", round=self._last[key], reason="its comparison was decided without this seed")
+        return Outcome(outcome="pruned", round=self._last[key], reason=NOT_NEEDED)
 
     def _settled(self, key: str) -> bool:
         return key in self._errors or self._last[key] >= self.rounds

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from fedsweep.federation.rounds import ServerState
-from fedsweep.results import Outcome, OutcomeName, Store, SweepStore, TrialPlan
+from fedsweep.results import Outcome, OutcomeName, Store, SweepStore, TrialPlan, count_outcomes
 from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
-from fedsweep.results.records import TAKEN_FROM
+from fedsweep.results.records import NOT_NEEDED, TAKEN_FROM
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.plan.reuse import Reuse, all_reusable
 from tests.sweep.helpers import GRID, SAMPLED, write_space
@@ -52,6 +52,15 @@ def test_an_ended_trial_is_reused_with_its_outcome_and_tagged_with_its_origin(
     assert mine.trial("k").read().plan == taken
     assert mine.trial("k").outcome() == earlier.trial("k").outcome()
     assert mine.trial("k").checkpoint.read_bytes() == earlier.trial("k").checkpoint.read_bytes()
+
+
+def test_a_trial_that_its_own_sweep_does_not_count_counts_in_another_sweep(earlier: SweepStore, tmp_path: Path) -> None:
+    earlier.trial("k").end(Outcome(outcome="finished", round=2, reason=NOT_NEEDED))
+    assert count_outcomes(earlier.trials())["finished"] == 0
+    mine = sweep(tmp_path, "mine")
+    Reuse(Store(tmp_path), mine).give(PLAN)
+    assert mine.trial("k").outcome() == Outcome(outcome="finished", round=2)
+    assert count_outcomes(mine.trials())["finished"] == 1
 
 
 @pytest.mark.parametrize("together", [True, False])

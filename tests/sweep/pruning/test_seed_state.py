@@ -142,6 +142,10 @@ def test_the_table_does_not_depend_on_workers_order_or_restarts(curves, until, w
     assert repr(table_of(alone, until)) == repr(table_of(together, until))  # repr, because NaN is not equal to itself
     assert all(one.verdict != "open" for one in second.verdicts.values())
     assert {trial.round for trial in alone.trials.values() if trial.ended and trial.ended.outcome == "finished"} == {2}
+    counted = seeds_that_count(until, second.verdicts)
+    for plan in together.plans:
+        if (ended := together.trial(plan.key).ended) is not None and ended.outcome in ("finished", "pruned"):
+            assert ended.counts == (plan.seed < counted[identity(plan.arm)])
 
 
 @given(st.tuples(ENDS, ENDS, ENDS), UNTIL, st.integers(1, 4), FAMILIES)
