@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from fedsweep.sweep import TuneOptions
     from fedsweep.sweep.plan.plan import Plan
+    from fedsweep.sweep.running.finish import SweepResult
     from fedsweep.sweep.running.open_sweep import Prepared
 
 WHAT = {
@@ -37,18 +38,22 @@ def run_linked(options: TuneOptions, console: Console) -> None:
     from fedsweep.tracking import Destination
 
     status = 0
-    for result in linked_sweeps(options, console, lambda report: output.result_console().print(report.renderable)):
+
+    def show_result(result: SweepResult) -> None:
+        nonlocal status
         stage, session = result.session.plan.request.stage, result.session
         server = Destination.of_sweep(options.results.root, result.folder, options.mlflow).server
         try:
             output.show_sweep(result, output.page_command(options.store, server))
         except SystemExit:
-            if session.interrupted or result.disk_full or session.remote_error:
+            if session.stopped or result.disk_full:
                 raise
             tuning, unsent = stage is not None and stage.name == "tuning", session.sweep.remote.unsent
             only_samples = tuning and result.report_error is None and not unsent
             status = status or (0 if only_samples else result.status)
         output.result_console().print()
+
+    linked_sweeps(options, console, lambda report: output.result_console().print(report.renderable), show_result)
     if status:
         raise SystemExit(status)
 

@@ -63,8 +63,9 @@ class LocalRay:
             at_once: The largest number of parallel trials, if it is known.
         """
         self.console, self._cpus = console, available_cpus()
-        workers = min(int(self._cpus / resources.cpus_per_trial), at_once or MOST_WARM, MOST_WARM)
-        self._processes = _Processes(workers, resources.threads)
+        self.workers = min(int(self._cpus / resources.cpus_per_trial), at_once or MOST_WARM, MOST_WARM)
+        """Number of workers that start before there is a trial."""
+        self._processes = _Processes(self.workers, resources.threads)
         self._news: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._error: Exception | None = None
         self._started, self._stopping, self._ended = threading.Event(), threading.Event(), threading.Event()
@@ -85,20 +86,24 @@ class LocalRay:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def wait(self) -> None:
-        """Wait until Ray has started, and show this on the console.
+        """Wait until Ray has started, and show this on the console. Return at once if Ray has started already.
 
         Raises:
             UserError: Ray does not start on this machine.
         """
+        if not self._started.is_set():
+            self._show_start()
+        if self._error is not None:
+            raise self._error
+
+    def _show_start(self) -> None:
         with self.console.status("Starting Ray ...") as status:
-            if not self.console.is_terminal and not self._started.is_set():
+            if not self.console.is_terminal:
                 self.console.print("Starting Ray ...")
             while (news := self._news.get()) is not None:
                 status.update(news)
                 if not self.console.is_terminal:
                     self.console.print(news)
-        if self._error is not None:
-            raise self._error
 
     def end(self, interrupted: bool = False) -> None:
         """Stop Ray and delete its folder. If Ray is still starting, wait until the current attempt has ended.

@@ -9,13 +9,14 @@ import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.signals import kept_handlers
 from fedsweep.sweep.cluster.cluster import HERE, LOCAL, Cluster, Node, ray_is_running
+from fedsweep.sweep.cluster.kept_ray import is_idle, start_workers
 from fedsweep.sweep.cluster.local_ray import ANSWER_SECONDS, QUIET, LocalRay, begun, stop_ray
 from fedsweep.sweep.space.settings import Resources
 
@@ -188,12 +189,12 @@ def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
 def ray_session(cluster: Cluster = HERE, starting: LocalRay | None = None) -> Iterator[None]:
     """Provide Ray for the trials: the joined cluster, the Ray instance of this process, or a new Ray instance.
 
-    Only a new Ray instance is stopped at the end, so a notebook can run several sweeps with the instance that it has
-    started.
+    Only an instance that this function has started is stopped at the end, so a notebook can run several sweeps with the
+    instance that it has started.
 
     Args:
         cluster: The machines of the sweep.
-        starting: The new instance, if it is being started already.
+        starting: The new instance, if it is being started already. The caller stops it.
 
     Raises:
         UserError: Ray does not start on this machine, or the instance of this process has several nodes.
@@ -206,7 +207,6 @@ def ray_session(cluster: Cluster = HERE, starting: LocalRay | None = None) -> It
         starting.wait()
         _silence()
         yield
-        starting.end()  # after an error, the caller ends it
     elif ray_is_running():
         _check_one_node()
         _silence()
@@ -241,6 +241,57 @@ def started_early(
     prepare_environment()
     with begun(console, resources, at_once) as starting:
         yield starting
+
+
+class OwnRay:
+    """The Ray instance that fedsweep starts on this machine, which linked sweeps share one after the other.
+
+    The instance is stopped at the end of a `with` block over this object, or earlier by `end`. Nothing is started if
+    the sweeps use a cluster or the Ray instance of this process.
+    """
+
+    def __init__(self, address: str, console: Console) -> None:
+        self._address, self._console = address, console
+        self._stack = contextlib.ExitStack()
+        self._instance: LocalRay | None = None
+        self._resources: Resources | None = None
+        self._used = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def begin(self, resources: Resources, at_once: int | None = None) -> None:
+        """Begin to start Ray, and return at once.
+
+        The instance of the last sweep is kept if it was started for the same resources, works, and is idle.
+
+        Args:
+            resources: The resources of each trial.
+            at_once: The largest number of parallel trials, if it is known.
+        """
+        if self._instance is not None and self._used and (self._resources != resources or not is_idle()):
+            self.end()
+        if self._instance is None:
+            early = started_early(self._address, self._console, resources, at_once)
+            self._instance, self._resources = self._stack.enter_context(early), resources
+
+    def session(self, cluster: Cluster) -> contextlib.AbstractContextManager[None]:
+        """Provide Ray for the trials of a sweep (see `ray_session`)."""
+        self._used = True
+        return ray_session(cluster, self._instance)
+
+    def keep(self) -> None:
+        """Start workers for the next sweep in advance, if there is an instance."""
+        if self._instance is not None and self._used:
+            start_workers(self._instance.workers)
+
+    def end(self) -> None:
+        """Stop the instance, if there is one."""
+        self._instance, self._used = None, False
+        self._stack.close()
 
 
 def _silence() -> None:

@@ -7,7 +7,7 @@ like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,12 @@ from rich.console import Console
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.progress import loading, waiting
+from fedsweep.common.signals import ending_signals_interrupt
 from fedsweep.results import SweepManifest, SweepStore
 from fedsweep.results.arms import arm_label
 from fedsweep.results.tuned_arms import STAGE, Stage, StageName, choose, sweep_name
-from fedsweep.sweep.running.tune import TuneOptions, tune
+from fedsweep.sweep.cluster.ray_session import OwnRay
+from fedsweep.sweep.running.tune import TuneOptions, tune_one
 from fedsweep.sweep.space.requested_space import RequestedSpace
 
 if TYPE_CHECKING:
@@ -30,17 +32,22 @@ STAGES: tuple[StageName, ...] = ("tuning", "common", "tuned")
 
 
 def linked_sweeps(
-    options: TuneOptions, console: Console | None = None, show: Callable[[Report], object] = lambda report: None
-) -> Iterator[SweepResult]:
-    """Run the sweeps of a search space with `tune_each` one after the other, and yield the result of each.
+    options: TuneOptions,
+    console: Console | None = None,
+    show: Callable[[Report], object] = lambda report: None,
+    ended: Callable[[SweepResult], object] = lambda result: None,
+) -> SweepResult:
+    """Run the sweeps of a search space with `tune_each` one after the other, and return the result of the last one.
 
-    The sweeps run in the order `tuning`, `common`, `tuned`. No further sweep is started after a sweep that was
-    interrupted or could not be stored. With `resume`, sweeps that have started are resumed, and the others are started.
+    The sweeps run in the order `tuning`, `common`, `tuned`, and share one Ray instance on this machine. No further
+    sweep is started after a sweep that was interrupted or could not be stored. With `resume`, sweeps that have started
+    are resumed, and the others are started.
 
     Args:
         options: The options of the ablation. `sweep_id` may be the id of any of its linked sweeps.
         console: The console for progress messages; none are printed by default.
         show: Called with the report of each sweep.
+        ended: Called with the result of each sweep, before the next sweep starts.
 
     Raises:
         UserError: As for `tune`; or the ranges of `tune_each` have too few different values.
@@ -54,14 +61,18 @@ def linked_sweeps(
         # An error of the last sweep is raised before the first one starts.
         with waiting(console, "Checking the arms"):
             Plan.of(options.request).preflight()
-    for name in STAGES:
-        if name == "tuning" and {"common", "tuned"} & {*started}:
-            continue  # it has ended, and a failed sample must not be tried again after the values were chosen
-        result = tune(_options_of(name, options, started, console), console, show)
-        started[name] = result.session.sweep
-        yield result
-        if result.session.interrupted or result.disk_full or result.session.remote_error:
-            return
+    # Once the later sweeps have started, the tuning sweep has ended, and a failed sample must not be tried again after
+    # the values were chosen.
+    names = STAGES[1:] if {"common", "tuned"} & {*started} else STAGES
+    with ending_signals_interrupt(), OwnRay(options.address, console) as ray:
+        for name in names:
+            one = _options_of(name, options, started, console)
+            result = tune_one(one, console, show, ray, more=name != names[-1])
+            started[name] = result.session.sweep
+            ended(result)
+            if result.session.stopped or result.disk_full:
+                break
+    return result
 
 
 def first_stage(request: RequestedSpace) -> Stage:

@@ -18,7 +18,8 @@ from fedsweep.sweep.cluster.cluster import HERE, Cluster, processor
 from fedsweep.sweep.cluster.node_requirements import Arrival
 from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.plan.reuse import all_reusable
+from fedsweep.sweep.plan.reuse import ReusedTrials, all_reusable
+from fedsweep.sweep.pruning.seed_state import SeedState
 from fedsweep.tracking import Destination, check_writable
 from fedsweep.tracking.sweep_description import git_commit
 
@@ -55,8 +56,21 @@ def check_new(plan: Plan, store: Store) -> None:
 
 
 def anything_new(plan: Plan, store: Store, fresh: bool = False) -> bool:
-    """Return whether a new sweep may have trials to run, because it cannot reuse all of them from earlier sweeps."""
-    return not all_reusable(plan, store, _manifest(plan, fresh))
+    """Return whether a new sweep may have trials to run, because it cannot reuse all of them from earlier sweeps.
+
+    With seeds until decided, only the seeds of open comparisons are considered.
+    """
+    started = _manifest(plan, fresh)
+    if (until := plan.space.until_decided) is not None:
+        return bool(SeedState(plan, until, ReusedTrials(store, started), plan.grid()).wanted())
+    return not all_reusable(plan, store, started)
+
+
+def anything_left(plan: Plan, sweep: SweepStore) -> bool:
+    """Return whether a resumed sweep may have trials to run (see `anything_new`)."""
+    if (until := plan.space.until_decided) is not None:
+        return bool(SeedState(plan, until, sweep, plan.grid()).wanted())
+    return sweep.any_left()
 
 
 def new_sweep(plan: Plan, store: Store, fresh: bool = False, cluster: Cluster = HERE) -> SweepStore:

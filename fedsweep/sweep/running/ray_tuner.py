@@ -68,6 +68,11 @@ class SessionOutcome:
     lost: str = ""
     """The process of Ray whose end has ended the session; empty if there is none."""
 
+    @property
+    def stopped(self) -> bool:
+        """True if trials are left to run, or if results could not be stored. No linked sweep follows in this case."""
+        return self.interrupted or self.disk_full or bool(self.remote_error)
+
 
 def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
     """Run the unfinished trials of a sweep, and return the outcome of the session."""

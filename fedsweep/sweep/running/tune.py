@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from fedsweep.sweep.space.requested_space import RequestedSpace, read
 if TYPE_CHECKING:
     from fedsweep.report import Report
     from fedsweep.sweep.cluster.cluster import Cluster
-    from fedsweep.sweep.cluster.local_ray import LocalRay
+    from fedsweep.sweep.cluster.ray_session import OwnRay
     from fedsweep.sweep.running.finish import SweepResult
     from fedsweep.sweep.running.open_sweep import Prepared
     from fedsweep.sweep.space.settings import Resources
@@ -141,27 +142,43 @@ def tune(
         UserError: The search space is invalid, or a machine, the store, the MLflow server or an existing MLflow
             database cannot be used. The error is raised before any trial starts.
     """
+    from fedsweep.common.signals import ending_signals_interrupt
+    from fedsweep.sweep.cluster.ray_session import OwnRay
+
     console = console or Console(quiet=True)
     if options.is_linked:
         from fedsweep.sweep.running.linked_sweeps import linked_sweeps
 
-        *_, last = linked_sweeps(options, console, show)
-        return last
-    return _tune_one(options, console, show)
+        return linked_sweeps(options, console, show)
+    with ending_signals_interrupt(), OwnRay(options.address, console) as ray:
+        return tune_one(options, console, show, ray)
 
 
-def _tune_one(options: TuneOptions, console: Console, show: Callable[[Report], object]) -> SweepResult:
-    """Run a single sweep (see `tune`)."""
+def tune_one(
+    options: TuneOptions, console: Console, show: Callable[[Report], object], ray: OwnRay, more: bool = False
+) -> SweepResult:
+    """Run a single sweep (see `tune`).
+
+    Args:
+        options: The options of the sweep, which may be one of the linked sweeps of a search space.
+        console: The console for progress messages.
+        show: Called with the report.
+        ray: The Ray instance on this machine. It is started if a trial is left to run, and stopped before the report is
+            written.
+        more: Whether another linked sweep follows. If so, the Ray instance is kept for it, unless this sweep was
+            interrupted, could not be stored, or has lost the instance.
+    """
     from fedsweep.common.signals import ending_signals_interrupt
-    from fedsweep.sweep.cluster.ray_session import prepare_environment, ray_session
+    from fedsweep.sweep.cluster.ray_session import prepare_environment
 
-    with (
-        ending_signals_interrupt() as received,
-        _ray_in_advance(options, console) as starting,
-        _prepared(options, console) as ready,
-        contextlib.ExitStack() as held,
-    ):
+    with ending_signals_interrupt() as received, contextlib.ExitStack() as held:
+        workers = min(most := options.request.most_trials(), options.at_once or most)
+        begin = functools.partial(ray.begin, options.request.space.resources, workers)
+        if _certain_to_run(options):
+            begin()
+        ready = held.enter_context(_prepared(options, console))
         from fedsweep.sweep.running.open_sweep import (
+            anything_left,
             anything_new,
             check_new,
             exclusively,
@@ -170,14 +187,15 @@ def _tune_one(options: TuneOptions, console: Console, show: Callable[[Report], o
         )
 
         prepare_environment(ready.cluster)
-        with contextlib.ExitStack() as ray:
+        with contextlib.ExitStack() as joined:
             # Ray starts before a folder or an MLflow run is created, so that nothing stays open if it does not start.
             if options.resumed is None:
                 check_new(ready.plan, ready.store)
                 with waiting(console, "Looking for earlier trials"):
                     trials_to_run = anything_new(ready.plan, ready.store, options.fresh)
                 if trials_to_run:
-                    ray.enter_context(ray_session(ready.cluster, starting))
+                    begin()
+                    joined.enter_context(ray.session(ready.cluster))
                 sweep = new_sweep(ready.plan, ready.store, options.fresh, ready.cluster)
                 ready.destination.relocate()  # before the sweep is locked
                 held.enter_context(exclusively(sweep))
@@ -185,14 +203,16 @@ def _tune_one(options: TuneOptions, console: Console, show: Callable[[Report], o
                 sweep = resumed_sweep(ready.plan, ready.store, options.resumed)
                 ready.destination.relocate()  # before the sweep is locked
                 held.enter_context(exclusively(sweep))
-                if sweep.any_left():
-                    ray.enter_context(ray_session(ready.cluster, starting))
+                if anything_left(ready.plan, sweep):
+                    begin()
+                    joined.enter_context(ray.session(ready.cluster))
             if options.id_file is not None:
                 write_atomically(Path(options.id_file), f"{sweep.folder.name}\n".encode())
             with waiting(console, "Loading Ray Tune"), without_collections():
                 from fedsweep.sweep.running.ray_tuner import run  # imports ray, which reads the environment
 
             session = run(ready, sweep, console)
+        ray.keep() if more and not session.stopped and not session.lost else ray.end()
         with waiting(console, "Loading the report"), without_collections():
             from fedsweep.sweep.running.finish import finish  # imports the report, which would delay the trials
 
@@ -216,25 +236,23 @@ def rehearsed(options: TuneOptions, console: Console) -> Iterator[Prepared]:
         yield ready
 
 
-@contextlib.contextmanager
-def _ray_in_advance(options: TuneOptions, console: Console) -> Iterator[LocalRay | None]:
-    """Begin to start Ray on this machine for the duration of the block, while the sweep is checked.
+def _certain_to_run(options: TuneOptions) -> bool:
+    """Return whether Ray can begin to start while the sweep is checked, because a trial will certainly run.
 
-    Nothing is started, and None is yielded, if an error is already certain, if no trial is left to run, or if the
-    sweep uses another Ray.
+    This is unknown if the sweep may reuse all of its trials, or if it is resumed and runs seeds until its comparisons
+    are decided. If an error is already certain, it is raised.
     """
-    from fedsweep.sweep.cluster.ray_session import started_early
     from fedsweep.tracking import check_writable
 
     root, request = options.results.root, options.request
     if root.exists() and not root.is_dir():
         check_writable(root)
-    if request.counted or (options.resumed is not None and not options.resumed.any_left()):
-        yield None
-        return
-    workers = min(most := request.most_trials(), options.at_once or most)
-    with started_early(options.address, console, request.space.resources, workers) as starting:
-        yield starting
+    if request.counted:
+        return False
+    if options.resumed is not None:
+        return options.resumed.manifest().until_decided is None and options.resumed.any_left()
+    name = sweep_name(options.space, stage_of(options.space_options))
+    return options.fresh or not any(one.manifest().name == name for one in options.results.sweeps())
 
 
 @contextlib.contextmanager

@@ -17,10 +17,11 @@ from rich.console import Console
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.signals import ending_signals_interrupt
-from fedsweep.sweep.cluster import local_ray
-from fedsweep.sweep.cluster.cluster import OWN_RAY, ray_is_running
+from fedsweep.sweep.cluster import kept_ray, local_ray
+from fedsweep.sweep.cluster import ray_session as ray_session_module
+from fedsweep.sweep.cluster.cluster import HERE, OWN_RAY, ray_is_running
 from fedsweep.sweep.cluster.local_ray import MOST_WARM, STOPPING, LocalRay, begun
-from fedsweep.sweep.cluster.ray_session import ray_session, started_early
+from fedsweep.sweep.cluster.ray_session import OwnRay, ray_session, started_early
 from fedsweep.sweep.space.settings import Resources
 
 ONE = Resources(cpus_per_trial=1)
@@ -92,8 +93,43 @@ def test_nothing_waits_for_ray_before_it_is_needed(calls: list[str], monkeypatch
         may_end.set()
         with ray_session(starting=starting):
             assert calls == ["init"]
-        assert calls == ["init", "shutdown"]
+        assert calls == ["init"]
     assert calls == ["init", "shutdown"]
+
+
+@pytest.mark.parametrize("change", [None, "resources", "busy", "lost"])
+def test_sweeps_share_a_ray_unless_it_is_lost_busy_or_has_other_resources(
+    starts: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, change: str | None
+) -> None:
+    called, warm = starts(None, None), list[int]()
+    total = {"CPU": 2.0, "GPU": 1.0, "memory": 5.0}
+    monkeypatch.setattr(kept_ray, "ANSWER_SECONDS", 0)
+    monkeypatch.setattr(kept_ray, "lost_process", lambda: "the raylet" if change == "lost" else "")
+    monkeypatch.setattr("ray.cluster_resources", lambda: total)
+    monkeypatch.setattr("ray.available_resources", lambda: {**total, "memory": 1.0, "GPU": float(change != "busy")})
+    monkeypatch.setattr(ray_session_module, "start_workers", warm.append)
+    monkeypatch.setattr(local_ray, "available_cpus", lambda: 2)
+    with OwnRay("local", Console(quiet=True)) as ray:
+        ray.keep()
+        assert warm == []
+        for resources in (ONE, Resources(cpus_per_trial=2) if change == "resources" else ONE):
+            ray.begin(resources)
+            ray.begin(resources)  # once in advance, and once it is known that trials run
+            with ray.session(HERE):
+                pass
+            ray.keep()
+        assert called == (["init"] if change is None else ["init", "shutdown", "init"])
+        assert warm == [2, 1 if change == "resources" else 2]
+        ray.end()
+        assert called.count("shutdown") == called.count("init")
+    assert called.count("shutdown") == called.count("init")
+
+
+def test_workers_that_cannot_start_in_advance_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("ray.nodes", lambda: asked.append("nodes") or [])
+    kept_ray.start_workers(2)
+    assert asked == ["nodes"]
 
 
 def test_a_sweep_on_a_cluster_starts_nothing_here(starts: Callable[..., list[str]]) -> None:

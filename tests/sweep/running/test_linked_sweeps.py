@@ -199,9 +199,7 @@ def test_failed_samples_are_forgiven_but_not_failed_uploads(monkeypatch):
     def ended(stage: str, status: int, unsent: dict[str, str]) -> SimpleNamespace:
         request = SimpleNamespace(stage=Stage(name=stage, names=(), drawn=()))
         sweep = SimpleNamespace(remote=SimpleNamespace(unsent=unsent))
-        session = SimpleNamespace(
-            plan=SimpleNamespace(request=request), sweep=sweep, interrupted=False, remote_error=""
-        )
+        session = SimpleNamespace(plan=SimpleNamespace(request=request), sweep=sweep, stopped=False)
         return SimpleNamespace(session=session, folder=Path(), disk_full=False, report_error=None, status=status)
 
     def fail(result: SimpleNamespace, page: str) -> None:
@@ -211,7 +209,12 @@ def test_failed_samples_are_forgiven_but_not_failed_uploads(monkeypatch):
     monkeypatch.setattr("fedsweep.cli.output.show_sweep", fail)
     for unsent, code in (({}, None), ({"trials/a": "the network is gone"}, 1)):
         results = [ended("tuning", 1, unsent), ended("common", 0, {})]
-        monkeypatch.setattr("fedsweep.sweep.running.linked_sweeps.linked_sweeps", lambda *_, found=results: found)
+
+        def run_all(*given: object, found: list[SimpleNamespace] = results) -> None:
+            for result in found:
+                given[-1](result)
+
+        monkeypatch.setattr("fedsweep.sweep.running.linked_sweeps.linked_sweeps", run_all)
         monkeypatch.setattr("fedsweep.tracking.Destination.of_sweep", lambda *_: SimpleNamespace(server=None))
         with pytest.raises(SystemExit) if code else nullcontext() as end:
             run_linked(TuneOptions("tuned"), Console(quiet=True))

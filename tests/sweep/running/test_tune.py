@@ -5,9 +5,10 @@ import io
 import json
 import shutil
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -20,11 +21,12 @@ from fedsweep.report import Report
 from fedsweep.results import Outcome, TrialPlan
 from fedsweep.sweep import TuneOptions, tune
 from fedsweep.sweep.cluster import ray_session
+from fedsweep.sweep.pruning.seed_state import SeedState
 from fedsweep.sweep.running import ray_tuner
 from fedsweep.sweep.running.open_sweep import Prepared
 from fedsweep.sweep.running.recording import Recording
 from tests.fixtures import NewStore
-from tests.sweep.helpers import GRID, SMALL, assert_mlflow_equals_store, newest, runs, table, write_space
+from tests.sweep.helpers import GRID, SMALL, TUNED, assert_mlflow_equals_store, newest, runs, table, write_space
 
 
 @pytest.fixture
@@ -133,6 +135,76 @@ def test_a_sweep_whose_trials_are_all_reused_ends_without_ray(
     assert second.folder != first.folder
     assert (second.folder / "report/table.csv").read_text() == (first.folder / "report/table.csv").read_text()
     assert "1 of 1 trials is reused from earlier sweeps; add `--fresh` to run all trials again." in said.getvalue()
+
+
+def test_seeds_until_decided_that_are_all_reused_need_no_ray(
+    in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fit(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan]) -> None:
+        assert isinstance(recording.state, SeedState)
+        while wanted := recording.state.wanted():
+            trial = recording.state.plans[wanted[0][0]]
+            in_process.append(trial.key)
+            recording.announce(trial)
+            [*run_resumably(RunConfig.of(trial.config, "test"), recording.sweep.trial(trial.key).checkpoint)]
+            recording.state.refresh(trial.key)
+            recording.decide()
+
+    def started(*_: object) -> None:
+        raise AssertionError("no trial is left to run")
+
+    monkeypatch.setattr(ray_tuner, "_tune", fit)
+    few = {**SMALL, "data.test_fraction": 0.05, "federation.depths": [3, 2], "federation.rounds": 1}
+    seeds = {"until": "decided", "at_least": 2, "at_most": 9, "smallest_effect": 20}
+    write_space(tmp_path, "decided", {**GRID, "fixed": few, "seeds": seeds})
+    first = tune(TuneOptions("decided"))
+    assert (first.status, len(first.trials)) == (0, len(in_process))
+    assert len(in_process) < 2 * seeds["at_most"]
+    monkeypatch.setattr(ray_session, "started_early", started)
+    monkeypatch.setattr(ray_session, "ray_session", started)
+    for options in (TuneOptions("decided"), TuneOptions("decided", resume=True)):
+        again = tune(options)
+        assert (again.status, len(again.trials)) == (0, len(first.trials))
+        assert (again.folder / "report/table.csv").read_text() == (first.folder / "report/table.csv").read_text()
+    assert len(in_process) == len(first.trials)
+    with pytest.raises(AssertionError, match="no trial is left to run"):
+        tune(TuneOptions("decided", fresh=True))
+    with pytest.raises(AssertionError, match="no trial is left to run"):
+        tune(TuneOptions("decided", overrides={"local.steps": 2}))
+
+
+def test_linked_sweeps_share_one_ray_and_start_none_if_all_trials_are_reused(
+    in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def started(*_: object) -> Iterator[SimpleNamespace]:
+        events.append("start")
+        yield SimpleNamespace(workers=2)
+        events.append("end")
+
+    def written(self: object, *_: object) -> tuple[()]:
+        events.append("report")
+        return ()
+
+    monkeypatch.setattr(ray_session, "started_early", started)
+    monkeypatch.setattr(ray_session, "is_idle", lambda: True)
+    monkeypatch.setattr(ray_session, "start_workers", lambda number: events.append(f"{number} workers"))
+    monkeypatch.setattr("fedsweep.report.write_figures", written)
+    few = {**TUNED["fixed"], "data.test_fraction": 0.05, "federation.depths": [3, 2], "federation.rounds": 1}
+    tune_each = {**TUNED["tune_each"], "samples": 2}
+    write_space(tmp_path, "tuned", {**TUNED, "fixed": few, "seeds": [0], "tune_each": tune_each})
+    assert tune(TuneOptions("tuned")).status == 130
+    assert events == ["start", "end", "report"]
+    events.clear()
+    assert tune(TuneOptions("tuned", resume=True)).status == 0
+    kept = ["2 workers", "report"]
+    assert events == ["start", *kept, *kept, "end", "report"]
+    events.clear()
+    trials = len(in_process)
+    assert tune(TuneOptions("tuned")).status == 0
+    assert (events, len(in_process)) == (["report"] * 3, trials)
 
 
 def test_options_that_contradict_each_other_are_rejected() -> None:
