@@ -20,7 +20,7 @@ from fedsweep.report.units_and_labels import Units
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arm_names import select
 from fedsweep.results.arms import arm_argument, arm_label, distinct_labels, equality
-from fedsweep.results.until_decided import UntilDecided
+from fedsweep.results.seeds import UntilDecided
 
 SHOWN = 12  # a sentence names at most this many hyperparameters or arms
 LEFT_OUT_FIRST = (

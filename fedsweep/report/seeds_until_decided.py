@@ -14,7 +14,7 @@ from fedsweep.report.sequential_tests import SequentialRule, Verdict, judge
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import identity
 from fedsweep.results.declared_comparisons import Pair, family_of
-from fedsweep.results.until_decided import UntilDecided
+from fedsweep.results.seeds import UntilDecided
 
 if TYPE_CHECKING:
     from fedsweep.report.arm_statistics import ArmTrials

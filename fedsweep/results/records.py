@@ -16,8 +16,8 @@ from fedsweep.results.arms import Arm, Reference, arm_label
 from fedsweep.results.declared_comparisons import Declared
 from fedsweep.results.history import VALIDATION, RoundRecord, uses_test_images
 from fedsweep.results.pareto import Against, Mode
+from fedsweep.results.seeds import UntilDecided
 from fedsweep.results.tuned_arms import Stage, stage_of
-from fedsweep.results.until_decided import UntilDecided
 
 RIGHT = "right.json"  # the file of a trial with the test images that it predicts correctly
 TAKEN_FROM = "taken_from"  # tag of a reused trial: the earlier sweep that ran it

@@ -8,7 +8,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.compare_sweeps import Pairing, Side
 from fedsweep.results.arms import arm_argument
-from fedsweep.results.until_decided import UntilDecided
+from fedsweep.results.seeds import UntilDecided
 from tests.report.conftest import Trials
 
 

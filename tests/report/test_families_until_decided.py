@@ -14,7 +14,7 @@ from fedsweep.report.seeds_until_decided import seeds_that_count, sequential_ver
 from fedsweep.report.sequential_tests import DIFFERENCE_EXPONENT, EQUIVALENCE_EXPONENT, SequentialRule, judge
 from fedsweep.report.spending_boundaries import spent_by, t_boundaries
 from fedsweep.results.declared_comparisons import Pair, declared_pairs, family_of
-from fedsweep.results.until_decided import UntilDecided
+from fedsweep.results.seeds import UntilDecided
 
 METRIC = "loss/test"
 UNTIL = UntilDecided(at_least=3, at_most=7, smallest_effect=1.0)

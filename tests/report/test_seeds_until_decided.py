@@ -13,7 +13,7 @@ from fedsweep.report.formats import data_frame
 from fedsweep.report.formats.latex import latex
 from fedsweep.report.intervals_and_power import negated
 from fedsweep.results.declared_comparisons import DeclaredComparison
-from fedsweep.results.until_decided import UntilDecided
+from fedsweep.results.seeds import UntilDecided
 from tests.report.helpers import printed, rows_of, tabulate
 
 UNTIL = UntilDecided(at_least=3, at_most=6, smallest_effect=3.0)

@@ -14,7 +14,7 @@ from fedsweep.results import Outcome, SweepStore, TrialPlan, TrialRecord
 from fedsweep.results.arms import Arm, identity, is_accuracy, setting, short_names
 from fedsweep.results.declared_comparisons import Pair, baselines, family_of
 from fedsweep.results.records import NOT_NEEDED
-from fedsweep.results.until_decided import UntilDecided
+from fedsweep.results.seeds import UntilDecided
 from fedsweep.sweep.pruning.arm_state import RecordedTrials
 
 if TYPE_CHECKING:

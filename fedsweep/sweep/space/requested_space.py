@@ -14,8 +14,8 @@ from fedsweep.common.errors import InvalidValuesError, UserError, with_all_mista
 from fedsweep.common.paths import available, find
 from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.results.arms import shown_mapping, shown_setting
+from fedsweep.results.seeds import SEED_STREAMS, Seeds, UntilDecided, varied_streams
 from fedsweep.results.tuned_arms import STAGE, Stage, space_name, stage_of, sweep_name
-from fedsweep.results.until_decided import SEED_STREAMS, Seeds, UntilDecided, varied_streams
 from fedsweep.sweep.space.axes import below, names_of, without_kind
 from fedsweep.sweep.space.search_space import SearchSpace
 from fedsweep.sweep.space.settings import GridSearch, NoScheduler, RandomSearch, Rounds

@@ -12,7 +12,7 @@ from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
 from fedsweep.results.declared_comparisons import Declared
 from fedsweep.results.history import MEAN_ACCURACY, VALIDATION
-from fedsweep.results.until_decided import SEED_STREAMS, Seeds, UntilDecided, varied_streams
+from fedsweep.results.seeds import SEED_STREAMS, Seeds, UntilDecided, varied_streams
 from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, concerns, names_of, valued
 from fedsweep.sweep.space.comparison_rules import wrong_comparisons, wrong_until_decided
 from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_arms, grid_size, too_many_arms

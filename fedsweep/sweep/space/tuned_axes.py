@@ -9,8 +9,8 @@ from pydantic import Field
 
 from fedsweep.common.config import Config
 from fedsweep.results.history import on_validation
+from fedsweep.results.seeds import SEED_STREAMS
 from fedsweep.results.tuned_arms import Stage
-from fedsweep.results.until_decided import SEED_STREAMS
 from fedsweep.sweep.space.axes import Axis, below, names_of
 
 if TYPE_CHECKING:

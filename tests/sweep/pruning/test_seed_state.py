@@ -14,7 +14,7 @@ from fedsweep.results import Outcome, TrialPlan, TrialRecord
 from fedsweep.results.arms import identity
 from fedsweep.results.declared_comparisons import Declared, DeclaredComparison, Pair
 from fedsweep.results.history import RoundRecord
-from fedsweep.results.until_decided import UntilDecided
+from fedsweep.results.seeds import UntilDecided
 from fedsweep.sweep.pruning.seed_state import SeedState
 from fedsweep.sweep.space.settings import Goal
 from tests.report.conftest import make_manifest

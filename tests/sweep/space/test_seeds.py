@@ -6,7 +6,7 @@ import pytest
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import STREAMS
-from fedsweep.results.until_decided import UntilDecided
+from fedsweep.results.seeds import UntilDecided
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.space.requested_space import read
 from fedsweep.sweep.space.search_space import SearchSpace
