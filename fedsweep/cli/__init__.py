@@ -13,6 +13,7 @@ from typer.main import get_command
 from fedsweep.cli import data
 from fedsweep.cli import run as verbs
 from fedsweep.cli.confirm import confirm
+from fedsweep.cli.doctor import doctor
 from fedsweep.cli.export import export, predict
 from fedsweep.cli.listing import list_files
 from fedsweep.cli.pretrain import pretrain
@@ -57,6 +58,7 @@ app.command("list")(list_files)
 for other in (verbs.show, pretrain, export, predict):
     app.command()(other)
 app.add_typer(data.app)
+app.command()(doctor)
 
 # The base class of typer's errors on arguments, which typer does not export.
 _UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])

@@ -96,6 +96,7 @@ def test_help_lists_and_mistakes_load_no_heavy_package(tmp_path):
 
 def test_all_commands_are_listed():
     verbs = ["run", "tune", "confirm", "report", "compare", "ui", "list", "show", "pretrain", "export", "predict"]
+    verbs += ["doctor"]
     of_data = ["data prepare", "data list", "data show", "data partition", "data generate"]
     assert sorted(VERBS) == sorted([*verbs, *of_data])
 

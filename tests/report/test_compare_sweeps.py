@@ -80,6 +80,15 @@ def test_exchanging_the_sides_changes_the_sign_of_the_differences(manifest, rank
         assert (a.difference, a.p_holm) == (-b.difference, b.p_holm)
 
 
+def test_compare_says_whose_seeds_determine_only_some_streams(manifest, ranks):
+    def first(**changes) -> str:
+        other = side(manifest, other_sweep(), id="b", **changes)
+        return Pairing.of(side(manifest, ranks), other, by_arm=True).findings()[0]
+
+    assert first(seed_streams=("batches",)).startswith("The seeds of B determine only some of the random streams")
+    assert "seed_streams" not in first()
+
+
 def test_only_common_seeds_are_paired(manifest, ranks):
     other = other_sweep()
     other.records = [one for one in other.records if one.plan.seed]

@@ -7,11 +7,13 @@ import pandas as pd
 import pytest
 
 from fedsweep.report import write_report
+from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.compare_sweeps import Pairing, Side
 from fedsweep.report.declared_comparisons import TITLE
 from fedsweep.report.formats import data_frame
 from fedsweep.report.formats.latex import latex
 from fedsweep.report.intervals_and_power import negated
+from fedsweep.report.table import AblationTable
 from fedsweep.results.declared_comparisons import DeclaredComparison
 from fedsweep.results.seeds import UntilDecided
 from tests.report.helpers import printed, rows_of, tabulate
@@ -40,6 +42,14 @@ def test_the_table_has_verdicts_instead_of_p_values(decided):
     assert "valid at every look" in text
     assert "95% t" not in text
     assert "Each arm gets 3 to 6 seeds, until its comparison with the baseline is decided or out of reach." in text
+
+
+def test_the_legend_says_what_the_seeds_vary(manifest, decided):
+    assert "The seed determines only" not in decided.markdown()
+    trials = [trial for one in decided.arms for trial in one.arm.trials]
+    partial = decided.manifest.model_copy(update={"seed_streams": ("allocation",)})
+    text = AblationTable(partial, summarise(partial, trials)).markdown()
+    assert "The seed determines only: the blocks that each client trains." in text
 
 
 def test_findings_state_the_verdict_and_the_seeds_at_which_it_was_reached(decided):

@@ -47,6 +47,10 @@ HOST_AND_PORT = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,
 TOKEN_HINT = "set RAY_AUTH_TOKEN_PATH to the file with the cluster's token (docs/cluster.md, Security)"  # noqa: S105
 
 
+WORKER_SECONDS = 120.0
+"""The time in which a worker must answer, which includes its start."""
+
+
 def check_address(address: str) -> None:
     """Raise UserError unless `address` is `local`, `auto`, or HOST:PORT of a Ray cluster's head node."""
     if address.startswith("ray://"):
@@ -292,6 +296,21 @@ class OwnRay:
         """Stop the instance, if there is one."""
         self._instance, self._used = None, False
         self._stack.close()
+
+
+def answer_of_a_worker() -> str:
+    """Start Ray on this machine, let a worker return the name of the machine, and stop Ray.
+
+    Raises:
+        UserError: Ray does not start on this machine.
+    """
+    prepare_environment()
+    with OwnRay(LOCAL, Console(quiet=True)) as own:
+        own.begin(Resources(gpus_per_trial=0), at_once=1)
+        with own.session(HERE):
+            import ray
+
+            return str(ray.get(ray.remote(socket.gethostname).remote(), timeout=WORKER_SECONDS))
 
 
 def _silence() -> None:

@@ -58,13 +58,13 @@ def seed_forecast(plan: Plan) -> list[str]:
     effect = until.effect(metric) or 1.0
     rule = SequentialRule(until.at_least, until.at_most, until.effect(metric))
     unit, shown = " points" * is_accuracy(metric), until.smallest_effect or 1.0
-    of_family, paired = (f" with {len(pairs)} comparisons", "") if plan.space.comparisons else ("", "paired ")
+    of_family = f" with {len(pairs)} comparisons" if plan.space.comparisons else ""
     if until.smallest_effect is None:  # the forecast does not depend on the spread
         (one,) = expected_seeds(rule, pairs, effect, others).values()
         more = "" if one.baseline is None else f", {one.baseline:.1f} of the baseline"
         return [f"Expected seeds{of_family} without any difference: {one.seeds:.1f} per arm{more}."]
     named = " (and of the baseline)" * bool(others)
-    lines = [f"Expected seeds per arm{named}{of_family}, by the standard deviation (sd) of the {paired}differences:"]
+    lines = [f"Expected seeds per arm{named}{of_family}, by the standard deviation (sd) of the paired differences:"]
     for times in SPREADS:
         found = expected_seeds(rule, pairs, times * effect, others)
         parts = [

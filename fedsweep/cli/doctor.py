@@ -1,0 +1,165 @@
+"""The command `fedsweep doctor`, which checks that fedsweep can work on this machine."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from typer import Option
+
+from fedsweep.cli.options import DEFAULT_STORE, StoreOption, check_format
+from fedsweep.cli.output import awaiting, relative, result_console
+from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.paths import activation_folder, data_folder
+from fedsweep.results import Store
+
+PACKAGES = ("torch", "ray", "mlflow", "optuna", "timm", "peft", "transformers")
+GIGABYTE = 1e9
+LEAST_SPACE = 1 * GIGABYTE
+"""Free bytes below which a disk is reported as full: a sweep of the shipped spaces with its checkpoints needs less."""
+
+
+class Finding(NamedTuple):
+    """The result of one check."""
+
+    check: str
+    works: bool
+    sentence: str
+    """The facts, or the reason of a failure with its remedy."""
+
+
+def doctor(
+    store: StoreOption = DEFAULT_STORE,
+    format: Annotated[str, Option("--format", help="format to print: `terminal` or `json`")] = "terminal",
+) -> None:
+    """Check the packages, processors, GPUs, data, the results folder and Ray of this machine.
+
+    The exit code is 1 if a check fails.
+
+    Example: `fedsweep doctor`
+    """
+    check_format(format, ("terminal", "json"))
+    console, findings = result_console(), list[Finding]()
+    for name, look in CHECKS.items():
+        with awaiting(f"Checking: {name}"):
+            one = found(name, look, store)
+        findings.append(one)
+        if format == "terminal":
+            mark, style = ("\u2713", "green") if one.works else ("\u2717", "red")
+            console.print(f"[{style}]{mark}[/] {name}: ", end="", markup=True)
+            console.print(one.sentence, soft_wrap=True)
+    if format == "json":
+        print(json.dumps({"checks": [one._asdict() for one in findings]}, indent=1))
+    if not all(one.works for one in findings):
+        raise SystemExit(1)
+
+
+def found(name: str, look: Callable[[str], str], store: str) -> Finding:
+    """Return the result of a check. Every error is a result, because a later check may still be of use."""
+    try:
+        return Finding(name, True, look(store))
+    except UserError as error:
+        return Finding(name, False, str(error))
+    except Exception as error:
+        return Finding(name, False, f"{type(error).__name__}: {one_line(error)}")
+
+
+def _packages(store: str) -> str:
+    versions = [f"{name} {metadata.version(name)}" for name in PACKAGES]
+    return f"fedsweep {metadata.version('fedsweep')}, Python {platform.python_version()}, {', '.join(versions)}"
+
+
+def _processors(store: str) -> str:
+    import psutil
+
+    from fedsweep.sweep.cluster.cluster import available_cpus
+
+    cores = available_cpus()
+    memory = psutil.virtual_memory()
+    parallel = f"{cores} trial{'s' * (cores > 1)} in parallel by default"
+    return f"{cores} CPU cores ({parallel}), {memory.available / GIGABYTE:.0f} of {memory.total / GIGABYTE:.0f} GB free"
+
+
+def _gpus(store: str) -> str:
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        return "none that PyTorch can use, so trials run on the CPU"
+    torch.zeros(1, device="cuda").add_(1).item()
+    return ", ".join(torch.cuda.get_device_name(place) for place in range(count))
+
+
+def _shipped(store: str) -> str:
+    from fedsweep.common.paths import find
+    from fedsweep.common.yaml_values import read_yaml
+    from fedsweep.federation.build_and_run import split
+    from fedsweep.federation.run_config import RunConfig
+
+    config = RunConfig.of(read_yaml(find("experiments", "fedra_digits")), "experiment fedra_digits")
+    data, _ = split(config)
+    config.backbone.check_weights(len(data.class_names), data.class_names)
+    images = sum(len(one.train) + len(one.test) for one in data.domains)
+    return f"{images:,} images of digits in {len(data.domains)} styles, and their backbone"
+
+
+def _prepared(store: str) -> str:
+    from fedsweep.data.prepared.card import read_card, stores, unfinished
+
+    cards = [read_card(folder) for folder in stores()]
+    if waiting := [relative(folder) for folder in unfinished()]:
+        raise UserError(f"{waiting[0]} is unfinished; run the same `fedsweep data prepare` command again.")
+    if not cards:
+        return f"none in {relative(data_folder())}; `fedsweep data prepare` adds data sets"
+    return f"{', '.join(dict.fromkeys(card.name for card in cards))} in {relative(data_folder())}"
+
+
+def _results(store: str) -> str:
+    from fedsweep.tracking import check_writable
+
+    try:
+        opened = Store.at(store)
+        opened.check_writable()
+        check_writable(opened.root)
+    except UserError as error:
+        raise UserError(f"{str(error).rstrip('.')}; choose another results folder with `--store`.") from None
+    return f"{store if opened.uri else relative(opened.root)} is writable, {_space(opened.root)}"
+
+
+def _cache(store: str) -> str:
+    folder = activation_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    return f"{folder}, {_space(folder)}"
+
+
+def _space(folder: Path) -> str:
+    free = shutil.disk_usage(folder).free
+    if free < LEAST_SPACE:
+        raise UserError(
+            f"the disk of {folder} has only {free / GIGABYTE:.1f} GB free; delete files, or use another disk."
+        )
+    return f"{free / GIGABYTE:.0f} GB free"
+
+
+def _ray(store: str) -> str:
+    from fedsweep.sweep.cluster.ray_session import answer_of_a_worker
+
+    return f"starts on this machine, and a worker of it answers ({answer_of_a_worker()})"
+
+
+CHECKS: dict[str, Callable[[str], str]] = {
+    "packages": _packages,
+    "processors": _processors,
+    "GPUs": _gpus,
+    "shipped data": _shipped,
+    "prepared data sets": _prepared,
+    "results folder": _results,
+    "cache": _cache,
+    "Ray": _ray,
+}
+"""The checks, each with a function that returns the facts, and raises an error if something does not work."""

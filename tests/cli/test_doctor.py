@@ -1,0 +1,63 @@
+"""The command `fedsweep doctor`."""
+
+import importlib
+import json
+from importlib import metadata
+
+import pytest
+
+from fedsweep.common.errors import UserError
+from tests.cli.conftest import Call
+from tests.sweep.helpers import fedsweep
+
+doctor = importlib.import_module("fedsweep.cli.doctor")  # the package exports the function of this name
+WITHOUT_RAY = {name: look for name, look in doctor.CHECKS.items() if name != "Ray"}
+
+
+def failing(_: str) -> str:
+    raise UserError("the moon is full; wait for a week.")
+
+
+def broken(_: str) -> str:
+    raise RuntimeError("a\nb")
+
+
+def test_every_check_states_facts_about_this_machine(call: Call, monkeypatch):
+    monkeypatch.setattr(doctor, "CHECKS", WITHOUT_RAY)
+    answer = call("doctor", "--format", "json")
+    said = {one["check"]: one["sentence"] for one in json.loads(answer.out)["checks"]}
+    assert answer.code == 0
+    assert [*said] == [*WITHOUT_RAY]
+    assert f"torch {metadata.version('torch')}" in said["packages"]
+    assert "digits in 6 styles" in said["shipped data"]
+    assert "`fedsweep data prepare` adds data sets" in said["prepared data sets"]
+    assert said["results folder"].startswith("mlruns is writable")
+
+
+def test_a_failed_check_is_named_with_its_remedy_and_does_not_stop_the_others(call: Call, monkeypatch):
+    monkeypatch.setattr(doctor, "CHECKS", {"moon": failing, "code": broken, "packages": doctor.CHECKS["packages"]})
+    answer = call("doctor")
+    assert answer.code == 1
+    moon, code, packages = answer.out.splitlines()
+    assert moon == "\u2717 moon: the moon is full; wait for a week."
+    assert code == "\u2717 code: RuntimeError: a b"
+    assert packages.startswith("\u2713 packages: fedsweep ")
+
+
+def test_a_results_folder_that_cannot_be_written_is_found(call: Call, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "CHECKS", {"results folder": doctor.CHECKS["results folder"]})
+    (tmp_path / "file").write_text("")
+    answer = call("doctor", "--store", str(tmp_path / "file"))
+    assert answer.code == 1
+    assert "cannot be written" in answer.out
+    assert "choose another results folder with `--store`" in answer.out
+
+
+def test_a_full_disk_is_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "LEAST_SPACE", float("inf"))
+    assert "GB free; delete files, or use another disk" in doctor.found("cache", doctor.CHECKS["cache"], "").sentence
+
+
+@pytest.mark.slow
+def test_ray_starts_and_a_worker_answers(tmp_path):
+    assert "\u2713 Ray: starts on this machine, and a worker of it answers" in fedsweep(tmp_path, "doctor").stdout
