@@ -202,7 +202,7 @@ def test_each_arm_needs_a_comparison_if_its_seeds_depend_on_decisions(comparison
         plan(seeds=UNTIL, comparisons=comparisons)
     assert str(error.value) == (
         f"search space mine: `seeds` {{until: decided}} needs a comparison for every arm, but the arm {alone} is "
-        "compared with nothing."
+        "compared with nothing; add one to `comparisons`, or leave the arm out."
     )
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import platform
 import re
 import secrets
 import socket
@@ -310,7 +311,7 @@ def answer_of_a_worker() -> str:
         with own.session(HERE):
             import ray
 
-            return str(ray.get(ray.remote(socket.gethostname).remote(), timeout=WORKER_SECONDS))
+            return str(ray.get(ray.remote(platform.node).remote(), timeout=WORKER_SECONDS))
 
 
 def _silence() -> None:
