@@ -220,7 +220,7 @@ def test_the_shipped_space_runs_until_its_comparisons_are_decided():
     first, *lines = seed_forecast(found)
     assert first == (
         "Expected seeds per arm (and of the baseline) with 7 comparisons, by the standard deviation (sd) of the "
-        "differences:"
+        "paired differences:"
     )
     assert len(lines) == 3
     assert [*seed_forecast(Plan.read("ablations/brick_per_method", {}, {}))] == []
