@@ -70,9 +70,7 @@ def test_a_dry_run_with_recorded_rounds_imports_neither_timm_nor_ray_nor_mlflow(
     wide = {**os.environ, "COLUMNS": "200"}  # the sentence in one line
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=wide)
     *_, estimate, imported = done.stdout.splitlines()
-    assert (
-        estimate == f"Estimated time: 2 min 24 s, from the rounds of sweep {sweep.folder.name} on this machine."
-    )
+    assert estimate == f"Estimated time: 2 min 24 s, from the rounds of sweep {sweep.folder.name} on this machine."
     assert imported == "[]"
     assert done.stderr == "Loading PyTorch ...\n"
 
