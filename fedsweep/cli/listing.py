@@ -66,11 +66,11 @@ def list_files(
 
 def _files(kinds: Sequence[Kind]) -> list[dict[str, Any]]:
     """Return the YAML files of some kinds; one's own files come first."""
-    own = own_files()
+    known = [(kind, name, path) for kind in kinds for name, path in available(kind).items()]
+    own = own_files(path for _, _, path in known)
     found = [
         {"kind": kind, "name": name, "description": summary(path), "own": path in own, "path": str(path)}
-        for kind in kinds
-        for name, path in available(kind).items()
+        for kind, name, path in known
     ]
     return sorted(found, key=lambda one: not one["own"])
 

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import math
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -111,13 +110,14 @@ def resolve(name: str) -> Path:
     return path if path.exists() else data_folder() / Path(name).expanduser()
 
 
-def own_files() -> frozenset[Path]:
-    """Return the paths of the experiments and search spaces that belong to the user, and not to fedsweep.
+def own_files(found: Iterable[Path]) -> frozenset[Path]:
+    """Return those of the found YAML files (see `available`) that belong to the user, and not to fedsweep.
 
     In a checkout of fedsweep's repository, these are the files that git does not track.
     """
+    import subprocess  # only `fedsweep list` needs it
+
     package = Path(__file__).parent.parent.resolve()
-    found = frozenset(path for kind in VERBS for path in available(kind).values())
     own = frozenset(path for path in found if not path.is_relative_to(package / "shipped"))
     if not (package.parent / ".git").exists():
         return own

@@ -73,10 +73,10 @@ def test_in_a_checkout_own_files_are_those_that_git_does_not_track(monkeypatch, 
     package.joinpath("common").mkdir(parents=True)
     monkeypatch.setattr(paths, "__file__", str(package / "common" / "paths.py"))
     monkeypatch.chdir(tmp_path / "clone")
-    assert {path.stem for path in paths.own_files()} == {"shipped", "own"}
+    assert {path.stem for path in paths.own_files(paths.available("search_spaces").values())} == {"shipped", "own"}
     for command in (["init", "-q"], ["add", "search_spaces/ablations"]):
         subprocess.run(["git", *command], check=True)
-    assert {path.stem for path in paths.own_files()} == {"own"}
+    assert {path.stem for path in paths.own_files(paths.available("search_spaces").values())} == {"own"}
 
 
 def write_to(path: Path) -> None:
