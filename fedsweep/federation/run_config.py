@@ -65,7 +65,7 @@ class RunConfig(Config):
             raise ValueError(f"`seed_streams` must be distinct, but they are {', '.join(streams)}")
         return "all" if len(streams) == len(STREAMS) else tuple(name for name in STREAMS if name in streams)
 
-    def _streams_used(self) -> None:
+    def _streams_fit(self) -> None:
         unused: set[StreamName] = set() if self.trains_on_synthetic else {"synthetic"}
         if self.federation.clients_per_round is None and self.federation.depths != "dynamic":
             unused.add("cohort")
@@ -78,7 +78,7 @@ class RunConfig(Config):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         layers, size = self.backbone.depth, self.federation.clients_per_round
-        self._streams_used()
+        self._streams_fit()
         capacities = self.capacities()
         for depth in self.depths():
             if not 1 <= depth <= layers:

@@ -110,14 +110,14 @@ def _ends(panels: "Sequence[_Panel]", scale: float, mode: Mode) -> tuple[float, 
 
     The axis always contains the best values of each panel and its curve.
     """
-    sign = scale if mode == "max" else -scale
-    values = np.array([sign * value for one in panels for value in one.known.values()])
-    curves = [sign * value for one in panels for value in (*one.so_far.values(), *one.curve.median)]
-    most = float(np.median(values))
-    near = values[values >= most - FAR * (values.max() - most)]
+    sign = 1 if mode == "max" else -1  # so that larger is better
+    values = np.array([sign * scale * value for one in panels for value in one.known.values()])
+    curves = [sign * scale * value for one in panels for value in (*one.so_far.values(), *one.curve.median)]
+    middle = float(np.median(values))
+    near = values[values >= middle - FAR * (values.max() - middle)]
     shown = [*near, *(value for value in curves if math.isfinite(value))]
     margin = 0.08 * (max(shown) - min(shown)) or 0.01
-    ends = float(sign / scale * (min(shown) - margin)), float(sign / scale * (max(shown) + margin))
+    ends = float(sign * (min(shown) - margin)), float(sign * (max(shown) + margin))
     return min(ends), max(ends)
 
 
