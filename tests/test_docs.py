@@ -172,7 +172,7 @@ def test_an_invalid_command_is_detected(working_directory, command):
 
 def test_the_files_that_a_guide_shows_are_valid(working_directory):
     files = sorted(working_directory.rglob("*.yaml"))
-    assert len(files) == 19
+    assert len(files) == 20
     for path in files:
         kind, *parts = path.relative_to(working_directory).with_suffix("").parts
         if kind == "experiments":
@@ -206,7 +206,7 @@ def test_every_command_is_documented():
     reference = (ROOT / "docs" / "reference" / "cli.md").read_text()
     prose = "".join(path.read_text() for path in PAGES if "reference" not in path.parts)
     names = [f"{name} {below}".strip() for name, one in VERBS.items() for below in getattr(one, "commands", [""])]
-    assert len(names) == 17
+    assert len(names) == 22
     for verb in names:
         assert f"\n## {verb}\n" in reference
         assert f"fedsweep {verb}" in prose
@@ -253,4 +253,4 @@ def test_a_page_has_no_local_path_and_its_links_work(page):
 
 
 def test_all_pages_are_found():
-    assert len(PAGES) == 38
+    assert len(PAGES) == 39

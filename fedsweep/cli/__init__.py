@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn, cast
 import typer
 from typer.main import get_command
 
-from fedsweep.cli import data
+from fedsweep.cli import data, steer, watch
 from fedsweep.cli import run as verbs
 from fedsweep.cli.confirm import confirm
 from fedsweep.cli.doctor import doctor
@@ -58,6 +58,8 @@ app.command("list")(list_files)
 for other in (verbs.show, pretrain, export, predict):
     app.command()(other)
 app.add_typer(data.app)
+for running in (watch.status, watch.attach, steer.extend, steer.drop, steer.stop):
+    app.command(rich_help_panel="Running sweeps")(running)
 app.command()(doctor)
 
 # The base class of typer's errors on arguments, which typer does not export.

@@ -15,9 +15,9 @@ from typer import Argument, Option
 from fedsweep.cli.options import DEFAULT_STORE, StoreOption, check_format
 from fedsweep.cli.output import awaiting, relative, result_console
 from fedsweep.common.errors import UserError, near
-from fedsweep.common.files import LockedError, locked
 from fedsweep.common.paths import VERBS, Kind, available, own_files, summary
-from fedsweep.results import Store, SweepStore
+from fedsweep.results import Store
+from fedsweep.results.steering import is_running
 
 TITLES: dict[Kind, str] = {"experiments": "Experiments", "search_spaces": "Search spaces", "pretrain": "Pre-training"}
 SWEEPS, ALL = "sweeps", "all"
@@ -143,20 +143,6 @@ def list_sweeps(store: Store, words: Sequence[str] = ()) -> list[dict[str, Any]]
                     }
                 )
     return found
-
-
-def is_running(sweep: SweepStore) -> bool:
-    """Return whether a process on this machine is running a sweep."""
-    lock = sweep.folder / ".lock"
-    try:
-        if lock.exists():
-            with locked(lock, "taken", seconds=0):
-                pass
-    except LockedError:
-        return True
-    except OSError:  # a folder that cannot be written
-        pass
-    return False
 
 
 def _show_sweeps(sweeps: Sequence[dict[str, Any]], store: str) -> None:

@@ -21,6 +21,9 @@ Overrides = Annotated[
     list[str] | None,
     Argument(metavar="[NAME=VALUE]...", help="hyperparameters to change, by dotted name, e.g. `federation.rounds=5`"),
 ]
+SweepArgument = Annotated[
+    str, Argument(metavar="SEARCH_SPACE[@SWEEP]", help="search space, whose newest sweep is meant, or a sweep")
+]
 _STORE = "results folder (also holds MLflow's database), or URI of a remote results folder, e.g. `s3://BUCKET/RUNS`"
 StoreOption = Annotated[str, Option("--store", envvar="FEDSWEEP_STORE", metavar="FOLDER|URI", help=_STORE)]
 _COLUMNS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Context, Option
 
 from fedsweep.cli import output
+from fedsweep.cli.detach import detach
 from fedsweep.cli.early_check import check_space
 from fedsweep.cli.linked import run_linked, show_linked_plan
 from fedsweep.cli.options import (
@@ -22,6 +24,7 @@ from fedsweep.cli.options import (
 )
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import parse_overrides, parse_yaml
+from fedsweep.results.arms import parse_arm
 from fedsweep.results.tune_command import SPACE_OPTIONS
 from fedsweep.results.tuned_arms import ablation_of
 
@@ -76,6 +79,10 @@ def tune(
         str | None,
         Option(help="arms of a grid: `full` (all) or `one_factor` (change one value of the baseline at a time)"),
     ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        Option(metavar="ARM", help="arm of a grid to leave out, e.g. `lora.rank=1`; can be repeated"),
+    ] = None,
     scheduler: Annotated[
         str | None,
         Option(help="scheduler, instead of the space's: `none`, `asha`, `asha_async`, `median`, `arms` or `pbt`"),
@@ -108,6 +115,9 @@ def tune(
     id_file: Annotated[
         str | None, Option(metavar="FILE", help="file to which the sweep's id is written before the first trial starts")
     ] = None,
+    detached: Annotated[
+        bool, Option("--detach", help="run in the background; `fedsweep attach` shows the live table")
+    ] = False,
     verify: VerifyOption = False,
     address: Annotated[str, Option("--address", envvar="FEDSWEEP_ADDRESS", help=ADDRESS)] = "local",
     store: StoreOption = DEFAULT_STORE,
@@ -134,6 +144,12 @@ def tune(
         at_once=at_once,
         id_file=id_file,
     )
+    if detached and id_file is not None:
+        raise UserError("`--detach` prints the id of the sweep and cannot be combined with `--id-file`.")
+    if detached and not dry_run:
+        check_space(options.request)
+        detach([one for one in sys.argv[1:] if one != "--detach"], store)
+        return
     run_space(options, dry_run)
 
 
@@ -196,7 +212,7 @@ def run_space(options: TuneOptions, dry_run: bool) -> None:
 
 def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the changes that the options of `tune` make to a search space, as a dict from dotted name to value."""
-    given = {dotted: options[name] for name, dotted in SPACE_OPTIONS.items() if options.get(name) is not None}
+    given = {dotted: options[name] for name, dotted in SPACE_OPTIONS.items() if options.get(name) not in (None, [], ())}
     if "seeds" in given:
         parsed = parse_yaml(f"[{given['seeds']}]", "`--seeds`")
         if not all(isinstance(one, int) and not isinstance(one, bool) for one in parsed):
@@ -207,6 +223,8 @@ def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
         if "seeds" in given:
             raise UserError("`--until-decided` chooses the seeds itself and cannot be combined with `--seeds`.")
         given["seeds"] = {"until": "decided", **({} if effect is None else {"smallest_effect": effect})}
+    if "exclude" in given:
+        given["exclude"] = [parse_arm(one) for one in given["exclude"]]
     if "columns" in given:
         given["columns"] = listed(given["columns"])
     with suppress(KeyError, ValueError):  # not given, or `auto`

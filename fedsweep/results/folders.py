@@ -6,6 +6,7 @@ If the results are in a remote store, these folders are local mirrors of folders
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -249,6 +250,24 @@ class SweepStore:
         if damaged:
             raise UserError(self._repair(damaged))
         return sorted(trials, key=lambda trial: trial.plan.number)
+
+    def set_aside(self, key: str) -> None:
+        """Move the folder of a trial to the folder `dropped`. The trial no longer belongs to the sweep."""
+        place = inside(self.folder / "dropped", key)
+        place.parent.mkdir(exist_ok=True)
+        shutil.rmtree(place, ignore_errors=True)
+        (self.folder / "trials" / key).rename(place)
+        self.remote.push()
+
+    def dropped(self) -> dict[str, TrialStore]:
+        """Return the folders of the trials that no longer belong to the sweep, by key."""
+        folders = [path.parent for path in (self.folder / "dropped").glob("*/trial.json")]
+        return {folder.name: TrialStore(folder, self.remote.below("dropped", folder.name)) for folder in folders}
+
+    def change(self, manifest: SweepManifest) -> None:
+        """Replace the manifest of the sweep."""
+        write_record(self.folder / "sweep.json", manifest)
+        self.remote.push(needed=True)
 
     def any_left(self) -> bool:
         """Return whether a resumed sweep may have trials to run: unfinished or failed trials, or a population."""

@@ -37,6 +37,29 @@ class StoredRecord(Config):
     written_by_hand: ClassVar[bool] = False
 
 
+class Change(StoredRecord):
+    """A change that a person made to a sweep after it had started."""
+
+    kind: Literal["extended", "dropped", "stopped"]
+    time: str = Field(description="time of the change in UTC, as in ISO 8601")
+    ended: int = Field(description="number of trials that had ended before the change")
+    seeds: tuple[int, ...] = Field((), description="seeds that were added")
+    arm: Arm | None = Field(None, description="the arm that was dropped")
+
+    @property
+    def sentence(self) -> str:
+        """The change as a sentence, such as `The arm lora.rank=4 was dropped on 2026-11-28 at 05:10 UTC ...`."""
+        day, _, clock = self.time.partition("T")
+        trials = f"{self.ended} trial{'s' * (self.ended != 1)} had ended"
+        when = f"on {day} at {clock[:5]} UTC, when {trials}"
+        if self.kind == "extended":
+            plural, seeds = "s" * (len(self.seeds) > 1), ", ".join(map(str, self.seeds))
+            return f"The sweep was extended by the seed{plural} {seeds} {when}."
+        if self.kind == "dropped":
+            return f"The arm {arm_label(self.arm or {})} was dropped {when}."
+        return f"The sweep was stopped {when}."
+
+
 class SweepManifest(StoredRecord):
     """The description of a sweep, written when the sweep starts."""
 
@@ -72,6 +95,9 @@ class SweepManifest(StoredRecord):
     logarithmic: tuple[str, ...] = Field((), description="dotted names of settings that are drawn on a log scale")
     overrides: dict[str, Json] = Field(default_factory=dict, description="the user's changes to the experiment")
     options: dict[str, Json] = Field(default_factory=dict, description="the user's changes to the search space")
+    changes: tuple[Change, ...] = Field(
+        (), description="changes that a person made after the sweep had started, oldest first"
+    )
     machine: str | None = Field(
         None, description="name of the machine that runs all trials; null on a cluster and in sweeps of older versions"
     )
@@ -103,6 +129,11 @@ class SweepManifest(StoredRecord):
         """A sentence that warns that trials are chosen by the test images, or None if they are not."""
         second = self.against.metric if self.against else None
         return choice_by_test_images(self.metric, self.search, self.scheduler, second)
+
+    @property
+    def seeds_or_arms_changed(self) -> bool:
+        """True if a person added seeds or dropped an arm after the sweep had started."""
+        return any(one.kind != "stopped" for one in self.changes)
 
 
 class Start(StoredRecord):

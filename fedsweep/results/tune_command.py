@@ -5,6 +5,7 @@ import shlex
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json, parse_yaml
+from fedsweep.results.arms import arm_argument
 from fedsweep.results.records import SweepManifest
 from fedsweep.results.tuned_arms import STAGE, space_name
 
@@ -13,6 +14,7 @@ SPACE_OPTIONS = {
     "seeds": "seeds",
     "subsets": "subsets",
     "design": "design",
+    "exclude": "exclude",
     "scheduler": "scheduler",
     "columns": "columns",
     "samples": "search.samples",
@@ -44,6 +46,9 @@ def tune_command(manifest: SweepManifest) -> str | None:
         if dotted == "seeds" and isinstance(value, dict) and {*value} <= {"until", "smallest_effect"}:
             effect = value.get("smallest_effect")
             words += ["--until-decided"] if effect is None else ["--smallest-effect", str(effect)]
+            continue
+        if dotted == "exclude" and isinstance(value, list):
+            words += [word for arm in value for word in ("--exclude", arm_argument(arm))]
             continue
         if dotted not in flags or value is None or value is False or isinstance(value, dict):
             return None

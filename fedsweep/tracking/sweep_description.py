@@ -43,6 +43,7 @@ def description_tags(manifest: SweepManifest) -> dict[str, str]:
         **({"fedsweep.seed_streams": ", ".join(manifest.seed_streams)} if manifest.seed_streams else {}),
         **_stage_tags(manifest),
         **({"fedsweep.chosen_by": manifest.chosen_by} if manifest.chosen_by else {}),
+        **({"fedsweep.changes": " ".join(one.sentence for one in manifest.changes)} if manifest.changes else {}),
         **({"fedsweep.baseline": arm_label(manifest.baseline)} if manifest.baseline else {}),
     }
 

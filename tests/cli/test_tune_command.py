@@ -31,6 +31,7 @@ OPTIONS: dict[str, Any] = {
     "seeds": [0, 1],
     "subsets": "all",
     "design": "one_factor",
+    "exclude": [{"lora.rank": 1, "lora.position": "l0"}, {"arm": "a, b"}],
     "scheduler": "arms",
     "columns": ["worst_domain", "rounds_to=0.7"],
     "search.samples": 8,

@@ -1,4 +1,4 @@
-"""The checks of the comparisons of a search space. This module imports neither torch nor ray."""
+"""The checks of the comparisons and the excluded arms of a search space, without torch and ray."""
 
 from __future__ import annotations
 
@@ -68,6 +68,26 @@ def wrong_family(space: SearchSpace, arms: Sequence[Arm]) -> Iterator[str]:
         yield f"{rule} a baseline for every arm, but the arm {arm_label(lonely[0])} has none."
     elif all(one == other for one, other in against.items()):
         yield f"{rule} an arm to compare with the baseline, but there is none."
+
+
+def wrong_exclusions(space: SearchSpace, every: Sequence[Arm], kept: Sequence[Arm]) -> Iterator[str]:
+    """Yield error messages about the setting `exclude` of a grid.
+
+    Args:
+        space: The search space.
+        every: All arms of the grid.
+        kept: The arms that `exclude` does not leave out.
+    """
+    for place, part in enumerate(space.exclude):
+        if not any(agrees(part, arm) for arm in every):
+            rule = f"must match an arm, but {shown_mapping(part)} matches none"
+            yield f"`exclude.{place}` {rule}{_hint(part, every)}"
+    if not kept:
+        yield "`exclude` must leave at least one arm, but it leaves none."
+    elif (baseline := space.baseline) is not None:
+        of_all, of_kept = (any(agrees(baseline, arm) for arm in arms) for arms in (every, kept))
+        if of_all and not of_kept:
+            yield f"`exclude` must not leave out the `baseline` {arm_label(baseline)}."
 
 
 def _wrong(place: int, one: DeclaredComparison, arms: Sequence[Arm]) -> Iterator[str]:

@@ -200,7 +200,8 @@ class Plan(ResolvedSpace):
 
         A sweep can be resumed only if all of these are unchanged.
         """
-        entries = {"comparisons": self.space.comparisons, "tune_each": self.space.tune_each}
+        optional = ("comparisons", "tune_each", "exclude")
+        entries = {name: getattr(self.space, name) for name in optional}
         absent = {name for name, value in entries.items() if not value}  # as in the digests of older versions
         space = self.space.model_dump(mode="json", exclude={"resources", "reference", "columns", *absent})
         content = sorted({identity(self.content_digests(one)) for one in self.reachable()})

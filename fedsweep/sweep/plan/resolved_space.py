@@ -115,14 +115,19 @@ class ResolvedSpace:
         return self.sampled or len(self.arms) * len(self.space.planned_seeds)
 
     @cached_property
-    def arms(self) -> list[Arm]:
-        """The arms of a grid; empty for a sampled search."""
-        if self.sampled is not None:
-            return []
+    def all_arms(self) -> list[Arm]:
+        """The arms of a grid, including those that `exclude` leaves out, before each is tuned."""
         try:
-            arms = self.space.arms(self.tentative, self.space.design)
+            return self.space.arms(self.tentative, self.space.design)
         except ValueError as error:
             raise UserError(f"{self.request.where}: {error}.") from None
+
+    @cached_property
+    def arms(self) -> list[Arm]:
+        """The arms of a grid without those that `exclude` leaves out; empty for a sampled search."""
+        if self.sampled is not None:
+            return []
+        arms = [arm for arm in self.all_arms if not any(agrees(one, arm) for one in self.space.exclude)]
         stage = self.request.stage
         if stage is None or stage.name != "tuning":
             return arms

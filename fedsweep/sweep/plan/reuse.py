@@ -139,6 +139,7 @@ def _ended_elsewhere(store: Store, started: SweepManifest) -> Mapping[str, tuple
         same_packages = manifest.digests.get("packages") == started.digests.get("packages")
         if manifest.id != started.id and same_processor and same_packages:
             found |= {key: (manifest.id, other.trial(key)) for key in other.ended()}
+            found |= {key: (manifest.id, one) for key, one in other.dropped().items() if one.outcome() is not None}
     return found
 
 

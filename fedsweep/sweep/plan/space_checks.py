@@ -25,7 +25,7 @@ from fedsweep.results.arms import (
     shown_mapping,
     shown_setting,
 )
-from fedsweep.sweep.plan.comparison_checks import wrong_comparisons
+from fedsweep.sweep.plan.comparison_checks import wrong_comparisons, wrong_exclusions
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace, causes, describe
 from fedsweep.sweep.space.axes import Axis, Conditions, asking_order, below, condition, holds, names_of, valued
 from fedsweep.sweep.space.designs import changes
@@ -229,15 +229,19 @@ def _sound_part(resolved: ResolvedSpace, wrong: Collection[str]) -> ResolvedSpac
 
 
 def _wrong_arms(resolved: ResolvedSpace, sound: ResolvedSpace) -> Iterator[str]:
-    """Yield error messages about the search space's settings `baseline` and `reference`.
+    """Yield error messages about the search space's settings `exclude`, `baseline` and `reference`.
 
-    The baseline must be an arm of the grid, and every arm must have a baseline with which it can be compared. Each arm
-    for which `reference` lists a paper's values must also be an arm of the grid.
+    Each entry of `exclude` must match an arm, and must not leave out the baseline. The baseline must be an arm of the
+    grid, and every arm must have a baseline with which it can be compared. Each arm for which `reference` lists a
+    paper's values must also be an arm of the grid.
     """
     if resolved.sampled is not None:
         return
     arms, baseline, reference = sound.arms, sound.space.baseline, resolved.space.reference
     whole = sound.space.names == resolved.space.names
+    if whole and (messages := [*wrong_exclusions(resolved.space, sound.all_arms, arms)]):
+        yield from messages
+        return
     if baseline is not None:
         matching = [arm for arm in arms if agrees(baseline, arm)]
         if not matching or (not baseline and arms != [{}]):

@@ -9,7 +9,7 @@ import functools
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ray import tune
@@ -23,6 +23,7 @@ from fedsweep.common.progress import waiting
 from fedsweep.results import SweepStore, TrialPlan, TrialRecord
 from fedsweep.results.records import TAKEN_FROM
 from fedsweep.results.remote.mirror import SCRATCH
+from fedsweep.results.steering import Driver, write_driver
 from fedsweep.sweep.cluster.cluster import concurrency, most_on_a_gpu
 from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.plan import warm_start
@@ -37,10 +38,12 @@ from fedsweep.sweep.running.display import LiveTable
 from fedsweep.sweep.running.lost_workers import as_lost_workers
 from fedsweep.sweep.running.open_sweep import Prepared, clear_leftovers, mark_finished
 from fedsweep.sweep.running.recording import Recording, WriteGuard
+from fedsweep.sweep.running.steering import Steering, set_aside
 from fedsweep.sweep.running.time_estimate import side_by_side
 from fedsweep.sweep.running.trainable import train
 from fedsweep.sweep.running.watched import RayLostError, Watch, run_watched
 from fedsweep.sweep.search.ray_searchers import (
+    FolderSearcher,
     HalvedSamples,
     JointScheduler,
     JointSearch,
@@ -75,16 +78,40 @@ class SessionOutcome:
 
 
 def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
-    """Run the unfinished trials of a sweep, and return the outcome of the session."""
+    """Run the unfinished trials of a sweep, and return the outcome of the session.
+
+    If another process asks for a change, such as further seeds, the change is applied and the session continues.
+    """
+    recorder = Recorder(ready.store, ready.plan.name, ready.destination)
+    while True:
+        steering = Steering(ready.plan, sweep)
+        outcome = _run(ready, sweep, console, recorder, steering)
+        if outcome.stopped:
+            steering.record_stop()
+            return outcome
+        steering.look()
+        if not steering.paused:
+            return outcome
+        for sentence in steering.apply():
+            console.print(sentence, soft_wrap=True)
+        ready = replace(ready, plan=steering.plan)
+
+
+def _run(
+    ready: Prepared, sweep: SweepStore, console: Console, recorder: Recorder, steering: Steering
+) -> SessionOutcome:
+    """Run the unfinished trials of a sweep until they have ended, the sweep is stopped, or a change is granted."""
     plan, rounds, scheduler = ready.plan, ready.plan.base.federation.rounds, ready.plan.space.scheduler
     if known := warm_start.read(sweep):
         console.print(known.note(rounds))
     until = plan.space.until_decided
     retried = plan.sampled is None and until is None  # later samples or seeds depend on earlier failures
     together = decides_jointly(scheduler) or until is not None
+    if sweep.manifest().changes:
+        set_aside(plan, sweep)
     clear_leftovers(sweep, rounds, retry=retried, together=together)
     sweep.show(plan.space.columns, asked="columns" in plan.request.options)
-    recorder, writes = Recorder(ready.store, plan.name, ready.destination), WriteGuard()
+    writes = WriteGuard()
     with waiting(console, "Looking for MLflow's runs and earlier trials"):
         recorder.open_sweep(sweep.manifest(), sweep.folder)
         sweep.remote.push()
@@ -96,6 +123,7 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
     known_plans = {one.key: one for one in (*(planned or ()), *(trial.plan for trial in done))}
     for note in _notes(ready, sum(TAKEN_FROM in one.marks for one in known_plans.values()), parallel):
         console.print(note)
+    write_driver(sweep, Driver.here(parallel))
     display = LiveTable(console, plan.space.goal.metric, rounds, plan.num_trials, done, parallel)
     packing = Packing(
         plan.space.resources.gpus,
@@ -116,14 +144,16 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
         state = ArmState(plan, scheduler, sweep, planned or ())
     elif scheduler.name == "asha":
         state = TrialState(plan, scheduler, sweep, planned or [trial.plan for trial in trials])
-    recording = Recording(sweep, recorder, display, rounds, reuse, writes, packing, state, retried)
+    recording = Recording(sweep, recorder, display, rounds, reuse, writes, packing, state, retried, steering=steering)
     with display.live:
         lost = _run_trials(ready, recording, planned, trials)
     trials = [recording.shown(trial.plan.key) for trial in sweep.trials()]
-    for trial in trials:
-        if trial.outcome is None:
-            recorder.interrupt(trial)
     interrupted = _any_left(plan, recording, trials)
+    changing = steering.paused and not recording.stop.asked and not lost
+    for trial in trials:
+        if trial.outcome is None and not changing:
+            recorder.interrupt(trial)
+    interrupted = interrupted and not changing
     return SessionOutcome(plan, sweep, recorder, trials, interrupted, writes.disk_full, writes.remote_error, lost)
 
 
@@ -151,7 +181,7 @@ def _run_trials(
         if _any_left(ready.plan, recording, trials):
             watch = Watch(ready.cluster)
             body = functools.partial(_tune, ready, recording, planned)
-            run_watched(body, recording.stop, watch.lost, recording.display.stop)
+            run_watched(body, recording.stop, watch.lost, recording.display.stop, recording.steering.look)
     except RayLostError as error:
         lost = str(error)
     except KeyboardInterrupt:  # a second one
@@ -220,6 +250,8 @@ def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | 
     shared = sweep.remote.place if not cluster.is_local else None  # each node reads a file of Ray from this place
     scratch = sweep.folder / SCRATCH
     searcher, scheduler = _strategy(plan, recording, planned)
+    if isinstance(searcher, FolderSearcher):
+        searcher.is_paused = lambda: recording.steering.paused
     tuner = tune.Tuner(
         tune.with_resources(trainable, request),
         tune_config=tune.TuneConfig(

@@ -22,6 +22,7 @@ from fedsweep.sweep.pruning.seed_state import SeedState
 from fedsweep.sweep.pruning.trial_state import TrialState
 from fedsweep.sweep.running.display import LiveTable
 from fedsweep.sweep.running.lost_workers import cause_of, reason_of
+from fedsweep.sweep.running.steering import Steering
 from fedsweep.sweep.running.watched import Stop
 from fedsweep.tracking import Recorder
 
@@ -71,6 +72,8 @@ class Recording(Callback, Stopper):
     """The arms or trials that are halved, or the population; None for trials whose outcomes are independent."""
     retried: bool = True
     """True if a later session runs failed trials again."""
+    steering: Steering = field(kw_only=True)
+    """The requests of other processes to change or stop the sweep."""
     stop: Stop = field(default_factory=Stop)
     _shown: dict[str, int] = field(default_factory=dict, init=False)
     _lost: Counter[str] = field(default_factory=Counter, init=False)
@@ -88,10 +91,10 @@ class Recording(Callback, Stopper):
         self.sync(plan.key)
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Download the reported round if the store is remote. Return False, because this method never stops a trial."""
+        """Download the reported round if the store is remote, and return whether the trial must stop for a change."""
         if (key := result.get("config", {}).get("trial")) is not None:
             self.fetch(key)
-        return False
+        return self.steering.paused
 
     def stop_all(self) -> bool:
         """Return whether the session must stop.
@@ -135,8 +138,8 @@ class Recording(Callback, Stopper):
         elif self.state is not None:
             self.state.refresh(key)
             self.decide()
-        elif last < self.rounds and last >= trial.config["until"]:
-            self.sync(key)  # a probe, which has measured the memory; the trial continues
+        elif last < self.rounds and (last >= trial.config["until"] or self.steering.paused):
+            self.sync(key)  # the trial continues after a change, or as a probe that has measured the memory
         else:
             self.end(key, Outcome(outcome="finished" if last >= self.rounds else "pruned", round=last))
 

@@ -78,7 +78,13 @@ class Stop:
             raise StoppedError
 
 
-def run_watched(body: Callable[[], None], stop: Stop, lost: Callable[[], str], announce: Callable[[], object]) -> None:
+def run_watched(
+    body: Callable[[], None],
+    stop: Stop,
+    lost: Callable[[], str],
+    announce: Callable[[], object],
+    asked: Callable[[], bool] = bool,
+) -> None:
     """Run `body` in a thread, and wait until it ends.
 
     The first interrupt asks `body` to stop. The second one is raised after `LEAVE_SECONDS` or as soon as `body` has
@@ -90,6 +96,7 @@ def run_watched(body: Callable[[], None], stop: Stop, lost: Callable[[], str], a
         stop: The request to stop `body`.
         lost: A function that returns the name of a process of Ray that has ended, or an empty string.
         announce: A function that is called at the first interrupt.
+        asked: A function that returns whether another process has asked to stop, which has the effect of an interrupt.
 
     Raises:
         RayLostError: A process of Ray has ended.
@@ -108,7 +115,7 @@ def run_watched(body: Callable[[], None], stop: Stop, lost: Callable[[], str], a
 
     try:
         threading.Thread(target=target, name="tune", daemon=True).start()
-        _wait(ended, stop, lost, announce)
+        _wait(ended, stop, lost, announce, asked)
     except KeyboardInterrupt:
         stop.abandoned |= not ended.is_set()
         ended.wait(LEAVE_SECONDS)
@@ -121,11 +128,20 @@ def run_watched(body: Callable[[], None], stop: Stop, lost: Callable[[], str], a
         raise errors[0]
 
 
-def _wait(ended: threading.Event, stop: Stop, lost: Callable[[], str], announce: Callable[[], object]) -> None:
+def _wait(
+    ended: threading.Event,
+    stop: Stop,
+    lost: Callable[[], str],
+    announce: Callable[[], object],
+    asked: Callable[[], bool],
+) -> None:
     """Wait until `ended` is set, the user interrupts a second time, or Ray has lost a process; see `run_watched`."""
     while not ended.is_set():
         try:
             while not ended.wait(LOOK_SECONDS):
+                if not stop.asked and asked():
+                    stop.asked = True
+                    announce()
                 if name := lost():
                     stop.abandoned = True
                     time.sleep(SIGNAL_SECONDS)

@@ -35,6 +35,8 @@ class FolderSearcher(Searcher):
         super().__init__()
         self._announce, self._packing = announce, packing
         self._running: dict[str, TrialPlan] = {}
+        self.is_paused: Callable[[], bool] = bool
+        """A function that returns whether no further trial may start; by default, it returns False."""
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
         """Return the trials to run, the most urgent first, each with the round that the trial must reach."""
@@ -46,8 +48,10 @@ class FolderSearcher(Searcher):
     def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
         """Return the next trial's hyperparameters, key, target round and share of a GPU.
 
-        The result is None if no trial can start now, and `FINISHED` if no trial is left.
+        The result is None if no trial can start now, and `FINISHED` if no trial is left or the search is paused.
         """
+        if self.is_paused():
+            return self.FINISHED
         keys = {plan.key for plan in self._running.values()}
         offer = self._packing.choose([(plan, until) for plan, until in self.wanted() if plan.key not in keys])
         if offer is None:

@@ -25,12 +25,13 @@ GROUPS = ("objective", "search", "scheduler", "resources", "measure")
 """The entries of which a single wrong value is replaced by its default value."""
 ARMS = ("space", "named", "ablate")
 """The entries that define the arms. The entries `NEED_ARMS` cannot be checked without them."""
-NEED_ARMS = ("baseline", "comparisons", "reference", "columns")
+NEED_ARMS = ("exclude", "baseline", "comparisons", "reference", "columns")
 REPLACED: dict[str, Any] = {
     "seeds": (0,),
     "subsets": "one",
     "design": "full",
     "scheduler": NoScheduler(),
+    "exclude": (),
     "baseline": None,
     "comparisons": (),
     "reference": None,

@@ -64,6 +64,11 @@ class SearchSpace(Config):
         description="hyperparameters that vary: one axis per dotted name; names separated by commas share an axis and "
         "vary together",
     )
+    exclude: tuple[Arm, ...] = Field(
+        (),
+        description="arms to leave out of a grid, each as values by dotted name; an entry that gives only some values "
+        "leaves out all arms with these values",
+    )
     tune_each: TuneEach | None = Field(None, description="hyperparameters that are tuned for each arm")
     design: Design = Field(
         "full",
@@ -183,6 +188,7 @@ class SearchSpace(Config):
         for given, sentence in (
             (self.ablate, f"`ablate` {needs_grid}"),
             (self.named, f"`named` {needs_grid}"),
+            (self.exclude, f"`exclude` {needs_grid}"),
             (self.measure.name == "parameters", f"`measure` parameters {needs_grid}"),
             (
                 self.until_decided is None and seeds[1:],

@@ -13,6 +13,7 @@ from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.running.recording import LOST_WORKERS, Recording, WriteGuard
+from fedsweep.sweep.running.steering import Steering
 
 ROUNDS = 3
 PLAN = TrialPlan(key="k", number=0, arm={"lora.rank": 4}, seed=0, config={})
@@ -23,7 +24,8 @@ def recording(tmp_path: Path) -> Recording:
     sweep = SweepStore(tmp_path)
     sweep.trial("k").plan(PLAN)
     packing = Packing(0, 1, sweep)
-    return Recording(sweep, MagicMock(), MagicMock(), ROUNDS, MagicMock(), WriteGuard(), packing)
+    steering = Steering(MagicMock(), sweep)
+    return Recording(sweep, MagicMock(), MagicMock(), ROUNDS, MagicMock(), WriteGuard(), packing, steering=steering)
 
 
 def lose(recording: Recording, error_file: Path | None = None) -> Any:

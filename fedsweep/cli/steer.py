@@ -1,0 +1,149 @@
+"""The commands that change and stop a running sweep from another terminal."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from fedsweep.cli.options import DEFAULT_STORE, StoreOption, SweepArgument
+from fedsweep.cli.output import awaiting, progress_console
+from fedsweep.common.errors import UserError, near
+from fedsweep.common.progress import loading
+from fedsweep.results import Store, SweepStore
+from fedsweep.results.arm_names import select
+from fedsweep.results.arms import arm_label
+from fedsweep.results.steering import DropRequest, ExtendRequest, Request, Requests, StopRequest, is_running
+
+if TYPE_CHECKING:
+    from fedsweep.sweep.plan.plan import Plan
+
+LOOK_SECONDS = 0.2
+"""Seconds between two looks at a sweep that another process runs."""
+
+
+def stop(sweep: SweepArgument, store: StoreOption = DEFAULT_STORE) -> None:
+    """Stop a running sweep, as Ctrl-C does in its own terminal. All recorded rounds are kept.
+
+    Example: `fedsweep stop ablations/lora_rank`
+    """
+    found = Store.at(store).find(sweep)
+    name = f"{found.manifest().name}@{found.folder.name}"
+    if not is_running(found):
+        raise UserError(f"no process is running sweep {name}.")
+    requests = Requests(found)
+    asked = requests.ask(StopRequest())
+    try:
+        with awaiting("Waiting until the sweep has stopped", always=True):
+            while is_running(found):
+                time.sleep(LOOK_SECONDS)
+    finally:
+        requests.withdraw(asked)
+    ended, planned = len(found.ended()), found.manifest().trials
+    of = "" if planned is None else f" of {planned}"
+    print(f"Stopped with {ended}{of} trials ended. To continue, run `fedsweep tune {name} --resume`.")
+
+
+def extend(
+    sweep: SweepArgument,
+    seeds: Annotated[
+        str,
+        Option(metavar="+N|SEED,...", help="seeds to add to every arm: `+5` for five more, or a list such as `7,8`"),
+    ],
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Add seeds to every arm of a sweep, which may be running.
+
+    Example: `fedsweep extend ablations/brick_lambdas --seeds +5`
+    """
+    home = Store.at(store)
+    found = _changeable(home, sweep)
+    _change(home, found, ExtendRequest(seeds=_new_seeds(seeds, found.manifest().seeds)))
+
+
+def drop(
+    sweep: SweepArgument,
+    arm: Annotated[str, Argument(metavar="ARM", help="the arm to drop, e.g. `lora.rank=1`")],
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Stop an arm of a sweep, and leave it out of the results. Its trials are kept in the folder `dropped`.
+
+    Example: `fedsweep drop ablations/lora_rank lora.rank=1`
+    """
+    home = Store.at(store)
+    found = _changeable(home, sweep)
+    plan = _plan(found)
+    places = select(arm, plan.arms, found.manifest().varied)
+    if len(places) != 1:
+        labels = [arm_label(one) for one in plan.arms]
+        if not places:
+            known = near(arm, labels) or f"; its arms are {'; '.join(labels)}."
+            raise UserError(f"no arm of {plan.name} is named `{arm}`{known}")
+        several = ", ".join(labels[place] for place in places)
+        raise UserError(f"`{arm}` fits several arms of {plan.name}: {several}; give more of their values.")
+    _change(home, found, DropRequest(arm=plan.arms[places[0]]))
+
+
+def _new_seeds(given: str, known: Sequence[int]) -> tuple[int, ...]:
+    """Return the seeds that `--seeds` names.
+
+    >>> _new_seeds("+2", [0, 1, 5]), _new_seeds("7, 8", [0])
+    ((6, 7), (7, 8))
+    """
+    if re.fullmatch(r"\+[1-9]\d{0,5}", given.strip()):
+        first = max(known) + 1
+        return tuple(range(first, first + int(given)))
+    if not re.fullmatch(r"\s*\d{1,9}\s*(,\s*\d{1,9}\s*)*", given):
+        raise UserError(
+            f"`--seeds` must be a number of new seeds such as +5, or a list such as 7,8, but it is `{given}`."
+        )
+    return tuple(int(one) for one in given.split(","))
+
+
+def _changeable(home: Store, sweep: str) -> SweepStore:
+    if home.uri is not None:
+        raise UserError(f"sweeps in a remote results folder such as {home.where} cannot be changed; start a new sweep.")
+    return home.find(sweep)
+
+
+def _plan(sweep: SweepStore) -> Plan:
+    with loading(progress_console(), "PyTorch", "fedsweep.sweep.plan.plan"):
+        from fedsweep.sweep.running.steering import plan_of
+
+    with awaiting("Checking the arms"):
+        return plan_of(sweep.manifest())
+
+
+def _change(home: Store, sweep: SweepStore, request: ExtendRequest | DropRequest) -> None:
+    """Ask the process that runs a sweep for a change, or change a sweep that no process is running."""
+    plan = _plan(sweep)
+    from fedsweep.sweep.running.steering import change_at_rest, changed_plan
+
+    changed_plan(plan, request)  # raises an error before anything is asked
+    if is_running(sweep) and _granted(sweep, request):
+        print(sweep.manifest().changes[-1].sentence)
+        return
+    print(change_at_rest(request, home, sweep))
+    print(f"To run its trials, use `fedsweep tune {plan.name}@{sweep.folder.name} --resume`.")
+
+
+def _granted(sweep: SweepStore, request: Request) -> bool:
+    """Ask the process that runs a sweep for a change, and return whether it has made the change before it ended."""
+    requests = Requests(sweep)
+    name = requests.ask(request)
+    try:
+        with awaiting("Waiting until the running trials have ended their rounds", always=True):
+            while True:
+                running = is_running(sweep)
+                if (answer := requests.answered(name)) is not None:
+                    if answer.error is not None:
+                        raise UserError(answer.error)
+                    return True
+                if not running:
+                    return False
+                time.sleep(LOOK_SECONDS)
+    finally:
+        requests.withdraw(name)

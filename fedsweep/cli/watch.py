@@ -1,0 +1,226 @@
+"""The commands that watch a running sweep from another terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+from rich.console import Console
+from rich.table import Column, Table
+from typer import Argument, Option
+
+from fedsweep.cli.options import DEFAULT_STORE, StoreOption, SweepArgument, check_format
+from fedsweep.cli.output import awaiting, progress_console, result_console
+from fedsweep.common.errors import UserError
+from fedsweep.common.progress import duration, loading
+from fedsweep.results import Store, SweepManifest, SweepStore, TrialRecord
+from fedsweep.results.arms import arm_label
+from fedsweep.results.steering import Driver, driver_of, is_running
+
+REFRESH_SECONDS = 1.0
+"""Seconds between two updates of the live table of `attach`."""
+MOST_RUNNING = 12
+"""Largest number of running trials that `status` lists."""
+
+
+def status(
+    sweep: Annotated[
+        str | None,
+        Argument(
+            metavar="[SEARCH_SPACE[@SWEEP]]",
+            help="search space, whose newest sweep is shown, or a sweep; by default, all running sweeps",
+        ),
+    ] = None,
+    format: Annotated[str, Option("--format", help="format to print: `terminal` or `json`")] = "terminal",
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Print which trials of a sweep are running, how its arms compare so far, and the time left.
+
+    Example: `fedsweep status ablations/lora_rank`
+    """
+    check_format(format, ("terminal", "json"))
+    home = Store.at(store)
+    shown = [home.find(sweep)] if sweep is not None else _running(home)
+    with loading(progress_console(), "the statistics", "fedsweep.report"):
+        import fedsweep.report  # noqa: F401
+    found = [_described(one) for one in shown]
+    if format == "json":
+        print(json.dumps({"format": 1, "sweeps": found}, indent=1))
+        return
+    console = result_console()
+    for one in found:
+        _show(console, one)
+    if not found:
+        console.print("No sweep is running here. `fedsweep list sweeps` lists the sweeps that were run.")
+
+
+def _running(home: Store) -> list[SweepStore]:
+    with awaiting("Looking for running sweeps"):
+        return [one for one in home.sweeps() if is_running(one)]
+
+
+def _described(sweep: SweepStore) -> dict[str, Any]:
+    """Return the state of a sweep in JSON types."""
+    from fedsweep.report import summarise
+
+    manifest, trials, driver = sweep.manifest(), sweep.trials(), driver_of(sweep)
+    going = is_running(sweep)
+    begun = [one for one in trials if one.outcome is None]
+    arms = summarise(manifest, trials) if any(trial.history for trial in trials) else []
+    names = sorted({name for trial in trials for name in trial.plan.arm})
+    return {
+        "name": manifest.name,
+        "id": manifest.id,
+        "running": going,
+        "process": driver.pid if driver else None,
+        "machine": driver.machine if driver else None,
+        "started": driver.started if driver else manifest.created,
+        "objective": manifest.metric,
+        "rounds": manifest.rounds,
+        "trials": {"ended": len(trials) - len(begun), "begun": len(begun), "planned": manifest.trials},
+        "seconds_left": _seconds_left(manifest, trials, driver) if going else None,
+        "changes": [one.sentence for one in manifest.changes],
+        "trials_begun": [
+            {
+                "arm": one.plan.arm,
+                "label": one.plan.label,
+                "seed": one.plan.seed,
+                "round": max(one.last_round, 0),
+                "value": _last_value(one, manifest.metric),
+            }
+            for one in begun
+        ],
+        "arms": [
+            {
+                "arm": {name: one.arm.values[name] for name in names if name in one.arm.values},
+                "label": arm_label(one.arm.values),
+                "n": one.n,
+                "mean": one.mean,
+                "baseline": one.is_baseline,
+                "difference": one.comparison.difference if one.comparison else None,
+                "verdict": one.comparison.verdict if one.comparison else None,
+                "p_holm": one.comparison.p_holm if one.comparison else None,
+            }
+            for one in arms
+        ],
+    }
+
+
+def _last_value(trial: TrialRecord, metric: str) -> float | None:
+    return next((one.metrics[metric] for one in reversed(trial.history) if metric in one.metrics), None)
+
+
+def _seconds_left(manifest: SweepManifest, trials: Sequence[TrialRecord], driver: Driver | None) -> float | None:
+    """Return the estimated time until all planned trials have ended, from the rounds that are recorded."""
+    seconds = [one.seconds for trial in trials for one in trial.history if one.round]
+    if manifest.trials is None or not seconds:
+        return None
+    begun = [manifest.rounds - max(one.last_round, 0) for one in trials if one.outcome is None]
+    left = [*begun, *[manifest.rounds] * max(manifest.trials - len(trials), 0)]
+    parallel = max(min(driver.parallel if driver else 1, len(left)), 1)
+    return max(sum(left) / parallel, max(left, default=0)) * sum(seconds) / len(seconds)
+
+
+def _show(console: Console, one: dict[str, Any]) -> None:
+    ended, begun, planned = one["trials"]["ended"], one["trials"]["begun"], one["trials"]["planned"]
+    name = f"{one['name']}@{one['id']}"
+    if one["running"]:
+        who = f" (process {one['process']} on {one['machine']})" if one["process"] else ""
+        console.print(f"{name}: running{who}", soft_wrap=True)
+    else:
+        more = planned is None or ended < planned
+        hint = f"; `fedsweep tune {name} --resume` resumes it" if more else ""
+        console.print(f"{name}: not running{hint}", soft_wrap=True)
+    of = "" if planned is None else f" of {planned}"
+    left = "" if one["seconds_left"] is None else f"; about {duration(one['seconds_left'])} left"
+    word = "running" if one["running"] else "unfinished"
+    console.print(f"{ended}{of} trials have ended, {begun} {'are' if begun != 1 else 'is'} {word}{left}")
+    for sentence in one["changes"]:
+        console.print(sentence, soft_wrap=True)
+    right = (Column(heading, justify="right") for heading in ("seed", "round", one["objective"]))
+    trials = Table(Column(f"{word} trial", overflow="fold"), *right, box=None, pad_edge=False)
+    for trial in one["trials_begun"][:MOST_RUNNING]:
+        value = "" if trial["value"] is None else f"{trial['value']:.4f}"
+        trials.add_row(trial["label"], str(trial["seed"]), f"{trial['round']}/{one['rounds']}", value)
+    if more := one["trials_begun"][MOST_RUNNING:]:
+        trials.add_row(f"... and {len(more)} more")
+    if begun:
+        console.print("", trials)
+    if one["arms"]:
+        console.print("", _arms(one))
+    console.print()
+
+
+def _arms(one: dict[str, Any]) -> Table:
+    until = any(arm["verdict"] for arm in one["arms"])
+    right = [Column(heading, justify="right") for heading in ("n", "mean", "difference")]
+    table = Table(Column("arm", overflow="fold"), *right, "verdict" if until else "Holm p", box=None, pad_edge=False)
+    for arm in one["arms"]:
+        mean = "-" if arm["mean"] is None else f"{arm['mean']:.4f}"
+        difference = "-" if arm["difference"] is None else f"{arm['difference']:+.4f}"
+        p = "-" if arm["p_holm"] is None else f"{arm['p_holm']:.3f}"
+        judged = (arm["verdict"] or "-") if until else p
+        table.add_row(arm["label"], str(arm["n"]), mean, "baseline" if arm["baseline"] else difference, judged)
+    return table
+
+
+def attach(sweep: SweepArgument, store: StoreOption = DEFAULT_STORE) -> None:
+    """Show the live table of a sweep that another process runs, and its report once it has ended.
+
+    Ctrl-C leaves the table, and the sweep goes on.
+
+    Example: `fedsweep attach ablations/lora_rank`
+    """
+    found = Store.at(store).find(sweep)
+    name = f"{found.manifest().name}@{found.folder.name}"
+    if not is_running(found):
+        raise UserError(f"no process is running sweep {name}; use `fedsweep report {name}` to see its results.")
+    try:
+        _follow(found)
+    except KeyboardInterrupt:
+        print(f"\nThe sweep goes on; `fedsweep attach {name}` shows it again.", file=sys.stderr)
+        return
+    with loading(progress_console(), "the report", "fedsweep.report"):
+        from fedsweep.report import AblationTable, summarise
+        from fedsweep.report.formats.terminal import TerminalTable
+    manifest, trials = found.manifest(), found.trials()
+    if any(trial.history for trial in trials):
+        result_console().print(TerminalTable(AblationTable(manifest, summarise(manifest, trials))))
+    if manifest.trials is not None and len(found.ended()) < manifest.trials:
+        print(f"Stopped. To continue, run `fedsweep tune {name} --resume`.")
+
+
+def _follow(sweep: SweepStore) -> None:
+    """Show the live table of a sweep until no process runs it."""
+    from fedsweep.sweep.running.display import LiveTable
+
+    manifest, driver = sweep.manifest(), driver_of(sweep)
+    trials = sweep.trials()
+    total = manifest.trials if manifest.trials is not None else len(trials)
+    done = [one for one in trials if one.outcome is not None]
+    parallel = driver.parallel if driver is not None else 1
+    table = LiveTable(progress_console(), manifest.metric, manifest.rounds, total, done, parallel)
+    with table.live:
+        seen = {one.plan.key: len(one.history) for one in done}
+        for key in _news(sweep, seen):
+            table.update(sweep.trial(key).read())
+            table.notes = lambda: [one.sentence for one in sweep.manifest().changes]
+
+
+def _news(sweep: SweepStore, seen: dict[str, int]) -> Iterator[str]:
+    """Yield the key of each trial that has new rounds or has ended, until no process runs the sweep."""
+    ended = set(seen)
+    while True:
+        going = is_running(sweep)
+        for trial in sweep.trials():
+            key, count = trial.plan.key, len(trial.history)
+            if seen.get(key) != count or (trial.outcome is not None and key not in ended):
+                seen[key] = count
+                ended |= {key} if trial.outcome is not None else set()
+                yield key
+        if not going:
+            return
+        time.sleep(REFRESH_SECONDS)

@@ -1,0 +1,157 @@
+"""Requests by which other processes change a running sweep, and the description of the process that runs it.
+
+A command such as `fedsweep drop` writes a request into the hidden folder `.requests` of the sweep. The process that
+runs the sweep, called the driver, looks for requests several times a second, and answers each of them. No connection
+between the processes is needed, so the command can also run on another machine that shares the results folder.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from fedsweep.common.config import Config
+from fedsweep.common.errors import UserError
+from fedsweep.common.files import LockedError, locked
+from fedsweep.results.arms import Arm
+from fedsweep.results.folders import SweepStore, read_record, write_record
+from fedsweep.results.records import StoredRecord
+
+REQUESTS, DRIVER = ".requests", ".driver.json"
+ANSWER = ".answer"
+
+
+class ExtendRequest(StoredRecord):
+    """The request to run further seeds of every arm."""
+
+    name: Literal["extend"] = "extend"
+    seeds: tuple[int, ...] = Field(min_length=1, description="the new seeds")
+
+
+class DropRequest(StoredRecord):
+    """The request to stop an arm, and to leave it out of the results."""
+
+    name: Literal["drop"] = "drop"
+    arm: Arm = Field(description="all values of the arm, by dotted name")
+
+
+class StopRequest(StoredRecord):
+    """The request to stop the sweep, as Ctrl-C does."""
+
+    name: Literal["stop"] = "stop"
+
+
+Request = ExtendRequest | DropRequest | StopRequest
+_REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="name")])
+
+
+class Answer(StoredRecord):
+    """The answer of the driver to a request."""
+
+    error: str | None = Field(None, description="why the request was refused; null if it was granted")
+
+
+class Driver(Config):
+    """The process that runs a sweep."""
+
+    what_a_name_is: ClassVar[str] = "an entry that this version of fedsweep knows"
+
+    pid: int
+    machine: str = Field(description="name of the machine on which the process runs")
+    started: str = Field(description="time in UTC at which the process started to run the sweep, as in ISO 8601")
+    parallel: int = Field(description="largest number of trials that run at the same time")
+
+    @classmethod
+    def here(cls, parallel: int) -> Driver:
+        """Return the description of this process."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        return cls(pid=os.getpid(), machine=platform.node(), started=now, parallel=parallel)
+
+
+def is_running(sweep: SweepStore) -> bool:
+    """Return whether a process runs the sweep, or holds its lock for another reason such as a change."""
+    lock = sweep.folder / ".lock"
+    try:
+        if lock.exists():
+            with locked(lock, "taken", seconds=0):
+                pass
+    except LockedError:
+        return True
+    except OSError:  # a folder that cannot be written
+        pass
+    return False
+
+
+def write_driver(sweep: SweepStore, driver: Driver) -> None:
+    """Write the description of the process that runs the sweep into the sweep's folder."""
+    write_record(sweep.folder / DRIVER, driver)
+
+
+def driver_of(sweep: SweepStore) -> Driver | None:
+    """Return the process that runs the sweep, or None if no process runs it or it has just begun."""
+    path = sweep.folder / DRIVER
+    try:
+        return read_record(Driver, path) if path.exists() and is_running(sweep) else None
+    except UserError:
+        return None
+
+
+class Requests:
+    """The folder of a sweep's requests. Each request is a file, and so is the answer to it."""
+
+    def __init__(self, sweep: SweepStore) -> None:
+        self._folder = sweep.folder / REQUESTS
+
+    def ask(self, request: Request) -> str:
+        """Write a request, and return its name."""
+        name = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S-%f}-{secrets.token_hex(2)}"
+        write_record(self._folder / f"{name}.json", request)
+        return name
+
+    def waiting(self) -> Iterator[tuple[str, Request]]:
+        """Yield the name and the content of each request without an answer, oldest first.
+
+        A request that cannot be read is refused.
+        """
+        try:
+            names = sorted(one for one in os.listdir(self._folder) if one.endswith(".json") and one[0] != ".")
+        except FileNotFoundError:
+            return
+        for name in (Path(one).stem for one in names if not one.endswith(f"{ANSWER}.json")):
+            if self._answer(name).exists():
+                continue
+            try:
+                request = _REQUEST.validate_json((self._folder / f"{name}.json").read_bytes())
+            except FileNotFoundError:  # it has just been withdrawn
+                continue
+            except ValidationError:
+                self.answer(name, "the request was written by another version of fedsweep.")
+                continue
+            yield name, request
+
+    def answer(self, name: str, error: str | None = None) -> None:
+        """Answer a request, which is granted unless there is an error."""
+        write_record(self._answer(name), Answer(error=error))
+
+    def answered(self, name: str) -> Answer | None:
+        """Return the answer to a request and remove both, or return None if there is no answer yet."""
+        if not self._answer(name).exists():
+            return None
+        found = read_record(Answer, self._answer(name))
+        self.withdraw(name)
+        return found
+
+    def withdraw(self, name: str) -> None:
+        """Remove a request and its answer."""
+        for path in (self._folder / f"{name}.json", self._answer(name)):
+            path.unlink(missing_ok=True)
+
+    def _answer(self, name: str) -> Path:
+        return self._folder / f"{name}{ANSWER}.json"
