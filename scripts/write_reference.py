@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from fedsweep.cli import app, early_check
+from fedsweep.cli import app, early_check, json_output
 from fedsweep.common.config import Config
 from fedsweep.federation.rounds import ROUND_METRICS
 from fedsweep.federation.run_config import RunConfig
@@ -42,7 +42,11 @@ CHOICES = {"data": "kind of data", "synthetic": "source of synthetic images"}
 
 def pages() -> dict[str, str]:
     """Return a dict from the file name of every page to its text."""
-    return {"cli.md": _wrapped(command_line()), "hyperparameters.md": _wrapped(hyperparameters())}
+    return {
+        "cli.md": _wrapped(command_line()),
+        "hyperparameters.md": _wrapped(hyperparameters()),
+        "json.md": _wrapped(json_documents()),
+    }
 
 
 def schemas() -> str:
@@ -167,6 +171,32 @@ def hyperparameters() -> str:
         if part not in RunConfig.model_fields or part == "optimizer":
             for record in _records(field):
                 lines += [*_section(part, record), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def json_documents() -> str:
+    """Return the page about the JSON documents that commands print with `--format json`."""
+    lines = ["# JSON output", "", GENERATED, ""]
+    lines += [
+        "With `--format json`, a command prints exactly one JSON document to stdout. Progress, warnings and everything "
+        "else that is meant for people goes to stderr.",
+        "",
+        f"Each document is an object with the field `format`, whose value is {json_output.FORMAT}, the field `command` "
+        "and the fields below. `format` changes if a field is removed or gets another meaning. New fields can be added "
+        "at any time. Numbers that are not finite, such as the standard deviation of a single seed, are `null`.",
+        "",
+        "There is one exception: `fedsweep run` prints one line of JSON for each evaluated round, so a program can "
+        "read the lines while the run goes on. Each line is an object with the field `round` and one field for each "
+        "metric.",
+        "",
+        "If a command ends with an error, the document has only the fields `format`, `error` (the sentence that is "
+        "also printed to stderr) and `exit_code`. A sweep of which trials have failed ends with the usual document.",
+        "",
+    ]
+    nested = {"A sweep with results": json_output.SWEEP, "The plan of a sweep": json_output.PLAN}
+    for title, fields in [*json_output.FIELDS.items(), *nested.items()]:
+        rows = [[f"`{name}`", about] for name, about in fields.items()]
+        lines += [f"## {title}", "", *_table(["field", "content"], rows), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -12,6 +12,7 @@ import typer
 
 from fedsweep import cli
 from fedsweep.cli.early_check import SCHEMAS
+from fedsweep.cli.init import files, of_images
 from fedsweep.cli.options import check_format, listed
 from fedsweep.cli.report import FILES
 from fedsweep.cli.tune import space_changes
@@ -54,7 +55,7 @@ def commands(path: Path) -> list[str]:
         lines = [line.removeprefix("#").strip() for line in shown] + re.findall(
             r"^Example: `(.+)`$", text, re.MULTILINE
         )
-    found = [re.search(r"^(?:pip install uv && )?(?:uv run )?(fedsweep .+)$", line) for line in lines]
+    found = [re.search(r"^(?:pip install uv && )?(?:uv run )?(fedsweep [a-z].+)$", line) for line in lines]
     return [match[1] for match in found if match]
 
 
@@ -141,6 +142,13 @@ def written(tmp_path_factory) -> Path:
             path = folder / first.removeprefix("# ")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(rest)
+    (drawing,) = blocks((ROOT / "docs" / "guides" / "your_own_project.md").read_text(), "python")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("drawn"))
+        exec(drawing, {})  # noqa: S102
+        project = files(of_images(Path("shapes"), Path("study").absolute()))
+    for name in ("experiments/shapes.yaml", "search_spaces/lora_rank.yaml"):
+        folder.joinpath(name).write_text(project[name])
     return folder
 
 
@@ -171,9 +179,9 @@ def test_an_invalid_command_is_detected(working_directory, command):
 
 
 def test_the_files_that_a_guide_shows_are_valid(working_directory):
-    files = sorted(working_directory.rglob("*.yaml"))
-    assert len(files) == 20
-    for path in files:
+    found = sorted(working_directory.rglob("*.yaml"))
+    assert len(found) == 20 + 2
+    for path in found:
         kind, *parts = path.relative_to(working_directory).with_suffix("").parts
         if kind == "experiments":
             resolve("/".join(parts), {})
@@ -188,7 +196,7 @@ def test_the_reference_is_up_to_date():
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     pages = script.pages()
-    assert set(pages) == {"cli.md", "hyperparameters.md"}
+    assert set(pages) == {"cli.md", "hyperparameters.md", "json.md"}
     for name, text in pages.items():
         assert (ROOT / "docs" / "reference" / name).read_text() == text, "run scripts/write_reference.py"
     assert SCHEMAS.read_text() == script.schemas(), "run scripts/write_reference.py"
@@ -206,7 +214,7 @@ def test_every_command_is_documented():
     reference = (ROOT / "docs" / "reference" / "cli.md").read_text()
     prose = "".join(path.read_text() for path in PAGES if "reference" not in path.parts)
     names = [f"{name} {below}".strip() for name, one in VERBS.items() for below in getattr(one, "commands", [""])]
-    assert len(names) == 22
+    assert len(names) == 23
     for verb in names:
         assert f"\n## {verb}\n" in reference
         assert f"fedsweep {verb}" in prose
@@ -253,4 +261,4 @@ def test_a_page_has_no_local_path_and_its_links_work(page):
 
 
 def test_all_pages_are_found():
-    assert len(PAGES) == 39
+    assert len(PAGES) == 41

@@ -10,12 +10,15 @@ from typing import Annotated, NoReturn, cast
 import typer
 from typer.main import get_command
 
-from fedsweep.cli import data, steer, watch
+from fedsweep.cli import data, json_output, steer, watch
 from fedsweep.cli import run as verbs
+from fedsweep.cli.completion import in_whole_words
 from fedsweep.cli.confirm import confirm
 from fedsweep.cli.doctor import doctor
 from fedsweep.cli.export import export, predict
+from fedsweep.cli.init import init
 from fedsweep.cli.listing import list_files
+from fedsweep.cli.overview import Overview
 from fedsweep.cli.pretrain import pretrain
 from fedsweep.cli.report import compare, report
 from fedsweep.cli.tune import tune
@@ -27,7 +30,7 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, which typer also gives to a command that another signal interrupts."""
 
 app = typer.Typer(
-    add_completion=False,
+    cls=Overview,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -55,11 +58,12 @@ def _options(
 for verb in (verbs.run, tune, confirm, report, compare, verbs.ui):
     app.command()(verb)
 app.command("list")(list_files)
+app.command()(init)
 for other in (verbs.show, pretrain, export, predict):
     app.command()(other)
 app.add_typer(data.app)
 for running in (watch.status, watch.attach, steer.extend, steer.drop, steer.stop):
-    app.command(rich_help_panel="Running sweeps")(running)
+    app.command()(running)
 app.command()(doctor)
 
 # The base class of typer's errors on arguments, which typer does not export.
@@ -82,7 +86,8 @@ def _main() -> None:
     If a command raises UserError, print the error message to stderr and exit with code 2.
     """
     try:
-        code = _command(sys.argv[1:] or ["--help"], prog_name="fedsweep", standalone_mode=False)
+        given = sys.argv[1:] or ["--help"]
+        code = in_whole_words(lambda: _command(given, prog_name="fedsweep", standalone_mode=False))
     except UserError as error:
         _end(str(error), 2)
     except _UsageError as error:
@@ -92,6 +97,8 @@ def _main() -> None:
         hint = "" if words.endswith("?") else f"; see `{where} --help`."
         _end(f"{words[0].lower()}{words[1:]}{hint}", 2)
     except (KeyboardInterrupt, typer.Abort):
+        if json_output.asked(sys.argv):
+            json_output.error("the command was interrupted.", INTERRUPTED)
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:  # the reader of the pipe has ended, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -108,4 +115,6 @@ def _main() -> None:
 
 def _end(sentence: str, code: int) -> NoReturn:
     print(f"fedsweep: {sentence}", file=sys.stderr)
+    if json_output.asked(sys.argv):
+        json_output.error(sentence, code)
     raise SystemExit(code) from None

@@ -6,15 +6,20 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from fedsweep.cli import output
-from fedsweep.cli.options import DEFAULT_STORE, MlflowOption, StoreOption
+from fedsweep.cli import completion, json_sweeps, output
+from fedsweep.cli.json_output import FormatOption
+from fedsweep.cli.options import DEFAULT_STORE, MlflowOption, StoreOption, check_format
 from fedsweep.cli.tune import run_space
 
 
 def confirm(
     sweep: Annotated[
         str,
-        Argument(metavar="SEARCH_SPACE[@SWEEP]", help="search space whose newest sweep is confirmed, or a sweep"),
+        Argument(
+            metavar="SEARCH_SPACE[@SWEEP]",
+            help="search space whose newest sweep is confirmed, or a sweep",
+            autocompletion=completion.sweeps,
+        ),
     ],
     top: Annotated[int, Option(min=1, help="number of best arms to confirm")] = 1,
     seeds: Annotated[int, Option(min=2, help="number of seeds, none of which the sweep has used")] = 5,
@@ -23,6 +28,7 @@ def confirm(
     ] = False,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
+    format: FormatOption = "terminal",
 ) -> None:
     """Run the best arms of a sweep and the baseline with fresh seeds, and compare them on the test images.
 
@@ -31,6 +37,8 @@ def confirm(
 
     Example: `fedsweep confirm tuning/fedra --top 2`
     """
+    check_format(format, ("terminal", "json"))
+
     from fedsweep.results import Store
     from fedsweep.sweep import TuneOptions
     from fedsweep.sweep.running.confirmation import write_confirmation
@@ -38,4 +46,8 @@ def confirm(
     console = output.progress_console()
     name, path = write_confirmation(Store.at(store).find(sweep), top, seeds, console)
     console.print(f"Search space: {output.relative(path)}", soft_wrap=True)
-    run_space(TuneOptions(name, store=store, mlflow=mlflow), dry_run)
+    options = TuneOptions(name, store=store, mlflow=mlflow)
+    if format == "json":
+        json_sweeps.run_space("confirm", options, dry_run, search_space=path)
+    else:
+        run_space(options, dry_run)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 from rich.text import Text
 from typer import Argument, Option, Typer
 
+from fedsweep.cli import completion, json_data, json_output
+from fedsweep.cli.json_output import FormatOption
 from fedsweep.cli.options import (
     DeviceOption,
     Overrides,
@@ -59,6 +61,7 @@ def prepare(
     workers: WorkersOption = None,
     force: Annotated[bool, Option("--force", help="replace an existing data set of the same name and size")] = False,
     strict: Annotated[bool, Option("--strict", help="end with an error instead of warnings about the images")] = False,
+    format: FormatOption = "terminal",
 ) -> None:
     """Decode the images of a data set once, so that all trials can share them in memory.
 
@@ -70,6 +73,8 @@ def prepare(
 
     Example: `fedsweep data prepare pacs --root pacs-64 --size 64`
     """
+    check_format(format, ("terminal", "json"))
+
     from fedsweep.preparation.plan import Options, make_plan
 
     processes, console = worker_count(workers), progress_console()
@@ -83,7 +88,10 @@ def prepare(
         made = make_store(plan, processes, skip_corrupt, force, strict, bar, bar.compared)
     for warning in made.warnings:
         console.print(f"Warning: {warning}.", style="yellow", soft_wrap=True)
-    _print_prepared(made, plan)
+    if format == "json":
+        json_data.print_prepared(made)
+    else:
+        _print_prepared(made, plan)
 
 
 @contextlib.contextmanager
@@ -134,11 +142,13 @@ def _print_prepared(made: Prepared, plan: Plan) -> None:
 
 
 @app.command("list")
-def list_stores() -> None:
+def list_stores(format: FormatOption = "terminal") -> None:
     """List the prepared data sets, and the folder layouts that `fedsweep data prepare` can read.
 
     Example: `fedsweep data list`
     """
+    check_format(format, ("terminal", "json"))
+
     from fedsweep.data.prepared.card import read_card, stores, unfinished
     from fedsweep.preparation.tables import layouts_table, stores_table
 
@@ -148,6 +158,9 @@ def list_stores() -> None:
             cards.append(read_card(folder))
         except UserError as error:
             damaged.append(str(error))
+    if format == "json":
+        json_data.print_list(cards, damaged)
+        return
     if cards:
         console.print(stores_table(cards), "")
     elif not damaged:
@@ -165,7 +178,9 @@ def list_stores() -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, Argument(metavar="NAME", help="prepared data set, e.g. `pacs`")],
+    name: Annotated[
+        str, Argument(metavar="NAME", help="prepared data set, e.g. `pacs`", autocompletion=completion.prepared_sets)
+    ],
     size: Annotated[
         int | None, Option(help="image size in pixels; required if the data set is prepared at several sizes")
     ] = None,
@@ -181,6 +196,7 @@ def show(
             "set lists for validation): domain, class and path, separated by tabs"
         ),
     ] = None,
+    format: FormatOption = "terminal",
 ) -> None:
     """Print the number of images in each domain and class of a prepared data set, and draw sample images.
 
@@ -192,6 +208,7 @@ def show(
 
     Example: `fedsweep data show pacs --size 64 --verify`
     """
+    check_format(format, ("terminal", "json"))
     if split is not None:
         check_format(split, ("train", "test", "validation"), "--split")
     from fedsweep.data.prepared.card import find_store, read_card
@@ -206,8 +223,16 @@ def show(
     if verify:
         with waiting(progress_console(), "Reading all pixels"):
             verify_pixels(folder)
+    if split is not None and format == "json":
+        json_data.print_images(listed_images(folder, card, split))
+        return
     if split is not None:
         sys.stdout.writelines(f"{chr(9).join(row)}\n" for row in listed_images(folder, card, split))
+        return
+    path = out or folder.with_name(f"{folder.name}.png")
+    if format == "json":
+        contact_sheet(folder, card, path)
+        json_data.print_counts(folder, card, verify, path.absolute())
         return
     console = result_console()
     console.print(f"{headline(card)}: train / test")
@@ -217,16 +242,23 @@ def show(
     how = f"{card.interpolation}, {card.crop_mode} crop of {card.crop_pct:g}"
     console.print(f"Layout {card.layout}; {how}; {split_words(card)}; skipped images: {len(card.skipped)}.")
     console.print(f"Digest {card.digest}{' (verified)' if verify else ''}", soft_wrap=True)
-    path = out or folder.with_name(f"{folder.name}.png")
     shown = contact_sheet(folder, card, path)
     console.print(f"Contact sheet of {shown} classes: {relative(path.absolute())}")
 
 
 @app.command()
 def partition(
-    name: Annotated[str, Argument(metavar="NAME", help="experiment or search space")],
+    name: Annotated[
+        str,
+        Argument(
+            metavar="NAME",
+            help="experiment or search space",
+            autocompletion=completion.files("experiments", "search_spaces"),
+        ),
+    ],
     overrides: Overrides = None,
     out: OutOption = None,
+    format: FormatOption = "terminal",
 ) -> None:
     """Print the number of images and classes of each client, and plot the number of images by client and class.
 
@@ -237,6 +269,7 @@ def partition(
 
     Example: `fedsweep data partition fedra_digits partition=feature_label_skew partition.alpha=0.1`
     """
+    check_format(format, ("terminal", "json"))
     changes = parse_overrides(overrides or [])
     kind, _ = find_either(name)
     if kind == "experiments":
@@ -248,12 +281,16 @@ def partition(
 
         configs = [config for _, config in SweepPlan.of(request).configs]
 
-    from fedsweep.cli.partition_table import distinct_panels, partition_table
+    from fedsweep.cli.partition_table import distinct_panels, of_panel, partition_table
     from fedsweep.preparation.figures import draw_partitions, missing_classes
 
     panels, class_names = distinct_panels(configs)
     path = out or Path(f"partition-{name.replace('/', '-')}.png")
     draw_partitions(panels, class_names, path)
+    if format == "json":
+        described = [of_panel(panel, class_names) for panel in panels]
+        json_output.document("data partition", partitions=described, picture=path.absolute())
+        return
     console = result_console()
     for panel in panels:
         notes = map(Text, missing_classes(panel.clients, class_names))
@@ -263,10 +300,18 @@ def partition(
 
 @app.command()
 def generate(
-    experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="experiment whose `synthetic.name` is `diffusers`")],
+    experiment: Annotated[
+        str,
+        Argument(
+            metavar="EXPERIMENT",
+            help="experiment whose `synthetic.name` is `diffusers`",
+            autocompletion=completion.files("experiments"),
+        ),
+    ],
     overrides: Overrides = None,
     device: DeviceOption = "cpu",
     workers: WorkersOption = None,
+    format: FormatOption = "terminal",
 ) -> None:
     """Generate the synthetic images of an experiment with its text-to-image model, and prepare them as a data set.
 
@@ -278,6 +323,7 @@ def generate(
 
     Example: `fedsweep data generate fedag_office_home --device cuda`
     """
+    check_format(format, ("terminal", "json"))
     changes = parse_overrides(overrides or [])
     check_experiment(experiment, changes)  # report a mistake before importing torch, which is slow
     checked_device(device)
@@ -294,6 +340,9 @@ def generate(
             made = make_images(generation, device, bar)
         with ImageBar(console) as bar:
             prepared = prepare_generated(generation, processes, bar, bar.compared)
+    if format == "json":
+        json_output.document("data generate", data_set=prepared.card, folder=prepared.folder, new=made)
+        return
     console, card = result_console(), prepared.card
     console.print(headline(card))
     console.print(summary(card), "")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+from fedsweep.cli import json_output
 from fedsweep.cli.output import awaiting, relative
 from fedsweep.common.errors import UserError
 from fedsweep.results import Store
@@ -17,7 +18,7 @@ LOG = "output.log"
 """The file in the folder of a sweep with the output of the background process."""
 
 
-def detach(words: list[str], store: str) -> None:
+def detach(words: list[str], store: str, as_json: bool = False) -> None:
     """Start the command `fedsweep WORDS` in the background, and return once its sweep has been created.
 
     The output of the command is written to `output.log` in the folder of the sweep. If the command ends before it
@@ -26,6 +27,7 @@ def detach(words: list[str], store: str) -> None:
     Args:
         words: The command, which must contain neither `--detach` nor `--id-file`.
         store: The results folder of the sweep.
+        as_json: Whether to print a JSON document instead of sentences.
 
     Raises:
         UserError: The results folder is remote or cannot be written.
@@ -61,6 +63,11 @@ def detach(words: list[str], store: str) -> None:
         id_file.unlink(missing_ok=True)
     place = sweep.folder / LOG
     os.replace(log, place)
-    name = f"{sweep.manifest().name}@{sweep.folder.name}"
+    space = sweep.manifest().name
+    if as_json:
+        background = {"space": space, "id": sweep.folder.name, "process": child.pid, "log": place}
+        json_output.document("tune", background=background)
+        return
+    name = f"{space}@{sweep.folder.name}"
     print(f"Process {child.pid} runs sweep {name} in the background; its output is in {relative(place)}.")
     print(f"Watch it with `fedsweep attach {name}`, or stop it with `fedsweep stop {name}`.")

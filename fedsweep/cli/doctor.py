@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from typer import Option
-
+from fedsweep.cli import json_output
+from fedsweep.cli.json_output import FormatOption
 from fedsweep.cli.options import DEFAULT_STORE, StoreOption, check_format
 from fedsweep.cli.output import awaiting, relative, result_console
 from fedsweep.common.errors import UserError, one_line
@@ -35,7 +34,7 @@ class Finding(NamedTuple):
 
 def doctor(
     store: StoreOption = DEFAULT_STORE,
-    format: Annotated[str, Option("--format", help="format to print: `terminal` or `json`")] = "terminal",
+    format: FormatOption = "terminal",
 ) -> None:
     """Check the packages, processors, GPUs, data, the results folder and Ray of this machine.
 
@@ -54,7 +53,7 @@ def doctor(
             console.print(f"[{style}]{mark}[/] {name}: ", end="", markup=True)
             console.print(one.sentence, soft_wrap=True)
     if format == "json":
-        print(json.dumps({"checks": [one._asdict() for one in findings]}, indent=1))
+        json_output.document("doctor", checks=[one._asdict() for one in findings])
     if not all(one.works for one in findings):
         raise SystemExit(1)
 

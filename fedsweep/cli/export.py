@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,8 @@ from rich.table import Column, Table
 from rich.text import Text
 from typer import Argument, Option
 
+from fedsweep.cli import completion, json_output
+from fedsweep.cli.json_output import FormatOption
 from fedsweep.cli.options import DEFAULT_STORE, MlflowOption, StoreOption, check_format
 from fedsweep.cli.output import awaiting, loading_torch, progress_console, relative, result_console
 from fedsweep.common.errors import UserError
@@ -36,6 +37,7 @@ def export(
             metavar="TRIAL",
             help="trial to export: a trial's key or the start of its key, an arm of a sweep as `SPACE[@SWEEP][:ARM]`, "
             "or an experiment that you ran with `fedsweep run`",
+            autocompletion=completion.sweeps,
         ),
     ],
     to: Annotated[Path, Option("--to", metavar="DIR", help="folder to write; it must be new or empty")],
@@ -55,6 +57,7 @@ def export(
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
+    format: FormatOption = "terminal",
 ) -> None:
     """Export a trained model to a folder that timm, or transformers with PEFT, can load without fedsweep.
 
@@ -63,6 +66,7 @@ def export(
 
     Example: `fedsweep export ablations/lora_rank:lora.rank=4 --to rank4`
     """
+    check_format(format, ("terminal", "json"))
     with loading_torch("fedsweep.export.write"):
         from fedsweep.export.which_trial import find_trial
         from fedsweep.export.write import check_target
@@ -72,18 +76,32 @@ def export(
     home = Store.at(store)
     named = find_trial(home, trial, unfinished)
     registration = None if register is None else _registration(register, home, named, mlflow)
-    console, target = result_console(), to.absolute()
+    target, version = to.absolute(), None
     with awaiting("Building the model of the run, and checking the exported model"):
         card = write(named, target, client)
+    if registration is not None:
+        with awaiting("Registering the model in MLflow"):
+            version = registration.add(target, *version_of(card))
+    if format == "json":
+        json_output.document(
+            "export",
+            **{"folder": target, "model": card.what, "key": card.origin.key, "seed": card.seed, "round": card.round},
+            **{"outcome": card.outcome, "metrics": card.metrics, "chosen": named.why or None},
+            registered=None if version is None else {"name": register, "version": version},
+        )
+    else:
+        _show_export(card, named, target, None if version is None else f"{register}, version {version}")
+
+
+def _show_export(card: ExportCard, named: Named, target: Path, registered: str | None) -> None:
+    console = result_console()
     taken = f", {named.why}" if named.why else ""
     arm = f"{named.record.plan.label}, " if card.origin.arm else ""
     console.print(f"Exported {card.what} ({arm}seed {card.seed}){taken}.", soft_wrap=True)
     scores = [f"{name} {score:.2%}" for name, score in card.scores.items()][:1] or ["not tested in the run"]
     console.print(f"Written to {relative(target)}: state after round {card.round} ({card.outcome}), {scores[0]}.")
-    if registration is not None:
-        with awaiting("Registering the model in MLflow"):
-            version = registration.add(target, *version_of(card))
-        console.print(f"Registered in MLflow as {register}, version {version}.")
+    if registered is not None:
+        console.print(f"Registered in MLflow as {registered}.")
     console.print(f"{relative(target / 'README.md')} shows how to load the model without fedsweep.", soft_wrap=True)
 
 
@@ -230,4 +248,4 @@ def as_json(found: Predictions) -> str:
         for name, guesses in found.images.items()
     ]
     broken = [{"path": name, "reason": reason} for name, reason in found.broken.items()]
-    return json.dumps({"images": images, "broken": broken, "accuracy": found.accuracy}, indent=2) + "\n"
+    return json_output.text("predict", images=images, broken=broken, accuracy=found.accuracy)

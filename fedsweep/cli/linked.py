@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
@@ -28,11 +29,15 @@ WHAT = {
 COLUMNS = ("trials", "seeds", "number", "estimated time")
 
 
-def run_linked(options: TuneOptions, console: Console) -> None:
+def run_linked(
+    options: TuneOptions, console: Console, ended: Callable[[SweepResult], object] = lambda result: None
+) -> None:
     """Run the linked sweeps of a search space, and print the result of each.
 
     Raise SystemExit with the exit status of the first sweep that failed. Samples that failed are not chosen, and do not
     count as a failure. Files that could not be uploaded count as a failure of any sweep.
+
+    `ended` is called with the result of each sweep.
     """
     from fedsweep.sweep.running.linked_sweeps import linked_sweeps
     from fedsweep.tracking import Destination
@@ -41,6 +46,7 @@ def run_linked(options: TuneOptions, console: Console) -> None:
 
     def show_result(result: SweepResult) -> None:
         nonlocal status
+        ended(result)
         stage, session = result.session.plan.request.stage, result.session
         server = Destination.of_sweep(options.results.root, result.folder, options.mlflow).server
         try:
@@ -89,11 +95,11 @@ def _show(ready: Prepared, plans: list[Plan]) -> None:
     for number, one in enumerate(stage.drawn, 1):
         samples.add_row(str(number), *(shown_setting(one[name]) for name in stage.names))
     console.print(samples)
-    side, batch, source = _one_trial(ready)
+    side, batch, source = one_trial(ready)
     bound = "at most " * (space.until_decided is not None)
     table, total, trials = Table(Column("sweep", overflow="fold"), *COLUMNS), 0.0, 0
     for plan in plans:
-        seconds = _seconds(plan, side, batch)
+        seconds = planned_seconds(plan, side, batch)
         own, most = plan.request.stage, bound if plan is not plans[0] else ""
         what = WHAT[own.name] if own is not None else ""
         table.add_row(
@@ -110,7 +116,7 @@ def _show(ready: Prepared, plans: list[Plan]) -> None:
     console.print(f"Estimated time: {bound}{duration(total)}, {source}.")
 
 
-def _one_trial(ready: Prepared) -> tuple[int, float, str]:
+def one_trial(ready: Prepared) -> tuple[int, float, str]:
     """Return the number of trials in parallel, the seconds of one trial, and the source of this estimate."""
     from fedsweep.sweep.running import time_estimate
 
@@ -121,7 +127,8 @@ def _one_trial(ready: Prepared) -> tuple[int, float, str]:
     return side, (seconds - time_estimate.WORKER_START) / math.ceil(plan.num_trials / side), source
 
 
-def _seconds(plan: Plan, side: int, batch: float) -> float:
+def planned_seconds(plan: Plan, side: int, batch: float) -> float:
+    """Return the estimated seconds of a sweep whose trials take `batch` seconds, with `side` of them in parallel."""
     from fedsweep.sweep.running.time_estimate import WORKER_START
 
     return WORKER_START + math.ceil(plan.num_trials / side) * batch

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 from rich.table import Column, Table
-from typer import Argument, Option
+from typer import Argument
 
+from fedsweep.cli.completion import choices
+from fedsweep.cli.json_output import FormatOption, document
 from fedsweep.cli.options import DEFAULT_STORE, StoreOption, check_format
 from fedsweep.cli.output import awaiting, relative, result_console
 from fedsweep.common.errors import UserError, near
-from fedsweep.common.paths import VERBS, Kind, available, own_files, summary
+from fedsweep.common.paths import VERBS, Kind, available, own_files, results_folder, summary
 from fedsweep.results import Store
 from fedsweep.results.steering import is_running
 
 TITLES: dict[Kind, str] = {"experiments": "Experiments", "search_spaces": "Search spaces", "pretrain": "Pre-training"}
-SWEEPS, ALL = "sweeps", "all"
-KINDS = (*TITLES, SWEEPS, ALL)
+SWEEPS, METHODS, METRICS, ALL = "sweeps", "methods", "metrics", "all"
+SPACES = "spaces"
+"""A short word for `search_spaces`."""
+KINDS = (*TITLES, SPACES, SWEEPS, METHODS, METRICS, ALL)
 
 
 def list_files(
@@ -29,18 +31,19 @@ def list_files(
         list[str] | None,
         Argument(
             metavar="[WORD]...",
-            help="what to list: `experiments`, `search_spaces`, `pretrain`, `all` (all three) or `sweeps`, and words "
-            "that the name or the description must contain",
+            help="what to list: `experiments`, `spaces` (search spaces), `pretrain`, `all` (all three), `sweeps`, "
+            "`methods` or `metrics`, and words that the name or the description must contain",
+            autocompletion=choices(*TITLES, SPACES, SWEEPS, METHODS, METRICS, ALL),
         ),
     ] = None,
-    format: Annotated[str, Option("--format", help="format to print: `terminal` or `json`")] = "terminal",
+    format: FormatOption = "terminal",
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """List experiments, search spaces, pre-training configurations, and the sweeps that were run.
+    """List experiments, search spaces, pre-trainings, sweeps that were run, methods, or metrics.
 
     Without words, the shipped files are counted by folder, and only your own are listed one by one.
 
-    Example: `fedsweep list ablations brick`, or `fedsweep list sweeps`
+    Example: `fedsweep list ablations brick`, or `fedsweep list methods`
     """
     check_format(format, ("terminal", "json"))
     given = words or []
@@ -50,18 +53,39 @@ def list_files(
         sweeps = list_sweeps(Store.at(store), wanted)
         if wanted and not sweeps:
             raise UserError(f"no sweep in {_shown(store)} has {_and(wanted)} in its name; see `fedsweep list sweeps`.")
-        print(json.dumps({"sweeps": sweeps}, indent=1)) if format == "json" else _show_sweeps(sweeps, store)
+        document("list", sweeps=sweeps) if format == "json" else _show_sweeps(sweeps, store)
         return
-    asked = [kind for kind in TITLES if kind in kinds] or [*TITLES]
+    if {METHODS, METRICS} & {*kinds}:
+        _list_names(kinds[0], wanted, format)
+        return
+    chosen = ["search_spaces" if kind == SPACES else kind for kind in kinds]
+    asked = [kind for kind in TITLES if kind in chosen] or [*TITLES]
     files = [one for one in _files(asked) if _has(f"{one['name']} {one['description']}", wanted)]
     if wanted and not files:
         raise UserError(_nothing(asked, wanted))
     if format == "json":
-        print(json.dumps({"files": files}, indent=1))
+        document("list", files=files)
     elif words:
         _show_files(files)
     else:
         _show_overview(files)
+
+
+def _list_names(kind: str, words: Sequence[str], format: str) -> None:
+    """Print the methods or the metrics whose description contains all words."""
+    from fedsweep.cli import method_list
+
+    every = method_list.list_methods() if kind == METHODS else method_list.list_metrics()
+    found = [one for one in every if _has(" ".join(map(str, one.values())), words)]
+    if not found:
+        hint = near(words[0], [one["name"] for one in every]) or f"; see `fedsweep list {kind}`."
+        raise UserError(f"no {kind.removesuffix('s')} has {_and(words)} in its name or description{hint}")
+    if format == "json":
+        document("list", **{kind: found})
+    elif kind == METHODS:
+        method_list.show_methods(found)
+    else:
+        method_list.show_metrics(found)
 
 
 def _files(kinds: Sequence[Kind]) -> list[dict[str, Any]]:
@@ -91,7 +115,7 @@ def _and(words: Sequence[str]) -> str:
 
 
 def _shown(store: str) -> str:
-    return store if "://" in store else relative(Path(store).absolute())
+    return store if "://" in store else relative(results_folder(store).absolute())
 
 
 def _show_files(files: Sequence[dict[str, Any]]) -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from fedsweep.cli import completion
 from fedsweep.cli.early_check import check, check_space
 from fedsweep.common.errors import UserError, near
-from fedsweep.common.paths import find
+from fedsweep.common.paths import RESULTS, find
 from fedsweep.common.yaml_values import Json, read_yaml
 
 if TYPE_CHECKING:
@@ -19,25 +20,39 @@ if TYPE_CHECKING:
 
 Overrides = Annotated[
     list[str] | None,
-    Argument(metavar="[NAME=VALUE]...", help="hyperparameters to change, by dotted name, e.g. `federation.rounds=5`"),
+    Argument(
+        metavar="[NAME=VALUE]...",
+        help="hyperparameters to change, by dotted name, e.g. `federation.rounds=5`",
+        autocompletion=completion.overrides,
+    ),
 ]
 SweepArgument = Annotated[
-    str, Argument(metavar="SEARCH_SPACE[@SWEEP]", help="search space, whose newest sweep is meant, or a sweep")
+    str,
+    Argument(
+        metavar="SEARCH_SPACE[@SWEEP]",
+        help="search space, whose newest sweep is meant, or a sweep",
+        autocompletion=completion.sweeps,
+    ),
 ]
 _STORE = "results folder (also holds MLflow's database), or URI of a remote results folder, e.g. `s3://BUCKET/RUNS`"
 StoreOption = Annotated[str, Option("--store", envvar="FEDSWEEP_STORE", metavar="FOLDER|URI", help=_STORE)]
 _COLUMNS = (
     "columns of the table in addition to the objective: `worst_domain`, `megabytes_up`, `rounds_to=0.7` or any metric"
 )
-ColumnsOption = Annotated[str | None, Option("--columns", metavar="NAME,...", help=_COLUMNS)]
+ColumnsOption = Annotated[
+    str | None, Option("--columns", metavar="NAME,...", help=_COLUMNS, autocompletion=completion.columns)
+]
 _MLFLOW = "http(s) address of an MLflow server, or `store` (the default) for the database in the results folder"
 MlflowOption = Annotated[str | None, Option("--mlflow", envvar="FEDSWEEP_MLFLOW", metavar="ADDRESS", help=_MLFLOW)]
 VerifyOption = Annotated[
     bool,
     Option("--verify", help="first read all pixels of the prepared data sets and check that they are unchanged"),
 ]
-DEFAULT_STORE = "mlruns"
-DeviceOption = Annotated[str, Option("--device", help="device to compute on: `cpu` or `cuda`")]
+DEFAULT_STORE = RESULTS
+DeviceOption = Annotated[
+    str,
+    Option("--device", help="device to compute on: `cpu` or `cuda`", autocompletion=completion.choices("cpu", "cuda")),
+]
 WorkersOption = Annotated[
     int | None, Option("--workers", help="number of processes that decode images; one per core by default")
 ]

@@ -7,8 +7,9 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence, Sized
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -40,9 +41,22 @@ def progress_console() -> Console:
     return _console(sys.stderr)
 
 
+_ON_STDERR: ContextVar[bool] = ContextVar("results on stderr", default=False)
+
+
+@contextmanager
+def results_on_stderr() -> Iterator[None]:
+    """During the context, write results to stderr, because stdout is reserved for a JSON document."""
+    token = _ON_STDERR.set(True)
+    try:
+        yield
+    finally:
+        _ON_STDERR.reset(token)
+
+
 def result_console() -> Console:
-    """Return a console that writes results to stdout."""
-    return _console(sys.stdout)
+    """Return a console that writes results to stdout, except in the context `results_on_stderr`."""
+    return _console(sys.stderr if _ON_STDERR.get() else sys.stdout)
 
 
 def awaiting(step: str, always: bool = False) -> AbstractContextManager[None]:

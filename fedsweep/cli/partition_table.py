@@ -36,6 +36,17 @@ def distinct_panels(configs: Iterable[RunConfig]) -> tuple[list[Panel], tuple[st
     return panels, class_names
 
 
+def of_panel(panel: Panel, class_names: tuple[str, ...]) -> dict[str, object]:
+    """Return the title and the skew of a partition, and the numbers of images of each client by class."""
+    clients, classes = panel.clients, len(class_names)
+    rows = zip(clients, class_counts(clients, classes), distances(clients, classes), strict=True)
+    described = [
+        {"id": client.id, "images": dict(zip(class_names, row.tolist(), strict=True)), "distance": float(distance)}
+        for client, row, distance in rows
+    ]
+    return {"title": panel.title, "skew": float(skew(clients, classes)), "clients": described}
+
+
 def partition_table(panel: Panel, class_names: tuple[str, ...]) -> Table:
     """Return a table with one row per client of a partition.
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from fedsweep.cli import completion
 from fedsweep.cli.early_check import check
 from fedsweep.cli.options import DeviceOption, checked_device
 from fedsweep.cli.output import awaiting, loading_torch, progress_console, relative
@@ -16,13 +17,22 @@ from fedsweep.common.yaml_values import parse_overrides, read_yaml
 
 PretrainOverrides = Annotated[
     list[str] | None,
-    Argument(metavar="[NAME=VALUE]...", help="hyperparameters to change, by dotted name, e.g. `optimizer.lr=5e-4`"),
+    Argument(
+        metavar="[NAME=VALUE]...",
+        help="hyperparameters to change, by dotted name, e.g. `optimizer.lr=5e-4`",
+        autocompletion=completion.overrides,
+    ),
 ]
 
 
 def pretrain(
     experiment: Annotated[
-        str, Argument(metavar="EXPERIMENT", help="pre-training configuration, e.g. `tinyimagenet_vit`")
+        str,
+        Argument(
+            metavar="EXPERIMENT",
+            help="pre-training configuration, e.g. `tinyimagenet_vit`",
+            autocompletion=completion.files("pretrain"),
+        ),
     ],
     overrides: PretrainOverrides = None,
     out: Annotated[

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 from rich.text import Text
 from typer import Argument, Option
 
+from fedsweep.cli import completion, json_output, json_sweeps
 from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, StoreOption, check_format, listed
 from fedsweep.cli.output import awaiting, progress_console, relative, result_console
 from fedsweep.common.errors import UserError, disk_is_full
 from fedsweep.common.progress import loading
-from fedsweep.results import Store
+from fedsweep.results import Store, count_outcomes
 from fedsweep.results.table_columns import check_columns
 
 if TYPE_CHECKING:
@@ -30,11 +31,24 @@ FILES = {
 
 def report(
     space: Annotated[
-        str, Argument(metavar="SEARCH_SPACE", help="search space of the sweep, e.g. `ablations/lora_rank`")
+        str,
+        Argument(
+            metavar="SEARCH_SPACE",
+            help="search space of the sweep, e.g. `ablations/lora_rank`",
+            autocompletion=completion.sweeps,
+        ),
     ],
-    sweep: Annotated[str | None, Option("--sweep", help="id of the sweep; the newest by default")] = None,
+    sweep: Annotated[
+        str | None,
+        Option("--sweep", help="id of the sweep; the newest by default", autocompletion=completion.sweep_ids),
+    ] = None,
     format: Annotated[
-        str, Option("--format", help=f"format to print: `terminal`, {', '.join(f'`{one}`' for one in FILES)}")
+        str,
+        Option(
+            "--format",
+            help=f"format to print: `terminal`, `json`, {', '.join(f'`{one}`' for one in FILES)}",
+            autocompletion=completion.choices("terminal", "json", *FILES),
+        ),
     ] = "terminal",
     columns: ColumnsOption = None,
     store: StoreOption = DEFAULT_STORE,
@@ -46,7 +60,7 @@ def report(
     with loading(progress_console(), "the report", "fedsweep.report"):
         from fedsweep.report import write_report
 
-    check_format(format, ("terminal", *FILES))
+    check_format(format, ("terminal", "json", *FILES))
     if format == "parquet" and sys.stdout.isatty():
         raise UserError(
             "`--format parquet` is binary; redirect it to a file, as in `... --format parquet > table.parquet`."
@@ -65,6 +79,10 @@ def report(
         if disk_is_full(error):
             raise
         raise UserError(f"the report cannot be written to {relative(folder)}: {error.strerror or error}.") from None
+    if format == "json":
+        fields = json_sweeps.of_sweep(manifest, found.folder, dict(count_outcomes(trials)), made)
+        json_output.document("report", sweep=fields)
+        return
     if format != "terminal":
         sys.stdout.buffer.write((folder / FILES[format]).read_bytes())
         return
@@ -79,10 +97,25 @@ def compare(
         Argument(
             metavar="A",
             help="a sweep as `SPACE[@SWEEP]`, or an arm as `SPACE[@SWEEP]:ARM`, e.g. `ablations/lora_rank:lora.rank=4`",
+            autocompletion=completion.sweeps,
         ),
     ],
-    second: Annotated[str, Argument(metavar="B", help="the sweep or arm to compare with A, in the same form as A")],
-    format: Annotated[str, Option("--format", help="format to print: `terminal`, `markdown`, `csv`")] = "terminal",
+    second: Annotated[
+        str,
+        Argument(
+            metavar="B",
+            help="the sweep or arm to compare with A, in the same form as A",
+            autocompletion=completion.sweeps,
+        ),
+    ],
+    format: Annotated[
+        str,
+        Option(
+            "--format",
+            help="format to print: `terminal`, `json`, `markdown`, `csv`",
+            autocompletion=completion.choices("terminal", "json", "markdown", "csv"),
+        ),
+    ] = "terminal",
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Compare two arms, or two sweeps arm by arm. Only seeds that both arms have finished are used.
@@ -93,13 +126,15 @@ def compare(
         from fedsweep.report.compare_sweeps import LEFT_OUT_FIRST, Pairing
     from fedsweep.report.text_tables import without_html
 
-    check_format(format, ("terminal", "markdown", "csv"))
+    check_format(format, ("terminal", "json", "markdown", "csv"))
     home = Store.at(store)
     (one, arm), (other, other_arm) = _side(home, first), _side(home, second)
     if (arm is None) != (other_arm is None):
         raise UserError(f"`{first}` and `{second}` must both name an arm, or both name a sweep.")
     found = Pairing.of(one, other, by_arm=arm is None)
-    if format == "csv":
+    if format == "json":
+        json_output.document("compare", comparisons=found.records(), findings=found.findings())
+    elif format == "csv":
         sys.stdout.write(found.csv())
     elif format == "markdown":
         bullets = "\n".join(f"- {sentence}" for sentence in found.findings())

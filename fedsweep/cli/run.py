@@ -10,7 +10,8 @@ from typing import Annotated, NoReturn
 from rich.syntax import Syntax
 from typer import Argument, Option
 
-from fedsweep.cli import options, output
+from fedsweep.cli import completion, json_output, json_sweeps, options, output
+from fedsweep.cli.json_output import FormatOption
 from fedsweep.cli.options import DEFAULT_STORE, DeviceOption, MlflowOption, Overrides, StoreOption, VerifyOption
 from fedsweep.common.config import flat
 from fedsweep.common.errors import DivergenceError, UserError
@@ -22,11 +23,16 @@ from fedsweep.results import Store
 
 
 def run(
-    experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="experiment to run, e.g. `fedra_digits`")],
+    experiment: Annotated[
+        str,
+        Argument(
+            metavar="EXPERIMENT",
+            help="experiment to run, e.g. `fedra_digits`",
+            autocompletion=completion.files("experiments"),
+        ),
+    ],
     overrides: Overrides = None,
-    as_json: Annotated[
-        bool, Option("--json", help="print the exact metrics of each round as one line of JSON")
-    ] = False,
+    as_json: Annotated[bool, Option("--json", help="short for `--format json`")] = False,
     device: DeviceOption = "cpu",
     system_metrics: Annotated[
         bool, Option("--system-metrics", help="record the CPU, memory and GPU use of each round in MLflow")
@@ -34,11 +40,20 @@ def run(
     verify: VerifyOption = False,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
+    format: Annotated[
+        str,
+        Option(
+            "--format",
+            help="format to print: `terminal`, or `json` for one line with the exact metrics of each round",
+            autocompletion=completion.choices("terminal", "json"),
+        ),
+    ] = "terminal",
 ) -> None:
     """Run one federated experiment and print the accuracy after each evaluated round.
 
     Example: `fedsweep run fedra_digits seed=1 method=all_small`
     """
+    options.check_format(format, ("terminal", "json"))
     changes = parse_overrides(overrides or [])
     options.check_experiment(experiment, changes)  # report a mistake before importing torch, which is slow
     processor = options.checked_device(device)
@@ -64,7 +79,7 @@ def run(
     torch.set_num_threads(1)  # as in a trial, because rounding depends on the number of threads
     if sentence := config.untrained_backbone():
         output.progress_console().print(sentence, style="yellow")
-    with RoundTable(config, as_json) as table, announced_stop(lambda: table.stop(home.where)):
+    with RoundTable(config, as_json or format == "json") as table, announced_stop(lambda: table.stop(home.where)):
         try:
             trial, recorder = record_run(
                 experiment, config, home, processor, table.add, destination, system_metrics, RoundBar(table.progress)
@@ -84,9 +99,13 @@ def ui(
         Argument(
             metavar="[SEARCH_SPACE]",
             help="search space to link to (its newest sweep); by default, the newest sweep of any search space",
+            autocompletion=completion.sweeps,
         ),
     ] = None,
-    sweep: Annotated[str | None, Option("--sweep", help="id of the sweep; the newest by default")] = None,
+    sweep: Annotated[
+        str | None,
+        Option("--sweep", help="id of the sweep; the newest by default", autocompletion=completion.sweep_ids),
+    ] = None,
     port: Annotated[int, Option(min=1, max=65535, help="port of the local web page")] = 5000,
     host: Annotated[
         str, Option(help="address to listen on; 0.0.0.0 makes the page reachable from the network")
@@ -168,13 +187,22 @@ def _open(address: str) -> None:
 
 
 def show(
-    name: Annotated[str, Argument(metavar="NAME", help="experiment or search space")],
+    name: Annotated[
+        str,
+        Argument(
+            metavar="NAME",
+            help="experiment or search space",
+            autocompletion=completion.files("experiments", "search_spaces"),
+        ),
+    ],
     overrides: Overrides = None,
+    format: FormatOption = "terminal",
 ) -> None:
     """Print all hyperparameters of an experiment, or the arms and the number of trials of a search space.
 
     Example: `fedsweep show fedra_digits lora.rank=4`
     """
+    options.check_format(format, ("terminal", "json"))
     changes = parse_overrides(overrides or [])
     kind, _ = find_either(name)
     if kind == "search_spaces":
@@ -184,9 +212,14 @@ def show(
         from fedsweep.sweep.plan.plan import Plan
 
         plan = Plan.of(request)
+        if format == "json":
+            json_output.document("show", plan=json_sweeps.of_plan(plan))
+            return
         show_counts(plan) if plan.request.counted else output.show_plan(plan)
         return
-    lines = "\n".join(
-        f"{key}: {json.dumps(value)}" for key, value in flat(options.read_experiment(name, changes)).items()
-    )
+    values = flat(options.read_experiment(name, changes))
+    if format == "json":
+        json_output.document("show", experiment=name, values=values)
+        return
+    lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in values.items())
     output.result_console().print(Syntax(lines, "yaml", background_color="default"))

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from fedsweep.cli.options import DEFAULT_STORE, StoreOption, SweepArgument
+from fedsweep.cli import json_output
+from fedsweep.cli.json_output import FormatOption
+from fedsweep.cli.options import DEFAULT_STORE, StoreOption, SweepArgument, check_format
 from fedsweep.cli.output import awaiting, progress_console
 from fedsweep.common.errors import UserError, near
 from fedsweep.common.progress import loading
@@ -25,11 +27,12 @@ LOOK_SECONDS = 0.2
 """Seconds between two looks at a sweep that another process runs."""
 
 
-def stop(sweep: SweepArgument, store: StoreOption = DEFAULT_STORE) -> None:
+def stop(sweep: SweepArgument, format: FormatOption = "terminal", store: StoreOption = DEFAULT_STORE) -> None:
     """Stop a running sweep, as Ctrl-C does in its own terminal. All recorded rounds are kept.
 
     Example: `fedsweep stop ablations/lora_rank`
     """
+    check_format(format, ("terminal", "json"))
     found = Store.at(store).find(sweep)
     name = f"{found.manifest().name}@{found.folder.name}"
     if not is_running(found):
@@ -44,7 +47,8 @@ def stop(sweep: SweepArgument, store: StoreOption = DEFAULT_STORE) -> None:
         requests.withdraw(asked)
     ended, planned = len(found.ended()), found.manifest().trials
     of = "" if planned is None else f" of {planned}"
-    print(f"Stopped with {ended}{of} trials ended. To continue, run `fedsweep tune {name} --resume`.")
+    said = f"Stopped with {ended}{of} trials ended. To continue, run `fedsweep tune {name} --resume`."
+    _tell("stop", found, said, format)
 
 
 def extend(
@@ -53,26 +57,31 @@ def extend(
         str,
         Option(metavar="+N|SEED,...", help="seeds to add to every arm: `+5` for five more, or a list such as `7,8`"),
     ],
+    format: FormatOption = "terminal",
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Add seeds to every arm of a sweep, which may be running.
 
     Example: `fedsweep extend ablations/brick_lambdas --seeds +5`
     """
+    check_format(format, ("terminal", "json"))
     home = Store.at(store)
     found = _changeable(home, sweep)
-    _change(home, found, ExtendRequest(seeds=_new_seeds(seeds, found.manifest().seeds)))
+    asked = ExtendRequest(seeds=_new_seeds(seeds, found.manifest().seeds))
+    _tell("extend", found, _change(home, found, asked), format)
 
 
 def drop(
     sweep: SweepArgument,
     arm: Annotated[str, Argument(metavar="ARM", help="the arm to drop, e.g. `lora.rank=1`")],
+    format: FormatOption = "terminal",
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Stop an arm of a sweep, and leave it out of the results. Its trials are kept in the folder `dropped`.
 
     Example: `fedsweep drop ablations/lora_rank lora.rank=1`
     """
+    check_format(format, ("terminal", "json"))
     home = Store.at(store)
     found = _changeable(home, sweep)
     plan = _plan(found)
@@ -84,7 +93,7 @@ def drop(
             raise UserError(f"no arm of {plan.name} is named `{arm}`{known}")
         several = ", ".join(labels[place] for place in places)
         raise UserError(f"`{arm}` fits several arms of {plan.name}: {several}; give more of their values.")
-    _change(home, found, DropRequest(arm=plan.arms[places[0]]))
+    _tell("drop", found, _change(home, found, DropRequest(arm=plan.arms[places[0]])), format)
 
 
 def _new_seeds(given: str, known: Sequence[int]) -> tuple[int, ...]:
@@ -117,17 +126,28 @@ def _plan(sweep: SweepStore) -> Plan:
         return plan_of(sweep.manifest())
 
 
-def _change(home: Store, sweep: SweepStore, request: ExtendRequest | DropRequest) -> None:
-    """Ask the process that runs a sweep for a change, or change a sweep that no process is running."""
+def _tell(command: str, sweep: SweepStore, said: str, format: str) -> None:
+    if format == "json":
+        running = is_running(sweep)
+        json_output.document(command, space=sweep.manifest().name, id=sweep.folder.name, running=running, sentence=said)
+    else:
+        print(said)
+
+
+def _change(home: Store, sweep: SweepStore, request: ExtendRequest | DropRequest) -> str:
+    """Ask the process that runs a sweep for a change, or change a sweep that no process is running.
+
+    Returns:
+        A sentence about the change, followed by the command that runs its trials if no process runs them.
+    """
     plan = _plan(sweep)
     from fedsweep.sweep.running.steering import change_at_rest, changed_plan
 
     changed_plan(plan, request)  # raises an error before anything is asked
     if is_running(sweep) and _granted(sweep, request):
-        print(sweep.manifest().changes[-1].sentence)
-        return
-    print(change_at_rest(request, home, sweep))
-    print(f"To run its trials, use `fedsweep tune {plan.name}@{sweep.folder.name} --resume`.")
+        return sweep.manifest().changes[-1].sentence
+    said = change_at_rest(request, home, sweep)
+    return f"{said} To run its trials, use `fedsweep tune {plan.name}@{sweep.folder.name} --resume`."
 
 
 def _granted(sweep: SweepStore, request: Request) -> bool:

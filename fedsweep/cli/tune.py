@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Context, Option
 
-from fedsweep.cli import output
+from fedsweep.cli import completion, json_sweeps, output
 from fedsweep.cli.detach import detach
 from fedsweep.cli.early_check import check_space
+from fedsweep.cli.json_output import FormatOption
 from fedsweep.cli.linked import run_linked, show_linked_plan
 from fedsweep.cli.options import (
     DEFAULT_STORE,
@@ -20,6 +21,7 @@ from fedsweep.cli.options import (
     Overrides,
     StoreOption,
     VerifyOption,
+    check_format,
     listed,
 )
 from fedsweep.common.errors import UserError
@@ -30,6 +32,7 @@ from fedsweep.results.tuned_arms import ablation_of
 
 if TYPE_CHECKING:
     from fedsweep.sweep import TuneOptions
+    from fedsweep.sweep.running.finish import SweepResult
 
 ADDRESS = (
     "where to run trials: `local` (this machine), HOST:PORT of a Ray cluster, or `auto` (the Ray cluster in "
@@ -44,11 +47,16 @@ def tune(
         Argument(
             metavar="SEARCH_SPACE",
             help="search space to run, e.g. `ablations/lora_rank`; with --resume, also a sweep as SPACE@SWEEP",
+            autocompletion=completion.spaces_or_sweeps,
         ),
     ],
     overrides: Overrides = None,
     experiment: Annotated[
-        str | None, Option(help="experiment to vary, instead of the search space's experiment")
+        str | None,
+        Option(
+            help="experiment to vary, instead of the search space's experiment",
+            autocompletion=completion.files("experiments"),
+        ),
     ] = None,
     seeds: Annotated[
         str | None, Option(help="seeds to run, instead of the search space's seeds, e.g. `0,1,2,3,4`")
@@ -69,15 +77,22 @@ def tune(
         Option(
             metavar="SPACE[@SWEEP]",
             help="earlier sweep that a TPE search learns from; without `@SWEEP`, the newest sweep of SPACE",
+            autocompletion=completion.sweeps,
         ),
     ] = None,
     subsets: Annotated[
         str | None,
-        Option(help="components of `ablate` to leave out: `one` (one at a time) or `all` (every combination)"),
+        Option(
+            help="components of `ablate` to leave out: `one` (one at a time) or `all` (every combination)",
+            autocompletion=completion.choices("one", "all"),
+        ),
     ] = None,
     design: Annotated[
         str | None,
-        Option(help="arms of a grid: `full` (all) or `one_factor` (change one value of the baseline at a time)"),
+        Option(
+            help="arms of a grid: `full` (all) or `one_factor` (change one value of the baseline at a time)",
+            autocompletion=completion.choices("full", "one_factor"),
+        ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
@@ -85,7 +100,10 @@ def tune(
     ] = None,
     scheduler: Annotated[
         str | None,
-        Option(help="scheduler, instead of the space's: `none`, `asha`, `asha_async`, `median`, `arms` or `pbt`"),
+        Option(
+            help="scheduler, instead of the space's: `none`, `asha`, `asha_async`, `median`, `arms` or `pbt`",
+            autocompletion=completion.choices("none", "asha", "asha_async", "median", "arms", "pbt"),
+        ),
     ] = None,
     cpus_per_trial: Annotated[float | None, Option(help="CPU cores per trial")] = None,
     gpus_per_trial: Annotated[
@@ -110,7 +128,12 @@ def tune(
     ] = False,
     resume: Annotated[bool, Option("--resume", help="resume the newest sweep of this search space")] = False,
     sweep: Annotated[
-        str | None, Option("--sweep", help="with --resume: id of the sweep to resume; the newest by default")
+        str | None,
+        Option(
+            "--sweep",
+            help="with --resume: id of the sweep to resume; the newest by default",
+            autocompletion=completion.sweep_ids,
+        ),
     ] = None,
     id_file: Annotated[
         str | None, Option(metavar="FILE", help="file to which the sweep's id is written before the first trial starts")
@@ -122,11 +145,14 @@ def tune(
     address: Annotated[str, Option("--address", envvar="FEDSWEEP_ADDRESS", help=ADDRESS)] = "local",
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
+    format: FormatOption = "terminal",
 ) -> None:
     """Run all trials of a search space on Ray Tune, record them in MLflow and print a table of results.
 
     Example: `fedsweep tune ablations/lora_rank federation.rounds=5 --seeds 0,1`
     """
+    check_format(format, ("terminal", "json"))
+
     from fedsweep.sweep import TuneOptions
 
     space, sweep = named_sweep(space, sweep, resume)
@@ -148,9 +174,9 @@ def tune(
         raise UserError("`--detach` prints the id of the sweep and cannot be combined with `--id-file`.")
     if detached and not dry_run:
         check_space(options.request)
-        detach([one for one in sys.argv[1:] if one != "--detach"], store)
+        detach([one for one in sys.argv[1:] if one != "--detach"], store, format == "json")
         return
-    run_space(options, dry_run)
+    run_space(options, dry_run) if format == "terminal" else json_sweeps.run_space("tune", options, dry_run)
 
 
 def named_sweep(name: str, sweep: str | None, resume: bool) -> tuple[str, str | None]:
@@ -180,10 +206,12 @@ def named_sweep(name: str, sweep: str | None, resume: bool) -> tuple[str, str | 
     return space, sweep_id if space == linked else name
 
 
-def run_space(options: TuneOptions, dry_run: bool) -> None:
+def run_space(
+    options: TuneOptions, dry_run: bool, ended: Callable[[SweepResult], object] = lambda result: None
+) -> None:
     """Run a search space and print its results, or print its plan if `dry_run` is true.
 
-    If the search space only counts parameters, print the counts.
+    If the search space only counts parameters, print the counts. `ended` is called with the result of each sweep.
     """
     from fedsweep.sweep import tune as run_sweep
     from fedsweep.sweep.cluster.ray_session import not_followed
@@ -200,13 +228,14 @@ def run_space(options: TuneOptions, dry_run: bool) -> None:
     if note := not_followed(options.address):
         console.print(note)
     if options.is_linked:
-        show_linked_plan(options, console) if dry_run else run_linked(options, console)
+        show_linked_plan(options, console) if dry_run else run_linked(options, console, ended)
         return
     if dry_run:
         with rehearsed(options, console) as ready:
             output.show_plan(ready.plan, ready.cluster, ready.store)
         return
     result = run_sweep(options, console, lambda report: output.result_console().print(report.renderable))
+    ended(result)
     output.show_sweep(result, output.page_command(options.store, options.destination.server))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -10,8 +9,10 @@ from typing import Annotated, Any
 
 from rich.console import Console
 from rich.table import Column, Table
-from typer import Argument, Option
+from typer import Argument
 
+from fedsweep.cli import completion, json_output
+from fedsweep.cli.json_output import FormatOption
 from fedsweep.cli.options import DEFAULT_STORE, StoreOption, SweepArgument, check_format
 from fedsweep.cli.output import awaiting, progress_console, result_console
 from fedsweep.common.errors import UserError
@@ -32,9 +33,10 @@ def status(
         Argument(
             metavar="[SEARCH_SPACE[@SWEEP]]",
             help="search space, whose newest sweep is shown, or a sweep; by default, all running sweeps",
+            autocompletion=completion.sweeps,
         ),
     ] = None,
-    format: Annotated[str, Option("--format", help="format to print: `terminal` or `json`")] = "terminal",
+    format: FormatOption = "terminal",
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Print which trials of a sweep are running, how its arms compare so far, and the time left.
@@ -48,7 +50,7 @@ def status(
         import fedsweep.report  # noqa: F401
     found = [_described(one) for one in shown]
     if format == "json":
-        print(json.dumps({"format": 1, "sweeps": found}, indent=1))
+        json_output.document("status", sweeps=found)
         return
     console = result_console()
     for one in found:
@@ -72,7 +74,7 @@ def _described(sweep: SweepStore) -> dict[str, Any]:
     arms = summarise(manifest, trials) if any(trial.history for trial in trials) else []
     names = sorted({name for trial in trials for name in trial.plan.arm})
     return {
-        "name": manifest.name,
+        "space": manifest.name,
         "id": manifest.id,
         "running": going,
         "process": driver.pid if driver else None,
@@ -126,7 +128,7 @@ def _seconds_left(manifest: SweepManifest, trials: Sequence[TrialRecord], driver
 
 def _show(console: Console, one: dict[str, Any]) -> None:
     ended, begun, planned = one["trials"]["ended"], one["trials"]["begun"], one["trials"]["planned"]
-    name = f"{one['name']}@{one['id']}"
+    name = f"{one['space']}@{one['id']}"
     if one["running"]:
         who = f" (process {one['process']} on {one['machine']})" if one["process"] else ""
         console.print(f"{name}: running{who}", soft_wrap=True)

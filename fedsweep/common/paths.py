@@ -14,15 +14,53 @@ from fedsweep.common.errors import UserError, near
 Kind = Literal["experiments", "search_spaces", "pretrain"]
 VERBS: dict[Kind, str] = {"experiments": "run", "search_spaces": "tune", "pretrain": "pretrain"}
 _SINGULAR = {"experiments": "experiment", "search_spaces": "search space", "pretrain": "pre-training"}
+RESULTS = "mlruns"
+"""The default name of the results folder."""
+MARKER = "fedsweep.toml"
+"""The file in the root folder of a project."""
 _FOLDERS = {"experiments": "experiments", "search_spaces": "search_spaces", "pretrain": "experiments/pretrain"}
 
 
+def project_folder() -> Path:
+    """Return the root folder of the project that contains the working directory, or else the working directory.
+
+    The root is the nearest folder with the file `fedsweep.toml`, which `fedsweep init` writes. The folders above the
+    home folder, above the root of a Git repository, and above a folder of another owner are not searched.
+    """
+    here = Path.cwd()
+    owner, top = here.stat().st_uid, _user_home()
+    for folder in (here, *here.parents):
+        if folder.stat().st_uid != owner:
+            break
+        if (folder / MARKER).is_file():
+            return folder
+        if folder == top or (folder / ".git").exists():
+            break
+    return here
+
+
+def _user_home() -> Path | None:
+    with contextlib.suppress(RuntimeError):  # the user has no home folder
+        return Path.home()
+    return None
+
+
 def home() -> Path:
-    """Return the base folder for relative paths: FEDSWEEP_HOME if it is set, and otherwise the working directory.
+    """Return the base folder for relative paths: FEDSWEEP_HOME if it is set, and otherwise the project's root folder.
 
     The process that runs a sweep sets FEDSWEEP_HOME for its workers, whose working directories may differ.
     """
-    return Path(os.environ.get("FEDSWEEP_HOME", "")).absolute()
+    given = os.environ.get("FEDSWEEP_HOME")
+    return Path(given).absolute() if given else project_folder()
+
+
+def results_folder(name: str | Path) -> Path:
+    """Return the path of the results folder `name`.
+
+    The default name, `mlruns`, is a folder in the project's root folder. Another relative path is relative to the
+    working directory.
+    """
+    return project_folder() / RESULTS if str(name) == RESULTS else Path(name)
 
 
 def data_folder() -> Path:
@@ -132,15 +170,23 @@ def available(kind: Kind) -> dict[str, Path]:
 
     A pre-training configuration is not an experiment, although its file is in a subfolder of the experiments folder.
     """
-    package = Path(__file__).parent.parent
     found: dict[str, Path] = {}
-    for root in (package.parent, package / "shipped", Path.cwd()):  # the last one takes precedence
+    for root in (shipped_folder(), project_folder()):  # the last one takes precedence
         folder = (root / _FOLDERS[kind]).resolve()
         for path in sorted(path for path in folder.rglob("*.yaml") if path.is_file()):
             name = path.relative_to(folder).with_suffix("").as_posix()
             if kind != "experiments" or not name.startswith("pretrain/"):
                 found[name] = path
     return dict(sorted(found.items()))
+
+
+def shipped_folder() -> Path:
+    """Return the folder with the shipped `experiments` and `search_spaces`.
+
+    This is the folder `shipped` of an installed package, or else the repository.
+    """
+    package = Path(__file__).parent.parent
+    return package / "shipped" if (package / "shipped").exists() else package.parent
 
 
 def find(kind: Kind, name: str, where: str = "") -> Path:

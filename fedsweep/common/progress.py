@@ -11,6 +11,7 @@ from types import FrameType
 
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 
 from fedsweep.common.imports import without_collections
@@ -88,7 +89,7 @@ class LeftColumn(ProgressColumn):
     """The column of a progress bar with the time left, which is empty until the time is known."""
 
     def __init__(self, left: Callable[[Task], float | None]) -> None:
-        super().__init__()
+        super().__init__(Column(no_wrap=True))
         self.left = left
 
     def render(self, task: Task) -> Text:

@@ -70,11 +70,12 @@ class ImageBar:
 
 def experiment_lines(card: StoreCard) -> str:
     """Return the line that selects the prepared data set in an experiment file."""
-    domains = ", ".join(_plain(name) for name in card.domains)
-    return f"data: {{name: prepared, set: {_plain(card.name)}, size: {card.size}, domains: [{domains}]}}"
+    domains = ", ".join(yaml_word(name) for name in card.domains)
+    return f"data: {{name: prepared, set: {yaml_word(card.name)}, size: {card.size}, domains: [{domains}]}}"
 
 
-def _plain(name: str) -> str:
+def yaml_word(name: str) -> str:
+    """Return a name as it is written in a YAML file, in quotation marks if it is not a plain word."""
     plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum() and name[0].isalpha()
     return name if plain and name.lower() not in ("true", "false", "null") else json.dumps(name)
 

@@ -155,7 +155,11 @@ class Pairing:
         return Section.of("Comparison", rows, 1, [*who, "Differences are B minus A.", *explained])
 
     def csv(self) -> str:
-        """Return the comparisons as CSV in full precision, one row per pair of arms.
+        """Return the comparisons as CSV in full precision, one row per pair of arms (see `records`)."""
+        return data_frame.inert_csv(data_frame.of_records(self.records()))
+
+    def records(self) -> list[dict[str, object]]:
+        """Return one dict from column to value for each pair of arms.
 
         Columns that are also in the report's file `table.csv` have the same names as in that file.
         """
@@ -173,7 +177,7 @@ class Pairing:
                     **data_frame.comparison_columns(found, self._until is not None, self.declared),
                 }
             )
-        return data_frame.inert_csv(data_frame.of_records(rows))
+        return rows
 
     def findings(self) -> list[str]:
         """Return the results of the comparisons as sentences.

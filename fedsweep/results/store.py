@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedsweep.common.errors import UserError, near, warn
 from fedsweep.common.files import write_atomically
-from fedsweep.common.paths import inside, mirror_folder
+from fedsweep.common.paths import inside, mirror_folder, results_folder
 from fedsweep.results.checkpoint import without_tensors
 from fedsweep.results.folders import SweepStore, TrialStore, is_hidden
 from fedsweep.results.records import SweepManifest
@@ -38,9 +38,12 @@ class Store:
 
     @classmethod
     def at(cls, address: str | Path) -> Store:
-        """Open the results folder at a path or URI. Raise UserError if a remote store is not accessible."""
+        """Open the results folder at a path (see `results_folder`) or URI.
+
+        Raise UserError if a remote store is not accessible.
+        """
         if not is_uri(address):
-            return cls(Path(address))
+            return cls(results_folder(address))
         uri = str(address).rstrip("/")
         found, base = filesystem(uri)
         if found.type_name == "local":

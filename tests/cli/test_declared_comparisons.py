@@ -172,7 +172,7 @@ def test_the_comparisons_belong_to_the_definition_of_a_sweep():
     declared = [compare({"arm": "drop"}, {"arm": "plain"})]
     before, after = plan(), plan(comparisons=declared)
     assert before.digests()["definition"] != after.digests()["definition"]
-    excluded = {"resources", "reference", "columns", "comparisons", "tune_each"}
+    excluded = {"resources", "reference", "columns", "comparisons", "tune_each", "exclude"}
     older = [before.space.model_dump(mode="json", exclude=excluded), before.base.model_dump(mode="json")]
     assert before.digests()["definition"] == hashlib.sha256(identity(older).encode()).hexdigest()
     manifest = open_sweep._manifest(after, fresh=True)

@@ -96,7 +96,7 @@ def test_help_lists_and_mistakes_load_no_heavy_package(tmp_path):
 
 def test_all_commands_are_listed():
     verbs = ["run", "tune", "confirm", "report", "compare", "ui", "list", "show", "pretrain", "export", "predict"]
-    verbs += ["doctor", "status", "attach", "extend", "drop", "stop"]
+    verbs += ["doctor", "init", "status", "attach", "extend", "drop", "stop"]
     of_data = ["data prepare", "data list", "data show", "data partition", "data generate"]
     assert sorted(VERBS) == sorted([*verbs, *of_data])
 
@@ -164,6 +164,7 @@ def test_every_option_of_tune_changes_the_space_or_is_read_by_the_command():
         "verify",
         "dry_run",
         "detached",
+        "format",
         "id_file",
         "at_once",
         "address",

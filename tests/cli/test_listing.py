@@ -63,7 +63,7 @@ def test_words_without_a_match_name_what_was_searched(call: Call, refused: Refus
     assert "no experiment has `brick_gate` in its name" in refused("list", "experiments", "brick_gate")
     assert "No sweep was found in mlruns; `--store` names another" in call("list", "sweeps").out
     assert refused("list", "sweeps", "zzz") == ("no sweep in mlruns has `zzz` in its name; see `fedsweep list sweeps`.")
-    assert json.loads(call("list", "sweeps", "--format", "json").out) == {"sweeps": []}
+    assert json.loads(call("list", "sweeps", "--format", "json").out) == {"format": 1, "command": "list", "sweeps": []}
 
 
 def test_in_a_checkout_own_files_are_those_that_git_does_not_track(monkeypatch, tmp_path):

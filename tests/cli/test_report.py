@@ -129,7 +129,8 @@ def test_columns_that_cannot_be_chosen_add_nothing(call: Call, names):
     ("words", "sentence"),
     [
         (("--format", "latx"),
-         "`--format` must be terminal, markdown, csv, parquet, latex or html, but it is `latx`; did you mean `latex`?"),
+         "`--format` must be terminal, json, markdown, csv, parquet, latex or html, but it is `latx`; did you mean "
+         "`latex`?"),
         (("--columns", "worst_domian"),
          "`--columns` lists `worst_domian`, which is not a column; did you mean `worst_domain` or `worst_client` or "
          "`accuracy/worst_domain`?"),
@@ -246,7 +247,7 @@ def test_no_number_of_a_comparison_is_truncated_at_any_width(call: Call, monkeyp
          "`ablations/lora_rank:lora.rank=5` must name one arm by its values, but no arm has these values. The arms "
          "are: lora.rank=4; lora.rank=8; lora.rank=16."),
         ((f"{SPACE}@s1", f"{SPACE}@s2", "--format", "latex"),
-         "`--format` must be terminal, markdown or csv, but it is `latex`."),
+         "`--format` must be terminal, json, markdown or csv, but it is `latex`."),
     ],
 )  # fmt: skip
 def test_a_wrong_comparison_is_rejected(refused: Refused, tmp_path, words, sentence):

@@ -35,7 +35,12 @@ def data_frame(table: AblationTable) -> pd.DataFrame:
 
     Accuracies range from 0 to 1. Intervals and differences have the unit of the objective.
     """
-    return of_records([_record(table, one) for one in table.arms])
+    return of_records(records(table))
+
+
+def records(table: AblationTable) -> list[dict[str, object]]:
+    """Return the rows of `data_frame(table)`, one dict from column to value for each arm."""
+    return [_record(table, one) for one in table.arms]
 
 
 def of_records(records: Sequence[Mapping[str, object]]) -> pd.DataFrame:

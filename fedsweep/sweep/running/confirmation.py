@@ -8,6 +8,7 @@ from rich.console import Console
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.files import write_atomically
+from fedsweep.common.paths import project_folder
 from fedsweep.common.progress import loading
 from fedsweep.common.yaml_values import Json
 from fedsweep.results import SweepManifest, SweepStore
@@ -62,10 +63,11 @@ def write_confirmation(sweep: SweepStore, top: int, seeds: int, console: Console
     named = {name: plan.changes(values) for name, values in {BASELINE: baseline, **best}.items()}
     name = f"confirm/{manifest.name}/{manifest.id}"
     text = _yaml(name, manifest, plan.space, named, seeds)
-    path = FOLDER / manifest.name / f"{manifest.id}.yaml"
+    file = FOLDER / manifest.name / f"{manifest.id}.yaml"
+    path = project_folder() / file
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise UserError(
-            f"{path} exists with other arms or seeds; run it with `fedsweep tune {name}`, or delete the file first."
+            f"{file} exists with other arms or seeds; run it with `fedsweep tune {name}`, or delete the file first."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.encode())

@@ -16,6 +16,11 @@ from fedsweep.common.progress import LeftColumn, TimeLeft
 from fedsweep.results import OutcomeName, TrialRecord
 
 ROWS = 24
+"""The largest number of trials in the table."""
+FIXED, FEWEST = 4, 3
+"""The lines below and above the trials, and the number of trials that the lowest terminal shows."""
+WIDE = 100
+"""The width of a terminal from which on the progress bar has room for the numbers of trials by outcome."""
 STOPPING = "Stopping ... all recorded rounds are kept. Another Ctrl-C stops without waiting for trials."
 
 
@@ -97,14 +102,23 @@ class LiveTable:
             self.console.print(STOPPING, soft_wrap=True, style="yellow")
 
     def render(self) -> Group:
-        """Return the table of the running and recently ended trials, with the progress bar below it."""
+        """Return the table of the running and recently ended trials, with the progress bar below it.
+
+        If the terminal is too low for all of them, trials are left out, so that the progress bar stays visible.
+        """
         numbers = (Column(heading, justify="right") for heading in ("seed", "round", self.metric))
         table = Table("trial", *numbers, "status", box=None, pad_edge=False, header_style="bold")
         running = [trial for trial in self.trials.values() if trial.outcome is None]
         ended = [trial for trial in self.trials.values() if trial.outcome]
-        for trial in [*ended[-max(ROWS - len(running), 0) :], *running]:
+        counts = [Text(f"Ended: {self._outcomes()}.")] if self._narrow and self._outcomes() else []
+        below = [*map(Text, self.notes()), *counts]
+        lines = sum(1 + len(text) // self.console.width for text in below)
+        rows = min(ROWS, max(self.console.height - lines - FIXED, FEWEST))
+        recent = ended[len(ended) - min(max(rows - len(running), 0), len(ended)) :]
+        for trial in [*recent, *running[:rows]]:
             table.add_row(*self._cells(trial), style="dim" if trial.outcome else "")
-        return Group(table, *map(Text, self.notes()), self.progress)
+        more = [Text(f"{len(running) - rows} more trials are running.")] if len(running) > rows else []
+        return Group(table, *more, *below, self.progress)
 
     def _cells(self, trial: TrialRecord) -> tuple[str, str, str, str, str]:
         measured = [one.metrics[self.metric] for one in trial.history if self.metric in one.metrics]
@@ -120,9 +134,17 @@ class LiveTable:
         reason = f"; {trial.outcome.reason}" if trial.outcome and trial.outcome.reason else ""
         return f"{ended} of {self.total} trials ended after {time.monotonic() - self.begun:.0f} s: {shown}{reason}"
 
+    @property
+    def _narrow(self) -> bool:
+        """True if the numbers of trials by outcome do not fit next to the progress bar, so that it would be cut off."""
+        return self.console.width < WIDE
+
+    def _outcomes(self) -> str:
+        return ", ".join(f"{count} {name}" for name in get_args(OutcomeName) if (count := self._ended[name]))
+
     def _counted(self) -> str:
-        parts = [f"{count} {name}" for name in get_args(OutcomeName) if (count := self._ended[name])]
-        return f"{self._ended.total()} of {self.total} trials" + (f" ({', '.join(parts)})" if parts else "")
+        parts = "" if self._narrow else self._outcomes()
+        return f"{self._ended.total()} of {self.total} trials" + (f" ({parts})" if parts else "")
 
 
 @contextlib.contextmanager

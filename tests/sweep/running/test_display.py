@@ -24,9 +24,33 @@ def trial(number: int, seconds: Sequence[float], outcome: bool = False) -> Trial
 
 def table(clock: Clock, done: Sequence[TrialRecord] = (), text: io.StringIO | None = None) -> LiveTable:
     """Return the table of a sweep of four trials, of which two run at the same time."""
-    made = LiveTable(Console(file=text or io.StringIO()), "accuracy/mean", ROUNDS, TRIALS, done, parallel=2)
+    made = LiveTable(Console(file=text or io.StringIO(), width=120), "accuracy/mean", ROUNDS, TRIALS, done, parallel=2)
     made.time = TimeLeft(clock)
     return made
+
+
+@pytest.mark.parametrize(("running", "notes"), [(2, 0), (2, 3), (40, 0), (40, 3)])
+def test_the_live_table_fits_into_80_columns_and_24_rows(running, notes):
+    """The progress bar is the last line, and no line is wrapped or cut off."""
+    clock, file = Clock(), io.StringIO()
+    console = Console(file=file, width=80, height=24, force_terminal=True, color_system=None, legacy_windows=False)
+    done = [trial(number, [1.0] * 13, outcome=True) for number in range(100)]
+    shown = LiveTable(console, "accuracy/mean", ROUNDS, 1000, done, parallel=running)
+    shown.time = TimeLeft(clock)
+    shown.notes = lambda: ["lora.rank=4 against lora.rank=8: open after 4 seeds"] * notes
+    for number in range(running):
+        shown.update(trial(100 + number, []))
+        shown.update(trial(100 + number, [0.1, 5.0]))
+    clock.now += 1.0
+    console.print(shown.render(), end="")
+    lines = file.getvalue().rstrip("\n").split("\n")
+    assert len(lines) <= 23
+    assert max(map(len, lines)) <= 80
+    assert lines[-1].startswith("100 of 1000 trials ")
+    assert lines[-1].rstrip().endswith(" left")
+    assert lines[-2].strip() == "Ended: 100 finished."
+    assert sum("running" in line for line in lines) == min(running, 19 - notes) + (running == 40)
+    assert (f"{40 - 19 + notes} more trials are running." in file.getvalue()) == (running == 40)
 
 
 def test_recorded_rounds_and_the_start_of_ray_do_not_count_after_a_resume():

@@ -173,12 +173,14 @@ def test_status_tells_what_runs_and_what_was_changed(begun, tmp_path):
         shown = fedsweep(tmp_path, "status").stdout
     assert f"ranks@{sweep.folder.name}: running\n3 of 9 trials have ended, 3 are running\n" in shown
     assert "The sweep was extended by the seed 2" in shown
+    said = json.loads(fedsweep(tmp_path, "drop", "ranks", "lora.rank=8", "--format", "json").stdout)
+    assert (said["command"], said["id"], said["running"]) == ("drop", sweep.folder.name, False)
+    assert said["sentence"].startswith("The arm lora.rank=8 was dropped on ")
     (one,) = json.loads(fedsweep(tmp_path, "status", "ranks", "--format", "json").stdout)["sweeps"]
-    assert (one["running"], one["trials"]) == (False, {"ended": 3, "begun": 3, "planned": 9})
+    assert (one["running"], one["trials"]) == (False, {"ended": 2, "begun": 2, "planned": 6})
     assert {(trial["label"], trial["seed"]) for trial in one["trials_begun"]} == {
         ("lora.rank=1", 1),
         ("lora.rank=4", 1),
-        ("lora.rank=8", 1),
     }
 
 

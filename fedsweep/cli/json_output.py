@@ -1,0 +1,191 @@
+"""The JSON documents that commands print with `--format json`, and the description of their fields."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence, Set
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from fedsweep.cli.completion import choices
+from fedsweep.common.config import Config
+
+FORMAT = 1
+"""The version of the documents. It changes if a field is removed or gets another meaning, but not for a new field."""
+FormatOption = Annotated[
+    str,
+    Option("--format", help="format to print: `terminal` or `json`", autocompletion=choices("terminal", "json")),
+]
+
+SWEEP = {
+    "space": "name of the search space",
+    "id": "id of the sweep",
+    "experiment": "name of the experiment",
+    "objective": "metric by which arms are compared",
+    "mode": "`max` or `min`",
+    "seeds": "list of the seeds",
+    "trials": "number of ended trials by outcome",
+    "folder": "folder of the sweep",
+    "files": "paths of the files of the report",
+    "table": "list of arms, with the columns of the report's `table.csv`, such as `mean`, `difference` and `verdict`",
+    "findings": "list of sentences below the table",
+    "status": "`complete`, `failed` or `interrupted`; only for `tune` and `confirm`",
+}
+"""The fields of a sweep with results."""
+PLAN = {
+    "space": "name of the search space",
+    "experiment": "name of the experiment",
+    "arms": "list of arms, each an object from dotted name to value; null for a search that samples values",
+    "sampled": "object from dotted name to the sampled range as text; null for a grid",
+    "trials": "number of trials; the largest possible number with seeds until decided",
+    "rounds": "number of rounds of each trial",
+    "seeds": "list of the seeds, or null with seeds until decided",
+    "search": "name of the search",
+    "scheduler": "name of the scheduler",
+    "counts": "list of arms with their parameter counts; only for a search space that counts parameters",
+}
+"""The fields of the plan of a sweep."""
+CHANGED = {
+    "space": "name of the search space",
+    "id": "id of the sweep",
+    "running": "true if a process runs the sweep after the change",
+    "sentence": "the change in words",
+}
+"""The fields of a changed or stopped sweep."""
+FIELDS: dict[str, dict[str, str]] = {
+    "list": {
+        "files": "list of YAML files: `kind`, `name`, `description`, `own` (true for your own files) and `path`",
+        "sweeps": "only for `list sweeps`: `name`, `id`, `experiment`, `objective`, `created`, `running`, "
+        "`ended_trials` and `planned_trials` (null if unknown)",
+        "methods": "only for `list methods`: `name`, `needs`, `description` and `source`",
+        "metrics": "only for `list metrics`: `name`, `kind` (`column` or `metric`) and `description`",
+    },
+    "show": {
+        "experiment": "name of the experiment",
+        "values": "object from dotted name to value, with all hyperparameters of the experiment",
+        "plan": "for a search space instead: see [the plan of a sweep](#the-plan-of-a-sweep)",
+    },
+    "tune": {
+        "sweeps": "list of sweeps, usually of one: see [a sweep with results](#a-sweep-with-results)",
+        "exit_code": "exit code of the command: 0, 1 if a trial or the report failed, or 130 after Ctrl-C",
+        "plans": "with `--dry-run`, instead: list of plans, usually of one: see [the plan of a "
+        "sweep](#the-plan-of-a-sweep)",
+        "seconds": "with `--dry-run`: estimated duration of all sweeps in seconds",
+        "estimated_from": "with `--dry-run`: source of the estimate, in words",
+        "background": "with `--detach`, instead: the `space` and the `id` of the sweep, the number of its `process` "
+        "and its `log` file",
+    },
+    "status": {
+        "sweeps": "list of sweeps: `space`, `id`, `running`, `process` (its number), `machine`, `started`, "
+        "`objective`, `rounds` of each trial, `trials` (the numbers `ended`, `begun` and `planned`), `seconds_left` "
+        "(estimated), `changes` made by hand (list of sentences), `trials_begun` (list with `arm`, `label`, `seed`, `round` "
+        "and `value`) and `arms` (list with `arm`, `label`, `n`, `mean`, `baseline`, `difference`, `verdict` "
+        "and `p_holm`)",
+    },
+    "extend": CHANGED,
+    "drop": CHANGED,
+    "stop": CHANGED,
+    "report": {"sweep": "see [a sweep with results](#a-sweep-with-results)"},
+    "compare": {
+        "comparisons": "list of pairs of arms, with the columns of `fedsweep compare --format csv`",
+        "findings": "list of sentences below the table",
+    },
+    "export": {
+        "folder": "folder of the exported model",
+        "model": "description of the exported model",
+        "key": "key of the trial",
+        "seed": "seed of the trial",
+        "round": "round after which the model was saved",
+        "outcome": "outcome of the trial",
+        "metrics": "object from name to value, with the metrics of this round",
+        "chosen": "reason for the choice among several trials, or null",
+        "registered": "name and version in MLflow's model registry, or null",
+    },
+    "predict": {
+        "images": "list of images: `path`, and `predictions`, a list of `class` and `probability`",
+        "broken": "list of images that cannot be read: `path` and `reason`",
+        "accuracy": "accuracy from 0 to 1 if every image is in a folder named after its class, or null",
+    },
+    "doctor": {"checks": "list of checks: `check`, `works` (true or false) and `sentence`"},
+    "data prepare": {
+        "data_set": "the content of `card.json`",
+        "folder": "folder of the prepared data set",
+        "already": "true if it had already been prepared",
+        "warnings": "list of sentences",
+    },
+    "data list": {
+        "data_sets": "list of prepared data sets: `name`, `size`, `folder`, `images`, `classes`, `domains`, `digest`",
+        "damaged": "list of error messages",
+        "unfinished": "list of folders of preparations that were interrupted",
+        "layouts": "list of the layouts that `data prepare` can read: `name` and `files`",
+    },
+    "data show": {
+        "data_set": "the content of `card.json`",
+        "counts": "object from domain to class to the numbers of images, `train` and `test`",
+        "verified": "true if all pixels were read and are unchanged",
+        "picture": "path of the picture with sample images",
+        "images": "only with `--split`: list of images with `domain`, `class` and `path`",
+    },
+    "data partition": {
+        "partitions": "list of distinct partitions: `title`, `skew` and `clients`, a list with `id`, `images` (object "
+        "from class to number) and `distance`",
+        "picture": "path of the figure",
+    },
+    "data generate": {
+        "data_set": "the content of `card.json`",
+        "folder": "folder of the prepared data set",
+        "new": "number of images that were generated by this call",
+    },
+}
+FIELDS["confirm"] = {"search_space": "path of the search space that the command wrote", **FIELDS["tune"]}
+"""The fields of the document of each command, besides `format` and `command`."""
+
+
+def text(command: str, **fields: object) -> str:
+    """Return the JSON document of a command.
+
+    Raises:
+        ValueError: A field is not described in `FIELDS`.
+    """
+    if unknown := fields.keys() - FIELDS[command].keys():
+        raise ValueError(f"fields without a description: {sorted(unknown)}")
+    content = {"format": FORMAT, "command": command, **fields}
+    return json.dumps(plain(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def document(command: str, **fields: object) -> None:
+    """Print the JSON document of a command."""
+    print(text(command, **fields), end="", flush=True)
+
+
+def error(sentence: str, exit_code: int) -> None:
+    """Print the JSON document of a command that ends with an error."""
+    print(json.dumps({"format": FORMAT, "error": sentence, "exit_code": exit_code}), flush=True)
+
+
+def asked(words: Sequence[str]) -> bool:
+    """Return whether a command line asks for JSON.
+
+    >>> asked(["list", "--format", "json"]), asked(["list", "--format", "terminal"])
+    (True, False)
+    """
+    return "--json" in words or "--format=json" in words or ("--format", "json") in pairwise(words)
+
+
+def plain(value: Any) -> Any:
+    """Return a value in JSON types. A number that is not finite is None, and a path is text."""
+    if isinstance(value, Config):
+        return plain(value.model_dump(mode="json"))
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Sequence | Set) and not isinstance(value, str | bytes):
+        return [plain(one) for one in value]
+    if hasattr(value, "tolist"):  # a number or an array of numpy
+        return plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
