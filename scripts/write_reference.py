@@ -1,6 +1,7 @@
 """Write the pages in docs/reference/ from the code: all commands with their options, and all hyperparameters.
 
-Also write fedsweep/cli/configurations.json, which contains JSON schemas of the configurations.
+Also write fedsweep/cli/configurations.json, which contains JSON schemas of the configurations, and the JSON schemas for
+editors in schemas/.
 
 uv run python scripts/write_reference.py           # write
 uv run python scripts/write_reference.py --check   # exit with code 1 if a page is out of date
@@ -20,6 +21,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
+import json_schemas
 from fedsweep.cli import app, early_check, json_output
 from fedsweep.common.config import Config
 from fedsweep.federation.rounds import ROUND_METRICS
@@ -301,15 +303,16 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with code 1 if a page is out of date")
     check = parser.parse_args().check
     files = {FOLDER / name: text for name, text in pages().items()} | {early_check.SCHEMAS: schemas()}
+    files |= {json_schemas.FOLDER / name: text for name, text in json_schemas.documents().items()}
     stale = {path: text for path, text in files.items() if not _same(path, text)}
     names = ", ".join(path.name for path in stale)
     if check and stale:
         raise SystemExit(f"the reference is out of date: {names}; run scripts/write_reference.py")
     if not check:
-        FOLDER.mkdir(parents=True, exist_ok=True)
         for path, text in stale.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-    print(f"written: {names}" if stale else "docs/reference and configurations.json are up to date")
+    print(f"written: {names}" if stale else "docs/reference, configurations.json and schemas are up to date")
 
 
 def _same(path: Path, text: str) -> bool:

@@ -20,7 +20,7 @@ import fedsweep.common.yaml_values
 import fedsweep.federation.build_and_run
 import fedsweep.sweep.plan.plan
 from fedsweep.common import paths
-from fedsweep.common.yaml_values import Json, parse_yaml, read_yaml
+from fedsweep.common.yaml_values import Json, _parsed, read_yaml
 from fedsweep.federation.build_and_run import build
 from fedsweep.federation.rounds import Federation
 from fedsweep.federation.run_config import RunConfig
@@ -154,9 +154,9 @@ def parsed() -> dict[str, Any]:
 def read_once(parsed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Parse YAML files and hash the engine's files only once, because hundreds of tests need them."""
 
-    def parse(text: str, where: str) -> Any:
+    def parse(text: str) -> Any:
         if text not in parsed:
-            parsed[text] = parse_yaml(text, where)
+            parsed[text] = _parsed(text)
         return deepcopy(parsed[text])
 
     def digest() -> str:
@@ -164,7 +164,7 @@ def read_once(parsed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
             parsed["engine"] = engine_digest()
         return str(parsed["engine"])
 
-    monkeypatch.setattr(fedsweep.common.yaml_values, "parse_yaml", parse)
+    monkeypatch.setattr(fedsweep.common.yaml_values, "_parsed", parse)
     monkeypatch.setattr(fedsweep.sweep.plan.plan, "engine_digest", digest)
 
 

@@ -1,6 +1,5 @@
 """The documentation, whose commands, reference and links must agree with the code."""
 
-import importlib.util
 import re
 import shlex
 from collections.abc import Collection
@@ -27,6 +26,7 @@ from fedsweep.results.arms import Arm, parse_arm
 from fedsweep.results.table_columns import COLUMNS, check_columns
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace
+from tests.scripts import SCRIPTS, load_script
 
 pytestmark = pytest.mark.usefixtures("read_once", "listed_once")
 
@@ -189,12 +189,9 @@ def test_the_files_that_a_guide_shows_are_valid(working_directory):
             assert Plan.read("/".join(parts), {}, {}).num_trials > 1
 
 
-def test_the_reference_is_up_to_date():
-    spec = importlib.util.spec_from_file_location("write_reference", ROOT / "scripts" / "write_reference.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+def test_the_reference_is_up_to_date(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    script = load_script("write_reference")
     pages = script.pages()
     assert set(pages) == {"cli.md", "hyperparameters.md", "json.md"}
     for name, text in pages.items():

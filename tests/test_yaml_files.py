@@ -1,6 +1,7 @@
 """The shipped experiments and search spaces, which must be complete and valid in every arm."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
-from fedsweep.common.paths import available
+from fedsweep.common.paths import available, summary
 from fedsweep.common.yaml_values import read_yaml
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.models.clip.model import FeatureAdapter
@@ -41,6 +42,12 @@ ELSEWHERE = dict.fromkeys(["domainnet", "nico", *OF_FEDMS, *OF_FEDAG], 224) | {"
 
 def name_of(path: Path) -> str:
     return "/".join(path.relative_to(ROOT).with_suffix("").parts[1:]).removeprefix("pretrain/")
+
+
+def schema_of(path: Path) -> str:
+    """Return the path of the JSON schema of a file, relative to the folder of the file."""
+    kind = "search_space" if path in SPACES else "pretrain" if path in PRETRAININGS else "experiment"
+    return os.path.relpath(ROOT / "schemas" / f"{kind}.json", path.parent)
 
 
 def test_all_files_are_found():
@@ -109,8 +116,10 @@ def test_every_file_begins_with_a_description_and_a_command():
         for path in paths:
             lines = path.read_text().splitlines()
             comments = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
-            assert lines[0].startswith("# "), path
-            assert lines[0].endswith((".", "?")), path
+            assert lines[0] == f"# yaml-language-server: $schema={schema_of(path)}", path
+            assert lines[1].startswith("# "), path
+            assert lines[1].endswith((".", "?")), path
+            assert summary(path) == lines[1].removeprefix("# "), path
             assert any(f"{line} ".startswith(f"fedsweep {verb} {name_of(path)} ") for line in comments), path
 
 

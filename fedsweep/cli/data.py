@@ -26,7 +26,8 @@ from fedsweep.cli.options import (
 )
 from fedsweep.cli.output import progress_console, relative, result_console
 from fedsweep.common.errors import UserError
-from fedsweep.common.paths import data_folder, find_either
+from fedsweep.common.paths import data_folder, find, find_either
+from fedsweep.common.places import placed
 from fedsweep.common.progress import waiting
 from fedsweep.common.yaml_values import parse_overrides
 
@@ -108,13 +109,7 @@ def _resumable(done: str) -> Iterator[None]:
 
 def _print_prepared(made: Prepared, plan: Plan) -> None:
     from fedsweep.preparation.decode import MADE_WITH
-    from fedsweep.preparation.tables import (
-        experiment_lines,
-        headline,
-        megabytes,
-        split_words,
-        summary,
-    )
+    from fedsweep.preparation.tables import experiment_lines, headline, megabytes, split_words, summary
 
     console, card = result_console(), made.card
     console.print(headline(card))
@@ -334,7 +329,9 @@ def generate(
     from fedsweep.preparation.tables import ImageBar, headline, megabytes, summary
 
     console = progress_console()
-    generation = plan_generation(read_experiment(experiment, changes), f"experiment {experiment}")
+    config = read_experiment(experiment, changes)
+    with placed(find("experiments", experiment), changes):
+        generation = plan_generation(config)
     with _resumable("generated"):
         with ImageBar(console, "generating", "generated") as bar:
             made = make_images(generation, device, bar)

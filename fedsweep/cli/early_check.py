@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from pydantic import Field, TypeAdapter, create_model
 
 from fedsweep.common.config import Config
-from fedsweep.common.errors import UserError, with_all_mistakes
+from fedsweep.common.errors import UserError
 from fedsweep.common.rules import domains_fit, known_domains_fit, one_scale
 from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.results.history import LAST_ROUNDS, TESTED
@@ -57,7 +57,9 @@ OF_SEVERAL_FIELDS: dict[str, Callable[[Any], Iterator[str]]] = {
 """The rules of classes that involve several fields but no model."""
 
 
-def check(root: str, content: Mapping[str, Json], where: str, changes: Mapping[str, Json], changed: str = "") -> None:
+def check(
+    root: str, content: Mapping[str, Json], where: str, changes: Mapping[str, Json], file: Path | None = None
+) -> None:
     """Raise UserError if a name is unknown, or if a value has a wrong type or is out of range.
 
     Nothing is raised if fields were declared or changed after `configurations.json` was written.
@@ -65,30 +67,34 @@ def check(root: str, content: Mapping[str, Json], where: str, changes: Mapping[s
     Args:
         root: The configuration's class, `RunConfig` or `PretrainConfig`.
         content: The values in a YAML file.
-        where: The beginning of error messages about `content`.
+        where: The beginning of error messages.
         changes: Changes to `content`, keyed by dotted name.
-        changed: The beginning of error messages about `changes`; `where` by default.
+        file: The YAML file with the values `content`, if any. Error messages about them begin with the place in it.
     """
     with _unless_outdated():
-        _outline(root, ruled=True).of(content, where).override(changes, changed or where)
+        _outline(root, ruled=True).of(content, where, file=file).override(changes, where)
 
 
 def check_space(request: RequestedSpace) -> None:
     """Raise UserError with all mistakes in a search space that can be found without torch."""
     from fedsweep.sweep.plan.resolved_space import ResolvedSpace
     from fedsweep.sweep.plan.space_checks import find_mistakes, valid_changes
+    from fedsweep.sweep.space.mistakes import Mistake
 
-    content, where = read_yaml(request.files["experiment.yaml"]), f"experiment {request.space.experiment}"
+    file, where = request.files["experiment.yaml"], f"experiment {request.space.experiment}"
+    content = read_yaml(file)
     with _unless_outdated():
-        ruled, outline = (cast("RunConfig", _outline("RunConfig", rules).of(content, where)) for rules in (True, False))
-        base, rejected = valid_changes(outline, request.space.fixed, request.where)
-        rejected = rejected or valid_changes(ruled, request.space.fixed, request.where)[1]
+        ruled, outline = (
+            cast("RunConfig", _outline("RunConfig", rules).of(content, where, file=file)) for rules in (True, False)
+        )
+        base, rejected = valid_changes(outline, request.space.fixed)
+        rejected = rejected or valid_changes(ruled, request.space.fixed)[1]
         resolved = ResolvedSpace(request, base)
         found = find_mistakes(resolved, rejected, one_by_one=True)
-        if messages := [*found.messages, *_wrong_metrics(resolved, found)]:
-            raise UserError(with_all_mistakes(request.where, messages))
+        if mistakes := [*found.mistakes, *map(Mistake, _wrong_metrics(resolved, found))]:
+            raise request.origin.error(mistakes)
     if request.mistakes:
-        raise UserError(with_all_mistakes(request.where, request.mistakes))
+        raise request.origin.error(request.mistakes)
 
 
 def _wrong_metrics(resolved: ResolvedSpace, found: Findings) -> list[str]:

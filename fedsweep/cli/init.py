@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from fedsweep.cli.output import awaiting, result_console
 from fedsweep.common.errors import UserError, summarise_list
-from fedsweep.common.paths import MARKER, shipped_folder
+from fedsweep.common.paths import FOR_EDITORS, MARKER, shipped_folder
 
 if TYPE_CHECKING:
     from fedsweep.preparation.plan import Plan
@@ -79,7 +79,7 @@ def check_free(target: Path) -> None:
     """Raise UserError if `target` is a file, or a folder that contains a file or folder of a project."""
     if target.exists() and not target.is_dir():
         raise UserError(f"DIR must be a folder, but {target} is a file.")
-    names = (MARKER, "README.md", ".gitignore", "experiments", "search_spaces")
+    names = (MARKER, "README.md", ".gitignore", "experiments", "search_spaces", "schemas")
     if taken := [name for name in names if os.path.lexists(target / name)]:
         raise UserError(
             f"`fedsweep init` overwrites nothing, but {target} already contains {summarise_list(taken)}; name a new "
@@ -118,8 +118,12 @@ def of_images(images: Path, target: Path) -> Project:
 
 def _shipped_experiment(name: str) -> str:
     """Return the text of a shipped experiment without the comments at its beginning."""
-    text = (shipped_folder() / "experiments" / f"{name}.yaml").read_text(encoding="utf-8")
+    text = _shipped(f"experiments/{name}.yaml")
     return text[text.index("seed:") :]
+
+
+def _shipped(name: str) -> str:
+    return (shipped_folder() / name).read_text(encoding="utf-8")
 
 
 def _of_plan(plan: Plan) -> str:
@@ -179,11 +183,13 @@ def files(project: Project) -> dict[str, str]:
     purposes = (PREPARED if project.prepare else SHIPPED) + SWEPT
     lines = (f"{command:{width}}  # {purpose}" for command, purpose in zip(shown, purposes, strict=True))
     before = f"#   {project.prepare}\n" if project.prepare else ""
-    header = f"# {project.about}\n#\n{before}#   fedsweep run {project.name}\n#\n# This file is complete: it lists "
-    header += "every hyperparameter of the run.\n\n"
+    schemas = {f"schemas/{name}.json": _shipped(f"schemas/{name}.json") for name in ("experiment", "search_space")}
+    header = f"{FOR_EDITOR.format('experiment')}# {project.about}\n#\n{before}#   fedsweep run {project.name}\n#\n"
+    header += "# This file is complete: it lists every hyperparameter of the run.\n\n"
     return {
         f"experiments/{project.name}.yaml": header + project.experiment,
-        f"search_spaces/{SPACE}.yaml": ABLATION.replace("EXPERIMENT", project.name),
+        f"search_spaces/{SPACE}.yaml": FOR_EDITOR.format("search_space") + ABLATION.replace("EXPERIMENT", project.name),
+        **schemas,
         "README.md": README.format(commands="\n".join(lines), experiment=project.name),
         ".gitignore": "# results, prepared images and downloaded weights\n/mlruns/\n/data/\n",
         MARKER: f"# {MARKER_TEXT}\n",
@@ -227,6 +233,8 @@ SWEPT = (
 MARKER_TEXT = (
     "This file marks the root folder of a fedsweep project. Commands below this folder use the project's files."
 )
+FOR_EDITOR = f"# {FOR_EDITORS} $schema=../schemas/{{}}.json\n"
+"""The first line of a YAML file, by which editors find its schema."""
 ABLATION = """\
 # Does the LoRA rank matter? Ranks 2, 4 and 8.
 #
@@ -260,6 +268,7 @@ README = """\
 - `experiments/{experiment}.yaml` describes one federated run: data, clients, backbone, method and optimizer.
 - `search_spaces/lora_rank.yaml` names the experiment, and the values to try for some of its hyperparameters.
 - `mlruns/` holds the results, and `data/` the prepared images. The commands create these folders.
+- `schemas/` lets editors complete and check these files.
 - `fedsweep.toml` marks this folder as the root of the project, so the commands also work in the folders below it.
 
 `fedsweep list` lists the files of this project, and counts those that fedsweep contains.

@@ -105,7 +105,8 @@ def worker_count(workers: int | None) -> int:
 
 def check_experiment(name: str, changes: Mapping[str, Json]) -> None:
     """Raise UserError if an experiment or a change has a mistake that can be found without importing torch."""
-    check("RunConfig", read_yaml(find("experiments", name)), f"experiment {name}", changes)
+    path = find("experiments", name)
+    check("RunConfig", read_yaml(path), f"experiment {name}", changes, path)
 
 
 def read_space(name: str, changes: Mapping[str, Json]) -> RequestedSpace:
@@ -129,4 +130,4 @@ def read_experiment(name: str, changes: Mapping[str, Json]) -> RunConfig:
     with loading_torch("fedsweep.federation.run_config"):
         from fedsweep.federation.run_config import RunConfig
 
-    return RunConfig.of(read_yaml(path), where).override(changes, where)
+    return RunConfig.of(read_yaml(path), where, file=path).override(changes, where)

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from fedsweep.cli.options import DEFAULT_STORE
 from fedsweep.common.errors import disk_is_full, one_line, short, without_query
+from fedsweep.common.paths import relative as relative
 from fedsweep.common.progress import duration, loading, waiting
 from fedsweep.results.arms import Arm, agrees, arm_label
 from fedsweep.results.records import stand_in, warning
@@ -72,11 +73,6 @@ def loading_torch(module: str) -> AbstractContextManager[None]:
 def _console(file: TextIO) -> Console:
     width = None if file.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
     return Console(file=file, highlight=False, markup=False, width=width)  # `[art]` is a value, not a style
-
-
-def relative(path: Path) -> str:
-    """Return a path as text, relative to the working directory if the path is inside it."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def page_command(store: str, server: str | None = None) -> str:

@@ -13,6 +13,7 @@ from fedsweep.cli.options import DeviceOption, checked_device
 from fedsweep.cli.output import awaiting, loading_torch, progress_console, relative
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find
+from fedsweep.common.places import placed
 from fedsweep.common.yaml_values import parse_overrides, read_yaml
 
 PretrainOverrides = Annotated[
@@ -49,8 +50,9 @@ def pretrain(
     Example: `fedsweep pretrain tinyimagenet_vit epochs=1`
     """
     changes = parse_overrides(overrides or [])
-    content, where = read_yaml(find("pretrain", experiment)), f"pre-training {experiment}"
-    check("PretrainConfig", content, where, changes)
+    file, where = find("pretrain", experiment), f"pre-training {experiment}"
+    content = read_yaml(file)
+    check("PretrainConfig", content, where, changes, file)
     checked_device(device)
 
     with loading_torch("fedsweep.pretraining.loop"):
@@ -60,12 +62,12 @@ def pretrain(
         from fedsweep.pretraining.loop import EpochTable, default_out, exclusively, start, train, write_result
 
     torch.set_num_threads(threads or 1)
-    config = PretrainConfig.of(content, where).override(changes, where)
+    config = PretrainConfig.of(content, where, file=file).override(changes, where)
     target = (out or default_out(experiment)).absolute()
     console, finished = progress_console(), 0
     try:
         with exclusively(target):
-            with awaiting("Reading the images"):
+            with awaiting("Reading the images"), placed(file, changes):
                 session, saved = start(config, target, device, threads, resume)
             torch.set_num_threads(session.threads)
             finished = len(saved.history) if saved else 0

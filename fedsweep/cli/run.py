@@ -15,7 +15,8 @@ from fedsweep.cli.json_output import FormatOption
 from fedsweep.cli.options import DEFAULT_STORE, DeviceOption, MlflowOption, Overrides, StoreOption, VerifyOption
 from fedsweep.common.config import flat
 from fedsweep.common.errors import DivergenceError, UserError
-from fedsweep.common.paths import find_either
+from fedsweep.common.paths import find, find_either
+from fedsweep.common.places import placed
 from fedsweep.common.progress import announced_stop
 from fedsweep.common.signals import SignalInterrupt
 from fedsweep.common.yaml_values import parse_overrides
@@ -68,7 +69,8 @@ def run(
 
     config = options.read_experiment(experiment, changes)
     with output.awaiting("Checking the data, the weights and MLflow"):
-        check_content(config)
+        with placed(find("experiments", experiment), changes):
+            check_content(config)
         if verify:
             check_pixels([config])
         home = Store.at(store)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
@@ -15,7 +16,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from fedsweep.common.errors import InvalidValuesError, UserError, near, with_all_mistakes
-from fedsweep.common.yaml_values import Json
+from fedsweep.common.places import located
+from fedsweep.common.yaml_values import Json, control_characters
 
 _WORDING = {
     "or Input should be ": "or ",
@@ -30,8 +32,6 @@ _WORDING = {
     "an object": "a mapping of names to values",
 }
 """Phrases in pydantic's messages, and the phrases that replace them."""
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
-"""Characters that reports cannot contain: XML and HTML do not allow them. Tabs and line breaks are allowed."""
 _COUNT = re.compile(r" after validation, not \d+")
 """The end of pydantic's messages about the length of a list. It is left out, because the message shows the list."""
 
@@ -50,7 +50,9 @@ class Config(BaseModel):
     """False for files that fedsweep writes. The error message about a damaged file names only the first mistake."""
 
     @classmethod
-    def of(cls, data: Mapping[str, Json], where: str, violations: list[str] | None = None) -> Self:
+    def of(
+        cls, data: Mapping[str, Json], where: str, violations: list[str] | None = None, file: Path | None = None
+    ) -> Self:
         """Validate values from a YAML file or the command line, and return the configuration.
 
         A nested configuration can be given by its `name` alone: ``{"method": "all_small"}`` selects the method
@@ -61,6 +63,7 @@ class Config(BaseModel):
             where: Origin of the values, such as a file. Error messages begin with it.
             violations: If given, the sentences about violated rules that involve several fields of this class are added
                 to this list, and they raise no error.
+            file: The YAML file with these values, if any. Error messages then begin with the place in the file.
 
         Raises:
             UserError: A name is unknown, or a value is missing or invalid. The message states the name and the rule.
@@ -70,12 +73,13 @@ class Config(BaseModel):
         try:
             # As JSON, so that a YAML list can fill a tuple, while strict types still reject "8" for 8 and true for 1.
             as_json = json.dumps(data)
-            _check_printable(data, where)
+            _check_printable(data, where, file)
             return cls.model_validate_json(as_json, context=None if violations is None else {cls: violations})
         except ValidationError as error:
-            raise _invalid(_mistakes(error, data, cls), cls, where) from None
+            raise _invalid(_mistakes(error, data, cls), cls, where, file) from None
         except (TypeError, ValueError) as error:
-            raise UserError(f"{where} contains a value that no hyperparameter can have: {error}.") from None
+            rule = f"contains a value that no hyperparameter can have: {error}."
+            raise UserError(f"{where} {rule}" if file is None else located(file, f"the file {rule}")) from None
 
     def override(self, changes: Mapping[str, Json], where: str, violations: list[str] | None = None) -> Self:
         """Return a validated copy with some values changed.
@@ -164,25 +168,11 @@ def flat(config: "Config | Mapping[str, Json]", prefix: str = "") -> dict[str, J
     return found
 
 
-def _check_printable(data: Any, where: str) -> None:
+def _check_printable(data: Any, where: str, file: Path | None) -> None:
     """Raise UserError if a key or a string in `data` contains a control character."""
-    for name, text in _texts(data):
-        if found := _UNPRINTABLE.search(text):
-            rule = "must not contain control characters, but it contains"
-            raise UserError(f"{where}: `{name}` {rule} U+{ord(found[0]):04X} in {json.dumps(text)}.")
-
-
-def _texts(data: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each key and each string in `data`, with the dotted name of the place that contains it."""
-    if isinstance(data, str):
-        yield name, data
-    elif isinstance(data, list | tuple):
-        for one in data:
-            yield from _texts(one, name)
-    elif isinstance(data, dict):
-        for key, value in data.items():
-            yield name or ascii(key), str(key)
-            yield from _texts(value, f"{name}.{key}" if name else str(key))
+    for name, text, character in control_characters(data):
+        rule = f"must not contain control characters, but it contains U+{ord(character):04X} in {json.dumps(text)}"
+        raise UserError(_message(f"`{name}` {rule}.", name, where, file))
 
 
 def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
@@ -227,9 +217,16 @@ def _unknown(name: str, known: Iterable[str], root: type[Config]) -> str:
     return f"`{name}` is not {root.what_a_name_is}{near(name, known) or '.'}"
 
 
-def _invalid(mistakes: Mapping[str, str], root: type[Config], where: str) -> InvalidValuesError:
+def _message(sentence: str, name: str, where: str, file: Path | None) -> str:
+    """Return an error message about the value `name`, which begins with the place in `file` or else with `where`."""
+    return f"{where}: {sentence}" if file is None else located(file, sentence, name)
+
+
+def _invalid(
+    mistakes: Mapping[str, str], root: type[Config], where: str, file: Path | None = None
+) -> InvalidValuesError:
     """Return the error about some mistakes. The message lists all of them if `root` is written by hand."""
-    messages = [f"{where}: {sentence}" for sentence in mistakes.values()]
+    messages = [_message(sentence, name, where, file) for name, sentence in mistakes.items()]
     return InvalidValuesError(with_all_mistakes(where, messages if root.written_by_hand else messages[:1]), mistakes)
 
 

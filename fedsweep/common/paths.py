@@ -13,6 +13,8 @@ from fedsweep.common.errors import UserError, near
 
 Kind = Literal["experiments", "search_spaces", "pretrain"]
 VERBS: dict[Kind, str] = {"experiments": "run", "search_spaces": "tune", "pretrain": "pretrain"}
+FOR_EDITORS = "yaml-language-server:"
+"""The beginning of the comment that tells editors the JSON schema of a YAML file."""
 _SINGULAR = {"experiments": "experiment", "search_spaces": "search space", "pretrain": "pre-training"}
 RESULTS = "mlruns"
 """The default name of the results folder."""
@@ -148,6 +150,19 @@ def resolve(name: str) -> Path:
     return path if path.exists() else data_folder() / Path(name).expanduser()
 
 
+def relative(path: Path) -> str:
+    """Return a path as text, relative to the working directory if the path is inside it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def shown_place(path: Path, line: int, column: int) -> str:
+    """Return a place in a file as editors and terminals read it, e.g. `experiments/mine.yaml:3:9`.
+
+    The first line and the first column have the number 1.
+    """
+    return f"{relative(path)}:{line}:{column}"
+
+
 def own_files(found: Iterable[Path]) -> frozenset[Path]:
     """Return those of the found YAML files (see `available`) that belong to the user, and not to fedsweep.
 
@@ -235,6 +250,7 @@ def _hint(asked: Sequence[Kind], name: str, known: Iterable[str]) -> str:
 
 
 def summary(path: Path) -> str:
-    """Return the description of a YAML file, which is its first comment line."""
+    """Return the description of a YAML file, which is its first comment line that is not an instruction to editors."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.lstrip("# ").rstrip() for line in lines if line.startswith("#")), "")
+    comments = (line.lstrip("# ").rstrip() for line in lines if line.startswith("#"))
+    return next((comment for comment in comments if not comment.startswith(FOR_EDITORS)), "")

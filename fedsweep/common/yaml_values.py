@@ -2,19 +2,23 @@
 
 import json
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
 from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.paths import shown_place
 
 LONGEST_NUMBER = 20
 """Maximum number of characters of an integer. Longer ones are typing errors, and other libraries reject them."""
 MOST_VALUES, MOST_CHARACTERS = 100_000, 1_000_000
 """Maximum numbers of values and of characters in a file after its aliases are expanded, to limit memory use."""
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
+"""Characters that reports cannot contain: XML and HTML do not allow them. Tabs and line breaks are allowed."""
 Json = str | int | float | bool | None | list[Any] | dict[str, Any]
 
 
@@ -22,16 +26,30 @@ class _Loader(yaml.SafeLoader):
     """A YAML loader that reads numbers and booleans by the rules of YAML 1.2, and rejects duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
+        lines: dict[Any, int] = {}
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
+            key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
             if not isinstance(key, Hashable):
                 raise yaml.constructor.ConstructorError(None, None, "a key must be a plain name", key_node.start_mark)
-            if key in seen:
-                problem = f"the key `{key}` occurs twice (line {key_node.start_mark.line + 1})"
-                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            seen.add(key)
+            if key in lines:
+                where = f"twice in line {line}" if lines[key] == line else f"in line {lines[key]} and in line {line}"
+                raise _RepeatedKeyError(None, None, f"the key `{key}` occurs {where}", key_node.start_mark)
+            lines[key] = line
         return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:
+            raise yaml.constructor.ConstructorError(None, None, one_line(error), node.start_mark) from None
+        # PyYAML raises these errors for a tag such as `!!bool` before a value of another type.
+        except (AttributeError, LookupError, TypeError):
+            problem = "a tag (`!!`) does not match the value after it"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+
+class _RepeatedKeyError(yaml.constructor.ConstructorError):
+    """The error raised if a mapping contains a key twice."""
 
 
 # PyYAML follows YAML 1.1: `1e-3` is a string, `no` is False, `010` is 8, `<<` merges. Use the core schema of 1.2.
@@ -57,38 +75,65 @@ def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
+@dataclass(eq=False)
+class _ProblemError(Exception):
+    """The error raised for a text that is not valid YAML, or that breaks a rule of fedsweep."""
+
+    problem: str
+    line: int | None = None
+    """The number of the line, starting with 1, or None if it is not known."""
+    column: int = 1
+    is_rule: bool = False
+    """True if `problem` is a whole clause. Otherwise, it says why the text is not valid YAML."""
+
+
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse a YAML text and return its values.
+    """Parse a YAML text that is not the content of a file, such as an override, and return its values.
 
     Args:
         text: The YAML text.
-        where: Origin of the text, such as a file. Error messages begin with it.
+        where: Origin of the text. Error messages begin with it.
 
     Raises:
         UserError: The text is not valid YAML, repeats a key, or has too many values after its aliases are expanded.
     """
     try:
+        return _parsed(text)
+    except _ProblemError as error:
+        line = f" at line {error.line}, column {error.column}" if error.line is not None else ""
+        rule = f": {error.problem}" if error.is_rule else f" is not valid YAML{line}: {error.problem}"
+        raise UserError(f"{where}{rule}.") from None
+
+
+def _parsed(text: str) -> Any:
+    """Return the values of a YAML text, or raise _ProblemError."""
+    try:
         data = yaml.load(text, Loader=_Loader)  # noqa: S506 (a subclass of SafeLoader)
         values, characters = _size(data, {})
-        for found, most, unit in ((values, MOST_VALUES, "values"), (characters, MOST_CHARACTERS, "characters")):
-            if found > most:
-                raise UserError(f"{where} must contain at most {most:,} {unit} after its aliases (`*`) are expanded.")
-        return data
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        line = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        line, column = (None, 1) if mark is None else (mark.line + 1, mark.column + 1)
         problem = error.problem or error.context or "cannot be read"
-        if "occurs twice" in problem:
-            raise UserError(f"{where}: {problem}.") from None
-        raise UserError(f"{where} is not valid YAML{line}: {problem}.") from None
+        raise _ProblemError(problem, line, column, isinstance(error, _RepeatedKeyError)) from None
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        raise _ProblemError(one_line(error), line, column) from None
     except (yaml.YAMLError, ValueError) as error:
-        problem = one_line(error)
+        raise _ProblemError(one_line(error)) from None
     except RecursionError:
-        problem = "its brackets are nested too deeply"
-    # PyYAML raises these errors for a tag such as `!!bool` before a value of another type.
-    except (AttributeError, LookupError, TypeError):
-        problem = "a tag (`!!`) does not match the value after it"
-    raise UserError(f"{where} is not valid YAML: {problem}.")
+        raise _ProblemError("its brackets are nested too deeply") from None
+    for found, most, unit in ((values, MOST_VALUES, "values"), (characters, MOST_CHARACTERS, "characters")):
+        if found > most:
+            rule = f"there must be at most {most:,} {unit} after the aliases (`*`) are expanded"
+            raise _ProblemError(rule, is_rule=True)
+    return data
+
+
+def compose_yaml(text: str) -> yaml.Node | None:
+    """Return the syntax tree of a valid YAML text, whose nodes know their lines and columns; None if there is none."""
+    node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    return node
 
 
 def _size(data: Any, counted: dict[int, tuple[int, int]]) -> tuple[int, int]:
@@ -108,17 +153,59 @@ def _size(data: Any, counted: dict[int, tuple[int, int]]) -> tuple[int, int]:
     return counted[id(data)]
 
 
+def control_characters(data: Any) -> Iterator[tuple[str, str, str]]:
+    """Yield a dotted name, a text and a control character for each key and each string that contains one."""
+    for name, text in _texts(data):
+        if found := _CONTROL.search(text):
+            yield name, text, found[0]
+
+
+def _texts(data: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each key and each string in `data`, with the dotted name of the place that contains it."""
+    if isinstance(data, str):
+        yield name, data
+    elif isinstance(data, list | tuple):
+        for one in data:
+            yield from _texts(one, name)
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            yield name or ascii(key), str(key)
+            yield from _texts(value, f"{name}.{key}" if name else str(key))
+
+
 def read_yaml(path: Path) -> dict[str, Json]:
-    """Return the contents of a YAML file, or raise UserError if the file is invalid or does not contain a mapping."""
-    return _mapping(parse_yaml(read_text(path), str(path)), path)
+    """Return the contents of a YAML file.
+
+    Raises:
+        UserError: The file cannot be read, is not valid YAML, repeats a key or does not contain a mapping. The message
+            begins with the place of the mistake, e.g. `experiments/mine.yaml:3:1: `.
+    """
+    text = read_text(path)
+    try:
+        data = _parsed(text)
+    except _ProblemError as error:
+        rule = error.problem if error.is_rule else f"the file is not valid YAML: {error.problem}"
+        raise UserError(f"{shown_place(path, error.line or 1, error.column)}: {rule}.") from None
+    if not isinstance(data, dict):
+        _reject(data, shown_place(path, *_start(text)), "the file")
+    return data
+
+
+def _start(text: str) -> tuple[int, int]:
+    """Return the line and the column of the first value in a valid YAML text."""
+    node = compose_yaml(text)
+    return (1, 1) if node is None else (node.start_mark.line + 1, node.start_mark.column + 1)
 
 
 def read_json(path: Path) -> dict[str, Json]:
     """Return the contents of a JSON file, or raise UserError if the file is invalid or does not contain a mapping."""
     try:
-        return _mapping(json.loads(read_text(path)), path)
+        data = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON: {error}.") from None
+    if not isinstance(data, dict):
+        _reject(data, "", str(path))
+    return data
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
@@ -131,11 +218,11 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
         raise UserError(f"{path} cannot be read: it is not UTF-8 text (byte {error.start}).") from None
 
 
-def _mapping(data: Any, path: Path) -> dict[str, Json]:
-    if not isinstance(data, dict):
-        given = "is empty" if data is None else f"contains a value of type {type(data).__name__}"
-        raise UserError(f"{path} must contain a mapping of names to values, but it {given}.")
-    return data
+def _reject(data: Any, place: str, subject: str) -> NoReturn:
+    """Raise UserError about a file that contains no mapping."""
+    given = "is empty" if data is None else f"contains a value of type {type(data).__name__}"
+    start = f"{place}: " if place else ""
+    raise UserError(f"{start}{subject} must contain a mapping of names to values, but it {given}.")
 
 
 def parse_overrides(words: list[str]) -> dict[str, Json]:

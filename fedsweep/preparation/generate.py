@@ -52,10 +52,8 @@ class Generation:
         return [one for one in self.images if not one.path.is_file()]
 
 
-def plan_generation(config: RunConfig, where: str) -> Generation:
+def plan_generation(config: RunConfig) -> Generation:
     """Return the images that an experiment needs from a text-to-image model.
-
-    `where` names the experiment in error messages.
 
     Raises:
         UserError: `synthetic.name` is not diffusers, `synthetic.share` is too small, or the name of a domain or class
@@ -63,9 +61,7 @@ def plan_generation(config: RunConfig, where: str) -> Generation:
     """
     synthetic = config.synthetic
     if not isinstance(synthetic, Diffusers):
-        raise UserError(
-            f"{where}: `synthetic.name` must be diffusers for `fedsweep data generate`, but it is {synthetic.name}."
-        )
+        raise UserError(f"`synthetic.name` must be diffusers for `fedsweep data generate`, but it is {synthetic.name}.")
     data = load(config.data)
     for name in (*(one.name for one in data.domains), *data.class_names):
         if "/" in name or name.startswith(".") or name == "__MACOSX":

@@ -16,12 +16,13 @@ def test_arms_are_labelled_with_the_components_that_they_leave_out(call: Call):
 def test_an_invalid_ablation_is_one_error_message(refused: Refused):
     write("search_spaces", "mine", STAGES, ("method.anneal: off", "method.aneal: off"))
     assert refused("tune", "mine") == (
-        "search space mine: `method.aneal` is not a hyperparameter of this run; did you mean `method.anneal` or "
-        "`method.rank` or `method.name`?"
+        "search_spaces/mine.yaml:18:3: `method.aneal` is not a hyperparameter of this run; did you mean "
+        "`method.anneal` or `method.rank` or `method.name`?"
     )
     write("search_spaces", "mine", STAGES, ("method.anneal: off", "method.anneal: on"))
     sentence = (
-        "search space mine: `ablate` sets `method.anneal` to true, but it already has this value in the arm full."
+        "search_spaces/mine.yaml:18:18: `ablate` sets `method.anneal` to true, but it already has this value in the "
+        "arm full."
     )
     assert refused("tune", "mine") == refused("show", "mine") == sentence
 

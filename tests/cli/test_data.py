@@ -393,7 +393,7 @@ def test_generate_makes_the_images_once_and_prints_their_folder(tree, drawn, cal
         (GENERATE, "`synthetic.model` tiny is neither a folder nor in Hugging Face's cache"),
         (
             GENERATE[:3],
-            "experiment fedag_digits: `synthetic.name` must be diffusers for `fedsweep data generate`, but",
+            "`synthetic.name` must be diffusers for `fedsweep data generate`, but",
         ),
         ((*GENERATE, "--device", "tpu"), "`--device` must be cpu or cuda, but it is `tpu`."),
         ((*GENERATE, "--device", "cuda"), "`--device` is cuda, but torch finds no GPU."),

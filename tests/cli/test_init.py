@@ -15,7 +15,7 @@ from fedsweep.results import Store
 from fedsweep.sweep.plan.plan import Plan
 from tests.cli.conftest import Call, Refused
 
-WRITTEN = [".gitignore", "README.md", "experiments", "fedsweep.toml", "search_spaces"]
+WRITTEN = [".gitignore", "README.md", "experiments", "fedsweep.toml", "schemas", "search_spaces"]
 
 
 def draw(*folders: str) -> None:
@@ -73,8 +73,11 @@ def test_with_images_the_experiment_has_a_client_for_each_domain(call: Call, mon
     assert config.data.domains == ("a 'quoted' one", "null", "sketch")
     assert (config.data.set, config.data.size, config.federation.depths) == ("photos", 64, (12, 8, 3))
     assert config.partition.name == "feature_skew"
-    first = Path("experiments/photos.yaml").read_text().splitlines()[0]
-    assert first == "# FedRA on 12 images of 2 classes in 3 domains: one client per domain."
+    first = Path("experiments/photos.yaml").read_text().splitlines()[:2]
+    assert first == [
+        "# yaml-language-server: $schema=../schemas/experiment.json",
+        "# FedRA on 12 images of 2 classes in 3 domains: one client per domain.",
+    ]
 
 
 def test_images_of_one_domain_are_divided_among_four_clients(call: Call, monkeypatch):

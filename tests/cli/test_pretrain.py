@@ -200,6 +200,6 @@ def test_a_shipped_file_names_every_hyperparameter_and_its_command(path):
     config = PretrainConfig.of(data, path.name)
     assert set(flat(data)) == set(flat(config))
     lines = path.read_text().splitlines()
-    assert lines[0].startswith("# ")
-    assert lines[0].endswith(".")
+    assert lines[1].startswith("# ")
+    assert lines[1].endswith(".")
     assert any(line.removeprefix("#").strip().startswith(f"fedsweep pretrain {path.stem}") for line in lines)

@@ -13,6 +13,7 @@ from fedsweep.results import Store
 from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.types import ServerState
 from tests.cli.conftest import GRID, Call, Refused, write
+from tests.places import without_place
 from tests.report.conftest import Trials, make_manifest
 
 SPACE = "ablations/lora_rank"
@@ -175,8 +176,8 @@ def test_a_damaged_sweep_is_one_warning_unless_it_is_asked_for(call: Call, refus
 def test_columns_of_a_search_space_are_used_in_its_report_and_checked(refused: Refused):
     text = GRID + "\ncolumns: [worst_domain, megbytes_up]\n"
     write("search_spaces", "mine", text)
-    assert refused("tune", "mine") == (
-        "search space mine: `columns` lists `megbytes_up`, which is not a column; did you mean `megabytes_up` or "
+    assert without_place(refused("tune", "mine")) == (
+        "`columns` lists `megbytes_up`, which is not a column; did you mean `megabytes_up` or "
         "`megabytes` or `bytes/up`?"
     )
     assert refused("tune", SPACE, "--columns", "bytes").startswith(

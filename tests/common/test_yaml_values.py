@@ -33,9 +33,9 @@ def test_nan_is_a_float():
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("a: 1\nb: 2\na: 3", "runs.yaml: the key `a` occurs twice (line 3)."),
-        ("x:\n  a: 1\n  a: 1", "runs.yaml: the key `a` occurs twice (line 3)."),
-        ("{a: 1, 'a': 2}", "runs.yaml: the key `a` occurs twice (line 1)."),
+        ("a: 1\nb: 2\na: 3", "runs.yaml: the key `a` occurs in line 1 and in line 3."),
+        ("x:\n  a: 1\n  a: 1", "runs.yaml: the key `a` occurs in line 2 and in line 3."),
+        ("{a: 1, 'a': 2}", "runs.yaml: the key `a` occurs twice in line 1."),
         (
             "a: 1\nb: [1",
             "runs.yaml is not valid YAML at line 2, column 6: expected ',' or ']', but got '<stream end>'.",
@@ -46,11 +46,11 @@ def test_nan_is_a_float():
         ),
         ("a: 1\nb: *c", "runs.yaml is not valid YAML at line 2, column 4: found undefined alias 'c'."),
         ("[1]: 2", "runs.yaml is not valid YAML at line 1, column 1: a key must be a plain name."),
-        ("a: !!int x", "runs.yaml is not valid YAML: invalid literal for int() with base 10: 'x'."),
+        ("a: !!int x", "runs.yaml is not valid YAML at line 1, column 4: invalid literal for int() with base 10: 'x'."),
         (
             "a: \x00",
-            "runs.yaml is not valid YAML: unacceptable character #x0000: special characters are not allowed "
-            'in "<unicode string>", position 3.',
+            "runs.yaml is not valid YAML at line 1, column 4: unacceptable character #x0000: special characters are "
+            'not allowed in "<unicode string>", position 3.',
         ),
         (
             "a: !!python/name:os.system",
@@ -68,11 +68,11 @@ def test_the_error_for_invalid_yaml_has_the_line(text, sentence):
 def test_aliases_with_too_many_values_are_rejected():
     lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))]
     with pytest.raises(
-        UserError, match=r"^runs\.yaml must contain at most 100,000 values after its aliases \(`\*`\) are expanded"
+        UserError, match=r"^runs\.yaml: there must be at most 100,000 values after the aliases \(`\*`\) are expanded"
     ):
         parse_yaml("\n".join(lines), "runs.yaml")
     shared = f"text: &text {'x' * 500}\nmany: [{', '.join(['*text'] * 3000)}]"
-    with pytest.raises(UserError, match=r"^runs\.yaml must contain at most 1,000,000 characters after its aliases"):
+    with pytest.raises(UserError, match=r"^runs\.yaml: there must be at most 1,000,000 characters after the aliases"):
         parse_yaml(shared, "runs.yaml")
     assert parse_yaml("\n".join(lines[:3]), "x")["a2"] == [[["x", "x"]] * 2] * 2
 
@@ -84,25 +84,29 @@ def test_aliases_with_too_many_values_are_rejected():
 def test_the_largest_allowed_size_is_accepted(monkeypatch, name, accepted, rejected):
     monkeypatch.setattr(yaml_values, name, 3)  # a list counts as a value
     assert parse_yaml(accepted, "runs.yaml") == accepted.strip("[]").split(", ")
-    with pytest.raises(UserError, match="must contain at most 3 "):
+    with pytest.raises(UserError, match="must be at most 3 "):
         parse_yaml(rejected, "runs.yaml")
+
+
+MAPPING = "the file must contain a mapping of names to values, but it"
+TAG = "the file is not valid YAML: a tag (`!!`) does not match the value after it."
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"# only a comment\n", "{} must contain a mapping of names to values, but it is empty."),
-        (b"- a\n- b\n", "{} must contain a mapping of names to values, but it contains a value of type list."),
-        (b"hello\n", "{} must contain a mapping of names to values, but it contains a value of type str."),
+        (b"# only a comment\n", f"{{}}:1:1: {MAPPING} is empty."),
+        (b"\n- a\n- b\n", f"{{}}:2:1: {MAPPING} contains a value of type list."),
+        (b"hello\n", f"{{}}:1:1: {MAPPING} contains a value of type str."),
         (b'name: "\xe9"\n', "{} cannot be read: it is not UTF-8 text (byte 7)."),
-        ("name: 1".encode("utf-16-le"), "{} is not valid YAML: unacceptable character #x0000: special characters are "
-         'not allowed in "<unicode string>", position 1.'),
-        (b"a: 1\nb: [1, 2\nc: 3\n", "{} is not valid YAML at line 3, column 2: expected ',' or ']', but got ':'."),
-        (b"a: 1\n---\nb: 1\n", "{} is not valid YAML at line 2, column 1: but found another document."),
-        (b"a: 1\nb: 1" + b"0" * 400, "{} is not valid YAML at line 2, column 4: an integer of 401 digits is too long."),
-        (b"[" * 700, "{} is not valid YAML: its brackets are nested too deeply."),
-        (b"a: !!bool maybe\n", "{} is not valid YAML: a tag (`!!`) does not match the value after it."),
-        (b"a: !!timestamp soon\n", "{} is not valid YAML: a tag (`!!`) does not match the value after it."),
+        ("name: 1".encode("utf-16-le"), "{}:1:2: the file is not valid YAML: unacceptable character #x0000: special "
+         'characters are not allowed in "<unicode string>", position 1.'),
+        (b"a: 1\nb: [1, 2\nc: 3\n", "{}:3:2: the file is not valid YAML: expected ',' or ']', but got ':'."),
+        (b"a: 1\n---\nb: 1\n", "{}:2:1: the file is not valid YAML: but found another document."),
+        (b"a: 1\nb: 1" + b"0" * 400, "{}:2:4: the file is not valid YAML: an integer of 401 digits is too long."),
+        (b"[" * 700, "{}:1:1: the file is not valid YAML: its brackets are nested too deeply."),
+        (b"a: !!bool maybe\n", f"{{}}:1:4: {TAG}"),
+        (b"a: !!timestamp soon\n", f"{{}}:1:4: {TAG}"),
     ],
 )  # fmt: skip
 def test_a_file_without_a_mapping_is_rejected(tmp_path, content, sentence):

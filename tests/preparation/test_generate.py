@@ -47,7 +47,7 @@ def config(model: Path | str, changes: dict[str, Any] | None = None, **synthetic
 
 
 def planned(*arguments: Any, **synthetic: Any) -> Generation:
-    return plan_generation(config(*arguments, **synthetic), "test")
+    return plan_generation(config(*arguments, **synthetic))
 
 
 def digests(generation: Generation) -> dict[str, str]:
@@ -349,7 +349,7 @@ def test_styles_may_include_a_held_out_domain():
 def test_another_source_of_synthetic_images_is_an_error(home):
     surrogate = RunConfig.of(read_yaml(EXPERIMENT), "test")
     with pytest.raises(UserError) as refusal:
-        plan_generation(surrogate, "experiment fedag_digits")
+        plan_generation(surrogate)
     assert str(refusal.value) == (
-        "experiment fedag_digits: `synthetic.name` must be diffusers for `fedsweep data generate`, but it is surrogate."
+        "`synthetic.name` must be diffusers for `fedsweep data generate`, but it is surrogate."
     )

@@ -180,6 +180,7 @@ def test_a_single_arm_has_no_comparison(manifest, trials):
     ("text", "asked"),
     [
         ("# One line.\nexperiment: x\n", "One line."),
+        ("# yaml-language-server: $schema=x.json\n# One line.\nexperiment: x\n", "One line."),
         ("\n# Two\n# lines.\n#\n# More.\n", "Two lines."),
         ("experiment: x\n# late\n", None),
         ("#\n", None),

@@ -40,19 +40,18 @@ def wrong_metrics(resolved: ResolvedSpace, found: Findings, metrics: Reported) -
     names = flat(resolved.base)
     if found.wrong and any(related(part, found.wrong, names) for part in DECIDE_METRICS):
         return
-    where = resolved.request.where
     of_arms = [(arm, metrics(config)) for arm, config in found.configs or [({}, resolved.base)]]
     # A wrong name may have been meant as the name of a column.
     varied = [*resolved.space.names, *(names if found.wrong else ())]
-    yield from (f"{where}: {message}" for message in _wrong_metrics(resolved, of_arms, varied))
-    yield from (f"{where}: {message}" for message in _wrong_tuning(resolved))
+    yield from _wrong_metrics(resolved, of_arms, varied)
+    yield from _wrong_tuning(resolved)
     goal, scheduler = resolved.space.goal, resolved.space.scheduler.name
     late = any(
         config.evaluation.test_rounds == "last" for config in (resolved.base, *(one for _, one in found.configs))
     )
     if scheduler != "none" and uses_test_images(goal.metric) and late:
         yield (
-            f"{where}: `scheduler` {scheduler} compares trials before the last round and needs "
+            f"`scheduler` {scheduler} compares trials before the last round and needs "
             f"`evaluation.test_rounds` all for `objective.metric` {goal.metric}, but it is last."
         )
 

@@ -79,8 +79,9 @@ class Plan(ResolvedSpace):
     @classmethod
     def of(cls, request: RequestedSpace) -> "Plan":
         """Return the plan of a requested search space; raise UserError if its experiment or an arm is invalid."""
-        experiment = RunConfig.of(read_yaml(request.files["experiment.yaml"]), f"experiment {request.space.experiment}")
-        base, rejected = valid_changes(experiment, request.space.fixed, request.where)
+        file = request.files["experiment.yaml"]
+        experiment = RunConfig.of(read_yaml(file), f"experiment {request.space.experiment}", file=file)
+        base, rejected = valid_changes(experiment, request.space.fixed)
         plan = cls(request, base)
         check(plan, rejected)
         return plan

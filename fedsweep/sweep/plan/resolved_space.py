@@ -17,6 +17,7 @@ from fedsweep.common.errors import InvalidValuesError, UserError
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import Arm, agrees, arm_label, identity
 from fedsweep.sweep.space.designs import changes, left_out_values
+from fedsweep.sweep.space.mistakes import Mistake
 from fedsweep.sweep.space.requested_space import RequestedSpace
 from fedsweep.sweep.space.settings import Resources
 
@@ -69,23 +70,23 @@ def causes(wrong: Sequence[WrongArm], arms: Collection[Arm], most: int = SHOWN) 
     return found
 
 
-def describe(where: str, wrong: Sequence[WrongArm], arms: Collection[Arm]) -> str:
-    """Return one error message about all invalid arms.
+def describe(wrong: Sequence[WrongArm], arms: Collection[Arm]) -> Mistake:
+    """Return one mistake that stands for all invalid arms.
 
     Args:
-        where: Beginning of the message.
         wrong: The invalid arms.
         arms: All arms of the search space.
     """
     if len(wrong) == len(arms) > 1 and len({one.message for one in wrong}) == 1:
-        return f"{where}, all {len(arms)} arms: {wrong[0].message}"
+        return Mistake(wrong[0].message, about=f"all {len(arms)} arms")
     found = causes(wrong, arms)
     explained = sum(any(agrees(cause.arm, one.arm) for cause in found) for one in wrong)
     if len(found) == 1 and explained == len(wrong) and (len(wrong) == 1 or len(found[0].arm) == 1):
-        return f"{where}, arm {arm_label(found[0].arm)}: {found[0].message}"
+        return Mistake(found[0].message).of_arm(found[0].arm, f"arm {arm_label(found[0].arm)}")
     parts = "; ".join(f"those with {arm_label(one.arm)}, because {one.message.rstrip('.?')}" for one in found)
     others = "; other arms have other errors" if explained < len(wrong) else ""
-    return f"{where}: {len(wrong)} of {len(arms)} arms are invalid: {parts}{others}."
+    rule = f"{len(wrong)} of {len(arms)} arms are invalid: {parts}{others}."
+    return Mistake(rule, arm=found[0].arm, rule=found[0].message)
 
 
 def _items(arm: Arm) -> Items:
@@ -120,7 +121,7 @@ class ResolvedSpace:
         try:
             return self.space.arms(self.tentative, self.space.design)
         except ValueError as error:
-            raise UserError(f"{self.request.where}: {error}.") from None
+            raise self.request.origin.error([Mistake(f"{error}.")]) from None
 
     @cached_property
     def arms(self) -> list[Arm]:
@@ -166,7 +167,7 @@ class ResolvedSpace:
         """Return each arm with its configuration for the first seed; raise one UserError about all invalid arms."""
         found, wrong = self.resolve_valid(arms)
         if wrong:
-            raise UserError(describe(self.request.where, wrong, arms))
+            raise self.request.origin.error([describe(wrong, arms)])
         return found
 
     def resolve_valid(self, arms: Collection[Arm]) -> tuple[list[tuple[Arm, RunConfig]], list[WrongArm]]:

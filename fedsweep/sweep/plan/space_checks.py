@@ -29,6 +29,7 @@ from fedsweep.sweep.plan.comparison_checks import wrong_comparisons, wrong_exclu
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace, causes, describe
 from fedsweep.sweep.space.axes import Axis, Conditions, asking_order, below, condition, holds, names_of, valued
 from fedsweep.sweep.space.designs import changes
+from fedsweep.sweep.space.mistakes import Mistake, WrongSpaceError
 from fedsweep.sweep.space.search_space import SearchSpace
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ SHOWN_ARMS = 4  # largest number of arms in an error message
 class Findings:
     """The mistakes in a search space, and the part of the search space that they do not affect."""
 
-    messages: list[str]
+    mistakes: list[Mistake]
     wrong: frozenset[str]
     """The dotted names of the hyperparameters to which the mistakes refer."""
     sound: ResolvedSpace
@@ -50,28 +51,28 @@ class Findings:
     """The valid arms, each with its configuration for the first seed. Arms without a useless component are left out."""
 
 
-def valid_changes(base: RunConfig, asked: Mapping[str, Json], where: str) -> tuple[RunConfig, dict[str, list[str]]]:
-    """Apply the changes in `asked` that are valid, and return the error messages of the other changes by dotted name.
+def valid_changes(base: RunConfig, asked: Mapping[str, Json]) -> tuple[RunConfig, dict[str, list[Mistake]]]:
+    """Apply the changes in `asked` that are valid, and return the mistakes in the other changes by dotted name.
 
-    If changes remain invalid without the changes that caused the error messages, none is applied, and all are returned.
+    If changes remain invalid without the changes that have mistakes, none is applied, and all are returned.
 
     Args:
         base: The configuration to change.
         asked: The changes, keyed by dotted name.
-        where: The beginning of error messages.
     """
     try:
-        return base.override(asked, where), {}
+        return base.override(asked, "changes"), {}
     except InvalidValuesError as error:
-        rejected = _by_change(error, asked, where)
+        rejected = _by_change(error, asked, "fixed.")
+    kept = {name: one for name, one in asked.items() if not below(name, rejected)}
     try:
-        return base.override({name: one for name, one in asked.items() if not below(name, rejected)}, where), rejected
+        return base.override(kept, "changes"), rejected
     except UserError:
         return base, {name: rejected.get(name, []) for name in asked}
 
 
 def find_mistakes(
-    resolved: ResolvedSpace, rejected: Mapping[str, Sequence[str]] | None = None, one_by_one: bool = False
+    resolved: ResolvedSpace, rejected: Mapping[str, Sequence[Mistake]] | None = None, one_by_one: bool = False
 ) -> Findings:
     """Return all mistakes that can be found without torch, except those that may follow from other mistakes.
 
@@ -79,50 +80,48 @@ def find_mistakes(
 
     Args:
         resolved: The search space.
-        rejected: The error messages about `fixed` values that `resolved` does not contain, by dotted name.
+        rejected: The mistakes in `fixed` values that `resolved` does not contain, by dotted name.
         one_by_one: Whether each value is also checked alone. This is possible if the configuration has no rules that
             involve several values.
     """
-    where, space = resolved.request.where, resolved.space
-    rejected = rejected or {}
-    wrong = {
+    space, rejected = resolved.space, rejected or {}
+    wrong: dict[str, list[Mistake]] = {
         **{name: [] for name in resolved.request.wrong},
         **{name: [*several] for name, several in rejected.items()},
     }
     for name, message in _unknown_names(resolved):
         if not below(name, rejected):
-            wrong[name] = [f"{where}: {message}"]
+            wrong[name] = [Mistake(message)]
     if one_by_one:
-        for name, message in list(_invalid_values(_sound_part(resolved, wrong))):
-            wrong.setdefault(name, []).append(message)
-    messages = [*resolved.request.mistakes, *(one for several in wrong.values() for one in several)]
+        for name, mistake in list(_invalid_values(_sound_part(resolved, wrong))):
+            wrong.setdefault(name, []).append(mistake)
+    mistakes = [*resolved.request.mistakes, *(one for several in wrong.values() for one in several)]
     names = {*wrong}
     sound = _sound_part(resolved, names)
     try:
         for key, several in _wrong_conditions(sound).items():
-            messages += [f"{where}: {message}" for message in several]
+            mistakes += map(Mistake, several)
             names |= {*names_of(key)}
         sound = _sound_part(resolved, names)
         arms = sound.probes
-    except UserError as error:  # the baseline of a one-factor design is wrong
-        return Findings([*messages, str(error)], frozenset(names), sound, [])
+    except WrongSpaceError as error:  # the baseline of a one-factor design is wrong
+        return Findings([*mistakes, *error.mistakes], frozenset(names), sound, [])
     configs, invalid = sound.resolve_valid(arms)
     if invalid:
-        messages.append(describe(where, invalid, arms))
+        mistakes.append(describe(invalid, arms))
         names |= {name for cause in causes(invalid, arms) for name in _names(cause.arm, space)}
         sound = _sound_part(resolved, names)
-    messages += [f"{where}: {message}" for message in _wrong_arms(resolved, sound)]
+    mistakes += map(Mistake, _wrong_arms(resolved, sound))
     if space.comparisons and sound.sampled is None:
         lacking = {*space.names} - {*sound.space.names}
         lacking |= {ABLATED} if space.ablate != sound.space.ablate else set()
-        found = wrong_comparisons(space.comparisons, sound.arms, space.goal.metric, lacking)
-        messages += [f"{where}: {message}" for message in found]
+        mistakes += map(Mistake, wrong_comparisons(space.comparisons, sound.arms, space.goal.metric, lacking))
     useless = _useless_components(sound)
-    messages += [f"{where}: {message}" for message in useless.values()]
+    mistakes += map(Mistake, useless.values())
     differing = [
         (arm, config) for arm, config in configs if not _names({ABLATED: arm.get(ABLATED)}, space) & {*useless}
     ]
-    return Findings(messages, frozenset(names), sound, differing)
+    return Findings(mistakes, frozenset(names), sound, differing)
 
 
 def related(name: str, wrong: Collection[str], known: Collection[str]) -> bool:
@@ -140,14 +139,19 @@ def _names(arm: Arm, space: SearchSpace) -> set[str]:
     return {*changes({**arm, ABLATED: []}, {}, space.named)} | {*(ablated if isinstance(ablated, list) else ())}
 
 
-def _by_change(error: InvalidValuesError, asked: Collection[str], where: str) -> dict[str, list[str]]:
-    """Return the error messages of each change that caused one, keyed by the change's dotted name."""
-    found: dict[str, list[str]] = {}
+def _by_change(error: InvalidValuesError, asked: Collection[str], entry: str = "") -> dict[str, list[Mistake]]:
+    """Return the mistakes of each change that caused one, keyed by the change's dotted name.
+
+    `entry` is the entry of the search space with the changes and a dot, if it is known.
+    """
+    found: dict[str, list[Mistake]] = {}
     for name, sentence in error.mistakes.items():
         above = [one for one in asked if below(name, [one])]
         caused = [max(above, key=len)] if above else [one for one in asked if below(one, [name])] or [*asked]
         for place, one in enumerate(caused):
-            found.setdefault(one, []).extend([f"{where}: {sentence}"] * (place == 0))
+            found.setdefault(one, []).extend(
+                [Mistake(sentence, f"{entry}{name}" if entry and name else "")] * (place == 0)
+            )
     return found
 
 
@@ -166,8 +170,8 @@ def _unknown_names(resolved: ResolvedSpace) -> Iterator[tuple[str, str]]:
             yield name, f"`{name}` is not a hyperparameter of this run{near(name, known) or '.'}"
 
 
-def _invalid_values(resolved: ResolvedSpace) -> Iterator[tuple[str, str]]:
-    """Yield the name of each invalid value of an axis, a named arm or a component, with an error message.
+def _invalid_values(resolved: ResolvedSpace) -> Iterator[tuple[str, Mistake]]:
+    """Yield the name of each invalid value of an axis, a named arm or a component, with the mistake.
 
     A value is left out if it may be valid only in some arms.
     """
@@ -186,8 +190,8 @@ def _invalid_values(resolved: ResolvedSpace) -> Iterator[tuple[str, str]]:
         try:
             resolved.base.override(asked, resolved.where(part))
         except InvalidValuesError as error:
-            for name, messages in _by_change(error, asked, resolved.where(part)).items():
-                yield from ((name, message) for message in messages)
+            for name, mistakes in _by_change(error, asked).items():
+                yield from ((name, one.of_arm(part, f"arm {arm_label(part)}")) for one in mistakes)
 
 
 def _sound_part(resolved: ResolvedSpace, wrong: Collection[str]) -> ResolvedSpace:

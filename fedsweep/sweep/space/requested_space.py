@@ -10,13 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedsweep.common.errors import InvalidValuesError, UserError, with_all_mistakes
+from fedsweep.common.errors import InvalidValuesError, UserError
 from fedsweep.common.paths import available, find
 from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.results.arms import shown_mapping, shown_setting
 from fedsweep.results.seeds import SEED_STREAMS, Seeds, UntilDecided, varied_streams
 from fedsweep.results.tuned_arms import STAGE, Stage, space_name, stage_of, sweep_name
 from fedsweep.sweep.space.axes import below, names_of, without_kind
+from fedsweep.sweep.space.mistakes import Mistake, Origin
 from fedsweep.sweep.space.search_space import SearchSpace
 from fedsweep.sweep.space.settings import GridSearch, NoScheduler, RandomSearch, Rounds
 from fedsweep.sweep.space.tuned_axes import staged
@@ -53,8 +54,8 @@ class RequestedSpace:
     """The user's changes to the experiment, by dotted name."""
     options: Mapping[str, Json]
     """The user's changes to the search space, by dotted name."""
-    mistakes: tuple[str, ...] = ()
-    """An error message for each mistake in the entries of the search space. `space` contains only the other entries."""
+    mistakes: tuple[Mistake, ...] = ()
+    """The mistakes in the entries of the search space. `space` contains only the other entries."""
     wrong: frozenset[str] = frozenset()
     """The dotted names of hyperparameters whose entries in `space` stand for entries with a mistake."""
 
@@ -72,6 +73,11 @@ class RequestedSpace:
     def where(self) -> str:
         """The beginning of error messages about the search space, e.g. `search space ablations/lora_rank`."""
         return f"search space {self.name}"
+
+    @property
+    def origin(self) -> Origin:
+        """The YAML file and the user's changes, with which error messages say where a mistake is."""
+        return Origin.of(self.where, self.files["search_space.yaml"], self.overrides, self.options)
 
     @property
     def counted(self) -> bool:
@@ -96,10 +102,12 @@ def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) 
     stage = stage_of(options)
     name = space_name(name, stage)
     path = find("search_spaces", name)
-    draft = _Draft(f"search space {name}")
+    draft = _Draft(Origin.of(f"search space {name}", path, overrides, options))
     space = draft.of_file(read_yaml(path))
-    unfit = {} if draft.dropped & {"search", *ARMS} else dict(_unfit_changes(space, overrides, options, draft.where))
-    draft.messages += [*unfit.values(), *_taken_names(name, space, draft.where)]
+    where = draft.origin.where
+    unfit = {} if draft.dropped & {"search", *ARMS} else dict(_unfit_changes(space, overrides, options, where))
+    draft.mistakes += [Mistake(sentence, on_command_line=True) for sentence in unfit.values()]
+    draft.mistakes += [Mistake(sentence, "tune_each") for sentence in _taken_names(name, space)]
     kept = {key: value for key, value in overrides.items() if key not in unfit}
     wrong_search = "search" in draft.dropped  # no change of its entries can be checked
     asked = {
@@ -113,12 +121,13 @@ def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) 
     if (streams := varied_streams(space.seeds)) is not None:
         space = space.model_copy(update={"fixed": {**space.fixed, SEED_STREAMS: [*streams]}})
     try:
-        experiment = find("experiments", space.experiment, "" if "experiment" in options else draft.where)
+        experiment = find("experiments", space.experiment)
     except UserError as error:
-        known = [] if "experiment" in draft.dropped else [str(error)]
-        raise UserError(with_all_mistakes(draft.where, [*draft.messages, *known])) from None
+        if "experiment" not in draft.dropped:
+            draft.mistakes.append(Mistake(str(error), "experiment", on_command_line="experiment" in options))
+        raise draft.origin.error(draft.mistakes) from None
     files = {"search_space.yaml": path, "experiment.yaml": experiment}
-    mistakes, wrong = tuple(draft.messages), frozenset(draft.hyperparameters)
+    mistakes, wrong = tuple(draft.mistakes), frozenset(draft.hyperparameters)
     asked_space = staged(space, stage)
     return RequestedSpace(sweep_name(name, stage), asked_space, files, dict(overrides), dict(options), mistakes, wrong)
 
@@ -152,7 +161,7 @@ def _unfit_changes(
         yield "search.warm_start", f"{rule}, but {where} has `search` {search}."
 
 
-def _taken_names(name: str, space: SearchSpace, where: str) -> Iterator[str]:
+def _taken_names(name: str, space: SearchSpace) -> Iterator[str]:
     """Yield an error message for each search space with the name of a sweep that `tune_each` runs."""
     if space.tune_each is None:
         return
@@ -160,17 +169,15 @@ def _taken_names(name: str, space: SearchSpace, where: str) -> Iterator[str]:
     for stage in ("tuning", "tuned"):
         if (taken := f"{name}/{stage}") in known:
             other = "but a search space has this name; rename the search space"
-            yield f"{where}: `tune_each` runs a sweep `{taken}`, {other}."
+            yield f"`tune_each` runs a sweep `{taken}`, {other}."
 
 
 class _Draft:
     """A search space that is being read, and the mistakes that have been found in it."""
 
-    def __init__(self, where: str) -> None:
-        self.where = where
-        """The beginning of error messages."""
-        self.messages: list[str] = []
-        """One error message for each mistake."""
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self.mistakes: list[Mistake] = []
         self.dropped: set[str] = set()
         """The dotted names of the entries that were replaced by default values."""
         self.hyperparameters: set[str] = set()
@@ -187,27 +194,27 @@ class _Draft:
                 for key, axis in axes.items()
             ]
             rule = "each axis of `space` must name its kind"
-            self.messages.append(f"{self.where}: {rule}; write {', and '.join(lines)}.")
+            self.mistakes.append(Mistake(f"{rule}; write {', and '.join(lines)}.", f"space.{next(iter(axes))}"))
             data["space"] = {**data["space"], **axes}
         for attempt in range(3):
             violations: list[str] = []
             try:
-                space = SearchSpace.of(data, self.where, violations)
+                space = SearchSpace.of(data, self.origin.where, violations, self.origin.path)
             except InvalidValuesError as error:
                 # Later errors follow from the entries that were dropped.
-                self.messages += [f"{self.where}: {one}" for one in error.mistakes.values() if attempt == 0]
+                self.mistakes += [Mistake(one, name) for name, one in error.mistakes.items() if attempt == 0]
                 data = self._without(data, error.mistakes, whole=attempt > 0)
             else:
                 return self._lawful(space, violations)
-        raise UserError(with_all_mistakes(self.where, self.messages))
+        raise self.origin.error(self.mistakes)
 
     def changed(self, space: SearchSpace, changes: dict[str, Any]) -> SearchSpace:
         """Return the search space with the changes that have no mistake."""
         violations: list[str] = []
         try:
-            return self._lawful(space.override(changes, self.where, violations), violations)
+            return self._lawful(space.override(changes, self.origin.where, violations), violations)
         except InvalidValuesError as error:
-            self.messages += [f"{self.where}: {one}" for one in error.mistakes.values()]
+            self.mistakes += [Mistake(one, name) for name, one in error.mistakes.items()]
             fixed = {
                 name: value for name, value in changes["fixed"].items() if not _names(f"fixed.{name}", error.mistakes)
             }
@@ -215,7 +222,7 @@ class _Draft:
             kept = {name: value for name, value in changes.items() if not _names(name, error.mistakes)}
             self.dropped |= {*changes} - {*kept} - {"fixed"}
         try:
-            return self._lawful(space.override({**kept, "fixed": fixed}, self.where, violations), violations)
+            return self._lawful(space.override({**kept, "fixed": fixed}, self.origin.where, violations), violations)
         except InvalidValuesError:
             return space
 
@@ -271,7 +278,7 @@ class _Draft:
         wrong = [f"`{name}{end}" for name in (*self.dropped, *self.hyperparameters, *axes) for end in ("`", ".")]
         for one in violations:
             if not self.unlawful and not any(name in one for name in wrong):
-                self.messages.append(f"{self.where}: {one}{'' if one.endswith('?') else '.'}")
+                self.mistakes.append(Mistake(f"{one}{'' if one.endswith('?') else '.'}"))
         self.unlawful = self.unlawful or bool(violations)
         replaced: dict[str, Any] = {}
         for one in violations:
@@ -295,7 +302,7 @@ class _Draft:
     def _listable(self, space: SearchSpace) -> SearchSpace:
         """Return the search space, or raise UserError if it has so many arms that they cannot be checked."""
         if any(space.too_large()):
-            raise UserError(with_all_mistakes(self.where, self.messages))
+            raise self.origin.error(self.mistakes)
         return space
 
 

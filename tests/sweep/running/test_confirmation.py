@@ -5,6 +5,7 @@ import re
 import pytest
 import yaml
 
+from tests.places import PLACE
 from tests.report.helpers import rows_of
 from tests.sweep.helpers import GRID, SAMPLED, SMALL, fedsweep, newest, runs, write_space
 
@@ -55,9 +56,9 @@ def _reached(trial):
 def test_a_search_needs_validation_images_or_says_that_it_chooses_by_the_test_images(tmp_path):
     write_space(tmp_path, "search", {**SEARCH, "fixed": SMALL})
     done = fedsweep(tmp_path, "tune", "search", code=2, trains=False)
-    assert done.stderr.splitlines()[-1] == (
-        "fedsweep: search space search: `objective.metric` validation/accuracy/mean needs validation images, but "
-        "`data.validation_fraction` is 0; set it to 0.2, for example, or set `objective.metric` to accuracy/mean, "
+    assert PLACE.sub("", done.stderr.splitlines()[-1].removeprefix("fedsweep: ")) == (
+        "`objective.metric` validation/accuracy/mean needs validation images, "
+        "but `data.validation_fraction` is 0; set it to 0.2, for example, or set `objective.metric` to accuracy/mean, "
         "which uses the test images."
     )
     assert not (tmp_path / "mlruns").exists()
@@ -66,8 +67,9 @@ def test_a_search_needs_validation_images_or_says_that_it_chooses_by_the_test_im
 def test_a_scheduler_needs_the_test_images_in_all_rounds_if_it_compares_trials_by_them(tmp_path):
     changes = {"objective": {"metric": "accuracy/mean"}, "scheduler": "arms", "search": "grid"}
     write_space(tmp_path, "grid", {**GRID, **changes, "fixed": VALIDATED})
-    assert fedsweep(tmp_path, "tune", "grid", code=2, trains=False).stderr.splitlines()[-1] == (
-        "fedsweep: search space grid: `scheduler` arms compares trials before the last round and needs "
+    said = fedsweep(tmp_path, "tune", "grid", code=2, trains=False).stderr.splitlines()[-1]
+    assert PLACE.sub("", said.removeprefix("fedsweep: ")) == (
+        "`scheduler` arms compares trials before the last round and needs "
         "`evaluation.test_rounds` all for `objective.metric` accuracy/mean, but it is last."
     )
 

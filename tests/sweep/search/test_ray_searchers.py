@@ -26,6 +26,7 @@ from fedsweep.sweep.search.proposals import Proposals
 from fedsweep.sweep.search.ray_searchers import HalvedSamples, PlannedSearch, SampledSearch
 from fedsweep.sweep.space.settings import ASHAScheduler
 from fedsweep.types import ServerState
+from tests.places import without_place
 from tests.sweep.helpers import GRID, ROUNDS, SAMPLED, write_space
 
 METRIC = "accuracy/mean"
@@ -331,7 +332,7 @@ def test_first_points_outside_the_axes_are_rejected(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as refusal:
         read(tmp_path, search={**SEARCH, "first": first})
-    assert str(refusal.value) == f"search space tiny: {sentence}"
+    assert without_place(str(refusal.value)) == sentence
 
 
 def test_a_first_point_with_an_invalid_run_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +370,7 @@ def test_invalid_pairs_of_objectives_are_rejected(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as refusal:
         read(tmp_path, **changes)
-    assert str(refusal.value) == f"search space tiny: {sentence}"
+    assert without_place(str(refusal.value)) == sentence
 
 
 def test_choices_may_be_lists_and_whole_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

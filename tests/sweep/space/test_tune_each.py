@@ -121,7 +121,7 @@ WRONG = {
     ),
     "unknown": (
         {"tune_each": {"space": {"optimizer.lrr": {"loguniform": [0.01, 0.5]}}}},
-        "search space tuned: `optimizer.lrr` is not a hyperparameter of this run; did you mean `optimizer.lr`",
+        "`optimizer.lrr` is not a hyperparameter of this run; did you mean `optimizer.lr`",
     ),
     "out of range": (
         {"tune_each": {"space": {"optimizer.momentum": {"uniform": [0.5, 1.5]}}}},

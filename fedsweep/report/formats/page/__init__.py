@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from fedsweep.common.paths import FOR_EDITORS
 from fedsweep.report.arm_statistics import ArmStatistics, ended, final
 from fedsweep.report.experiment_setup import provenance, setup
 from fedsweep.report.figures.canvas import Figure
@@ -147,7 +148,8 @@ def question(search_space: Path) -> str | None:
     """Return the first paragraph of the comment at the top of a search space's file, or None if there is no comment."""
     if not search_space.exists():
         return None
-    lines = (line.strip() for line in search_space.read_text(encoding="utf-8").splitlines())
+    stripped = (line.strip() for line in search_space.read_text(encoding="utf-8").splitlines())
+    lines = (line for line in stripped if not line.lstrip("# ").startswith(FOR_EDITORS))
     comments = takewhile(lambda line: line.startswith("#"), dropwhile(lambda line: not line, lines))
     words = dropwhile(lambda line: not line, (line.lstrip("#").strip() for line in comments))
     return " ".join(takewhile(bool, words)) or None
