@@ -258,4 +258,4 @@ def test_a_page_has_no_local_path_and_its_links_work(page):
 
 
 def test_all_pages_are_found():
-    assert len(PAGES) == 41
+    assert len(PAGES) == 42

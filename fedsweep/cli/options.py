@@ -126,8 +126,8 @@ def read_experiment(name: str, changes: Mapping[str, Json]) -> RunConfig:
     from fedsweep.cli.output import loading_torch
 
     check_experiment(name, changes)
-    path, where = find("experiments", name), f"experiment {name}"
     with loading_torch("fedsweep.federation.run_config"):
-        from fedsweep.federation.run_config import RunConfig
+        import fedsweep.federation.run_config  # noqa: F401
+    from fedsweep.api import load_experiment
 
-    return RunConfig.of(read_yaml(path), where, file=path).override(changes, where)
+    return load_experiment(name, changes)

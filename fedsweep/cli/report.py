@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 from rich.text import Text
 from typer import Argument, Option
 
+from fedsweep.api import load_report
 from fedsweep.cli import completion, json_output, json_sweeps
 from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, StoreOption, check_format, listed
-from fedsweep.cli.output import awaiting, progress_console, relative, result_console
-from fedsweep.common.errors import UserError, disk_is_full
+from fedsweep.cli.output import progress_console, relative, result_console
+from fedsweep.common.errors import UserError
 from fedsweep.common.progress import loading
 from fedsweep.results import Store, count_outcomes
-from fedsweep.results.table_columns import check_columns
 
 if TYPE_CHECKING:
     from fedsweep.report.compare_sweeps import Side
@@ -57,38 +57,23 @@ def report(
 
     Example: `fedsweep report ablations/lora_rank --columns worst_domain,megabytes_up,rounds_to=0.7 --format latex`
     """
-    with loading(progress_console(), "the report", "fedsweep.report"):
-        from fedsweep.report import write_report
-
     check_format(format, ("terminal", "json", *FILES))
     if format == "parquet" and sys.stdout.isatty():
         raise UserError(
             "`--format parquet` is binary; redirect it to a file, as in `... --format parquet > table.parquet`."
         )
-    found = Store.at(store).find(space, sweep)
-    manifest, trials = found.manifest(), found.trials()
-    if columns is not None:
-        metrics = dict.fromkeys(name for trial in trials for record in trial.history for name in record.metrics)
-        check_columns(listed(columns), list(metrics), manifest.metric, "`--columns`", manifest.varied)
-        manifest = manifest.model_copy(update={"columns": tuple(listed(columns))})
-    folder = found.folder / "report"
-    try:
-        with awaiting("Writing the report"):
-            made = write_report(manifest, trials, folder)
-    except OSError as error:
-        if disk_is_full(error):
-            raise
-        raise UserError(f"the report cannot be written to {relative(folder)}: {error.strerror or error}.") from None
+    asked = None if columns is None else listed(columns)
+    made = load_report(space, sweep, store=store, columns=asked, console=progress_console())
     if format == "json":
-        fields = json_sweeps.of_sweep(manifest, found.folder, dict(count_outcomes(trials)), made)
-        json_output.document("report", sweep=fields)
+        tally = dict(count_outcomes(made.trials))
+        json_output.document("report", sweep=json_sweeps.of_sweep(made.table.manifest, made.folder.parent, tally, made))
         return
     if format != "terminal":
-        sys.stdout.buffer.write((folder / FILES[format]).read_bytes())
+        sys.stdout.buffer.write((made.folder / FILES[format]).read_bytes())
         return
     console = result_console()
     console.print(made.renderable)
-    console.print(f"Written to {relative(folder)}.")
+    console.print(f"Written to {relative(made.folder)}.")
 
 
 def compare(

@@ -14,7 +14,7 @@ from fedsweep.cli import completion, json_output, json_sweeps, options, output
 from fedsweep.cli.json_output import FormatOption
 from fedsweep.cli.options import DEFAULT_STORE, DeviceOption, MlflowOption, Overrides, StoreOption, VerifyOption
 from fedsweep.common.config import flat
-from fedsweep.common.errors import DivergenceError, UserError
+from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find, find_either
 from fedsweep.common.places import placed
 from fedsweep.common.progress import announced_stop
@@ -60,37 +60,21 @@ def run(
     processor = options.checked_device(device)
 
     with output.loading_torch("fedsweep.federation.build_and_run"):
-        import torch
-
+        from fedsweep.api import prepare_run
         from fedsweep.cli.round_table import RoundBar, RoundTable
-        from fedsweep.federation.build_and_run import check_content, check_pixels
-        from fedsweep.tracking import Destination, check_server, check_writable
-        from fedsweep.tracking.single_run import record_run
 
     config = options.read_experiment(experiment, changes)
-    with output.awaiting("Checking the data, the weights and MLflow"):
-        with placed(find("experiments", experiment), changes):
-            check_content(config)
-        if verify:
-            check_pixels([config])
-        home = Store.at(store)
-        check_writable(home.root)
-        home.check_writable()
-        destination = Destination.of(home.root, mlflow)
-        check_server(destination, experiment)
-    torch.set_num_threads(1)  # as in a trial, because rounding depends on the number of threads
+    checking = output.awaiting("Checking the data, the weights and MLflow")
+    with checking, placed(find("experiments", experiment), changes):
+        prepared = prepare_run(experiment, config, store=store, mlflow=mlflow, verify=verify)
     if sentence := config.untrained_backbone():
         output.progress_console().print(sentence, style="yellow")
-    with RoundTable(config, as_json or format == "json") as table, announced_stop(lambda: table.stop(home.where)):
-        try:
-            trial, recorder = record_run(
-                experiment, config, home, processor, table.add, destination, system_metrics, RoundBar(table.progress)
-            )
-        except DivergenceError as error:
-            raise UserError(f"{error}.") from None
-    page = output.page_command(store, destination.server)
+    where = prepared.store.where
+    with RoundTable(config, as_json or format == "json") as table, announced_stop(lambda: table.stop(where)):
+        result = prepared.run(processor, system_metrics, table.add, RoundBar(table.progress))
+    page, trial = output.page_command(store, prepared.destination.server), result.trial
     output.show_recorded(table.console, config, trial.folder, page)
-    output.show_undelivered(table.console, recorder, page)
+    output.show_undelivered(table.console, result.recorder, page)
     if output.show_unsent(table.console, trial.remote, trial.folder):
         raise SystemExit(1)
 

@@ -19,6 +19,11 @@ from fedsweep.common.imports import without_collections
 Handler = Callable[[int, FrameType | None], object]
 
 
+def silent_console() -> Console:
+    """Return a console that prints nothing. In a notebook, it also adds no empty outputs to the cell."""
+    return Console(quiet=True, force_jupyter=False)
+
+
 @contextlib.contextmanager
 def waiting(console: Console, step: str, always: bool = False) -> Iterator[None]:
     """Show what the command is waiting for, for the duration of the block.

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from fedsweep.common.errors import UserError
 from fedsweep.report.arm_statistics import ArmStatistics, summarise
 from fedsweep.report.figures import Figure, write_figures
@@ -22,13 +24,34 @@ class Report:
 
     arms: Sequence[ArmStatistics]
     """The arms, in the order of the table."""
-    renderable: TerminalTable
-    """The table with its findings and its legend, for a `rich` console of any width."""
+    table: AblationTable
+    """The table, whose method `findings` returns the findings as sentences."""
+    trials: Sequence[TrialRecord]
+    """The trials of the sweep, in the order of the plan."""
     figures: tuple[Figure, ...]
     """The figures for which there is data, in the order of the page."""
     folder: Path
     paths: tuple[Path, ...]
     """All files written into `folder`."""
+
+    @property
+    def renderable(self) -> TerminalTable:
+        """The table with its findings and its legend, for a `rich` console of any width."""
+        return TerminalTable(self.table)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The table in full precision, with one row per arm. Accuracies range from 0 to 1."""
+        return data_frame.data_frame(self.table)
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """The metrics of all rounds, with one row per trial and round."""
+        return data_frame.rounds(self.trials)
+
+    def _repr_markdown_(self) -> str:
+        """Return the report in Markdown, which notebooks show."""
+        return self.table.markdown()
 
 
 def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder: Path) -> Report:
@@ -63,7 +86,7 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
         (folder / name).write_bytes(content)
     pictures = (path for figure in figures for path in (figure.png, figure.svg))
     paths = *(folder / name for name in contents), *pictures
-    return Report(table.arms, TerminalTable(table), figures, folder, paths)
+    return Report(table.arms, table, trials, figures, folder, paths)
 
 
 __all__ = ["AblationTable", "ArmStatistics", "Comparison", "Figure", "Report", "summarise", "write_report"]

@@ -18,7 +18,7 @@ from fedsweep.report.table import AblationTable
 from fedsweep.report.tuned_arms import tuned_values
 from fedsweep.report.units_and_labels import IN_DOMAIN, OUT_OF_DOMAIN, settings
 from fedsweep.results.arms import IN_WORDS, arm_label
-from fedsweep.results.records import SYNTHETIC
+from fedsweep.results.records import SYNTHETIC, TrialRecord
 from fedsweep.results.table_columns import BY_MEAN, SEEDS, TARGET
 
 COUNTS = ("n_common", "seeds_of_verdict", "seeds_needed", "seeds_needed_low", "seeds_needed_high", "last_round")
@@ -51,6 +51,27 @@ def of_records(records: Sequence[Mapping[str, object]]) -> pd.DataFrame:
     found = pd.DataFrame(records)
     counts = [f"{prefix}{name}" for prefix in ("", *PREFIXES.values()) for name in COUNTS]
     return found.astype({name: "Int64" for name in counts if name in found})
+
+
+def rounds(trials: Sequence[TrialRecord]) -> pd.DataFrame:
+    """Return a data frame with one row per trial and round.
+
+    The columns are the hyperparameters of the arm, the seed, the outcome of the trial (missing while it runs), the
+    round, and the metrics.
+    """
+    return pd.DataFrame(
+        [
+            {
+                **{name: _cell(value) for name, value in trial.plan.arm.items()},
+                "seed": trial.plan.seed,
+                "outcome": trial.outcome.outcome if trial.outcome else None,
+                "round": record.round,
+                **record.metrics,
+            }
+            for trial in trials
+            for record in trial.history
+        ]
+    )
 
 
 def csv(table: AblationTable) -> str:

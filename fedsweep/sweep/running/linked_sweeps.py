@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from fedsweep.common.errors import UserError
-from fedsweep.common.progress import loading, waiting
+from fedsweep.common.progress import loading, silent_console, waiting
 from fedsweep.common.signals import ending_signals_interrupt
 from fedsweep.results import SweepManifest, SweepStore
 from fedsweep.results.arms import arm_label
@@ -52,7 +52,7 @@ def linked_sweeps(
     Raises:
         UserError: As for `tune`; or the ranges of `tune_each` have too few different values.
     """
-    console = console or Console(quiet=True)
+    console = console or silent_console()
     started = dict(options.linked)
     if not started:
         with loading(console, "PyTorch", "fedsweep.sweep.plan.plan"):

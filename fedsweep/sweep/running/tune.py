@@ -17,7 +17,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.files import write_atomically
 from fedsweep.common.imports import without_collections
 from fedsweep.common.paths import find
-from fedsweep.common.progress import loading, waiting
+from fedsweep.common.progress import loading, silent_console, waiting
 from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.results import Store, SweepStore
 from fedsweep.results.tuned_arms import STAGE, StageName, stage_of, sweep_name
@@ -145,7 +145,7 @@ def tune(
     from fedsweep.common.signals import ending_signals_interrupt
     from fedsweep.sweep.cluster.ray_session import OwnRay
 
-    console = console or Console(quiet=True)
+    console = console or silent_console()
     if options.is_linked:
         from fedsweep.sweep.running.linked_sweeps import linked_sweeps
 
