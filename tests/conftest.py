@@ -31,6 +31,7 @@ QUICK = (
     "tests/results/test_history.py",
     "tests/results/test_lease.py",
     "tests/results/test_pareto.py",
+    "tests/sweep/cluster/test_image.py",
     "tests/sweep/cluster/test_recipes.py",
     "tests/sweep/pruning/test_arm_rules.py",
     "tests/sweep/pruning/test_arm_state.py",
@@ -38,6 +39,8 @@ QUICK = (
     "tests/sweep/space/test_axes.py",
     "tests/sweep/space/test_conditions.py",
     "tests/test_layers.py",
+    "tests/test_prose.py",
+    "tests/test_repository.py",
     "tests/tracking/test_sweep_description.py",
 )
 """Folders and modules whose tests need no torch: `pytest -m quick`."""

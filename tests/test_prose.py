@@ -10,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PYTHON = sorted(path for room in ("fedsweep", "scripts", "benchmarks", "tests") for path in (ROOT / room).rglob("*.py"))
-MARKDOWN = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
+MARKDOWN = sorted(
+    [*ROOT.glob("*.md"), *(path for room in (".github", "docs", "benchmarks") for path in (ROOT / room).rglob("*.md"))]
+)
 # Words that open a clause in place of a noun or a verb.
 CLAUSES = {"what", "whether", "of", "those", "that", "as", "by", "with", "from", "where", "which", "how", "who", "when"}
 # Words that are not verbs; a function's docstring opens with an imperative verb.

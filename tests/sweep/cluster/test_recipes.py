@@ -70,7 +70,8 @@ def parsed(command: str) -> dict[str, Any]:
 def test_every_recipe_is_checked_and_named_by_the_page():
     page = (ROOT / "docs" / "cluster.md").read_text()
     names = sorted(path.name for path in DEPLOY.iterdir())
-    assert names == ["kuberay_cluster.yaml", "kuberay_job.yaml", "kuberay_storage.yaml", "ray_cluster.yaml", "slurm.sh"]
+    kuberay = ["kuberay_cluster.yaml", "kuberay_job.yaml", "kuberay_storage.yaml"]
+    assert names == ["Dockerfile", *kuberay, "ray_cluster.yaml", "slurm.sh"]
     assert all(f"deploy/{name}" in page for name in names)
 
 
