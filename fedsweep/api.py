@@ -60,6 +60,7 @@ class RunResult:
     """The result of one federated run."""
 
     config: RunConfig
+    """The configuration of the run."""
     history: tuple[RoundRecord, ...]
     """One record per round, from round 0, which evaluates the untuned model."""
     trial: TrialStore

@@ -1,4 +1,4 @@
-"""Write the pages in docs/reference/ from the code: all commands with their options, and all hyperparameters.
+"""Write the pages in docs/reference/ from the code: commands, hyperparameters, search spaces and so on.
 
 Also write fedsweep/cli/configurations.json, which contains JSON schemas of the configurations, and the JSON schemas for
 editors in schemas/.
@@ -21,7 +21,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
+import file_reference
 import json_schemas
+import python_reference
 from fedsweep.cli import app, early_check, json_output
 from fedsweep.common.config import Config
 from fedsweep.federation.rounds import ROUND_METRICS
@@ -48,6 +50,8 @@ def pages() -> dict[str, str]:
         "cli.md": _wrapped(command_line()),
         "hyperparameters.md": _wrapped(hyperparameters()),
         "json.md": _wrapped(json_documents()),
+        "python.md": _wrapped(f"# Python\n\n{GENERATED}\n\n{python_reference.page()}"),
+        "search_spaces.md": _wrapped(files()),
     }
 
 
@@ -92,7 +96,9 @@ def _nested(record: type[Config]) -> set[type[Config]]:
 def _wrapped(page: str) -> str:
     """Wrap paragraphs that are longer than 120 characters. Tables stay as they are; code blocks have shorter lines."""
     lines = (
-        textwrap.fill(line, 118, break_long_words=False, break_on_hyphens=False)
+        textwrap.fill(
+            line, 118, subsequent_indent="  " * line.startswith("- "), break_long_words=False, break_on_hyphens=False
+        )
         if len(line) > 120 and line[0] != "|"
         else line
         for line in page.splitlines()
@@ -200,6 +206,14 @@ def json_documents() -> str:
         rows = [[f"`{name}`", about] for name, about in fields.items()]
         lines += [f"## {title}", "", *_table(["field", "content"], rows), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def files() -> str:
+    """Return the page about the shipped search spaces, experiments and pre-trainings."""
+    lines = ["# Search spaces and experiments", "", GENERATED]
+    for one in file_reference.lines():
+        lines += ["", *([one] if isinstance(one, str) else _table(one[0], one[1:]))]
+    return "\n".join(lines) + "\n"
 
 
 def _section(part: str, record: type[Config], form: str = "") -> list[str]:

@@ -1,5 +1,6 @@
 """The documentation, whose commands, reference and links must agree with the code."""
 
+import inspect
 import re
 import shlex
 from collections.abc import Collection
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import typer
 
+import fedsweep
 from fedsweep import cli
 from fedsweep.cli.early_check import SCHEMAS
 from fedsweep.cli.init import files, of_images
@@ -97,7 +99,7 @@ def check(command: str) -> None:
             find("search_spaces", given["space"])
             base = plan(given["space"]).base
             check_columns(listed(given["columns"] or ""), base.metrics(), "accuracy/mean", "--columns")
-            check_format(given["format"], ("terminal", *FILES))
+            check_format(given["format"], ("terminal", "json", *FILES))
         case "compare":
             for side in (given["first"], given["second"]):
                 where, _, arm = side.partition(":")
@@ -193,10 +195,31 @@ def test_the_reference_is_up_to_date(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPTS)
     script = load_script("write_reference")
     pages = script.pages()
-    assert set(pages) == {"cli.md", "hyperparameters.md", "json.md"}
+    assert set(pages) == {"cli.md", "hyperparameters.md", "json.md", "python.md", "search_spaces.md"}
     for name, text in pages.items():
         assert (ROOT / "docs" / "reference" / name).read_text() == text, "run scripts/write_reference.py"
     assert SCHEMAS.read_text() == script.schemas(), "run scripts/write_reference.py"
+
+
+def test_every_function_of_the_python_interface_is_in_the_reference():
+    text = (ROOT / "docs" / "reference" / "python.md").read_text()
+    names = re.findall(r"import (\w+) as", (ROOT / "fedsweep" / "__init__.pyi").read_text())
+    assert len(names) == 4
+    for name in names:
+        assert f"\n## {name}\n" in text
+        for argument in inspect.signature(getattr(fedsweep, name)).parameters:
+            assert f"- `{argument}`: " in text, argument
+
+
+def test_every_search_space_is_in_the_reference():
+    text = (ROOT / "docs" / "reference" / "search_spaces.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| (\d+|sampled) \| (.+) \| `\w+` \|$", text, re.MULTILINE)
+    names = [path.stem for path in YAMLS if "search_spaces" in path.parts]
+    assert sorted(name for name, _, _ in rows) == sorted(names)
+    assert {*rows} >= {("lora_rank", "4", "at most 32"), ("accuracy_per_megabyte", "sampled", "16")}
+    for space in ("ablations/fedag_components", "ablations/robustness", "papers/fedra/table1_digits"):
+        resolved = plan(space)
+        assert (space.rpartition("/")[2], str(len(resolved.arms)), str(resolved.num_trials)) in rows
 
 
 def test_every_hyperparameter_is_in_the_reference():
@@ -258,4 +281,46 @@ def test_a_page_has_no_local_path_and_its_links_work(page):
 
 
 def test_all_pages_are_found():
-    assert len(PAGES) == 42
+    assert len(PAGES) == 48
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page: no punctuation, and a hyphen for each space."""
+    headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_anchors_of_links_exist():
+    found = [
+        (page, link, anchor)
+        for page in PAGES
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", page.read_text())
+        if "://" not in link
+    ]
+    assert len(found) >= 100
+    missing = [
+        f"{page.relative_to(ROOT)}: {link}#{anchor}"
+        for page, link, anchor in found
+        if anchor not in anchors(page.parent / link if link else page)
+    ]
+    assert missing == []
+
+
+def test_the_navigation_of_the_site_lists_each_page_once():
+    sections = load_script("build_site").navigation()
+    assert [title for title, _ in sections] == [
+        "Home", "Tutorial", "How-to guides", "Reference", "Explanation", "Results"
+    ]  # fmt: skip
+    listed = sorted(path for _, paths in sections for path in paths)
+    assert listed == sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
+
+
+def test_the_list_of_pages_for_agents_has_valid_commands():
+    text = load_script("build_site").llms(ROOT / "docs")
+    (shown,) = blocks(text, "sh")
+    verbs = [parse(command)[0] for command in shown.splitlines()]
+    assert verbs == ["tune", "status", "extend", "stop", "report"]
+    assert all(command.endswith(" --format json") for command in shown.splitlines())
+    pages = re.findall(r"^- \[.+\]\((.+\.md)\): \S.+$", text, re.MULTILINE)
+    assert len(pages) == len(list((ROOT / "docs").rglob("*.md")))
+    assert {"reference/json.md", "guides/steering.md"} <= {*re.findall(r"\]\((.+?)\)", text)}

@@ -1,0 +1,99 @@
+"""Build the documentation site from mkdocs.yml and docs/ into the folder site/.
+
+Zensical builds the HTML pages in strict mode. Pages may link to files outside docs/, such as scripts and measurements:
+these files are copied into the site's folder `files/`. Next to each HTML page, the site contains its Markdown text, and
+`llms.txt` lists these texts for coding agents.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+LINK = re.compile(r"(?<=\]\()([^)#\s]+)")
+
+
+def navigation() -> list[tuple[str, list[str]]]:
+    """Return the sections of the site, in order, as pairs of a title and the paths of the pages below docs/."""
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    return [(title, list(_paths(below))) for entry in settings["nav"] for title, below in entry.items()]
+
+
+def _paths(entry: Any) -> Iterator[str]:
+    for one in entry.values() if isinstance(entry, dict) else entry:
+        yield from [one] if isinstance(one, str) else _paths(one)
+
+
+def stage(folder: Path) -> None:
+    """Copy mkdocs.yml, docs/ and all files outside docs/ that pages link to into `folder`, and adapt the links."""
+    shutil.copy(ROOT / "mkdocs.yml", folder)
+    shutil.copytree(DOCS, folder / "docs")
+    waiting = sorted(DOCS.rglob("*.md"))
+    for page in waiting:  # grows while it is read
+        copy = folder / "docs" / _place(page)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+
+        def move(link: re.Match[str], page: Path = page) -> str:
+            target = (page.parent / link[1]).resolve()
+            if "://" in link[1] or not target.is_file():
+                return link[1]
+            if not target.is_relative_to(DOCS) and target not in waiting:
+                waiting.append(target)
+            return os.path.relpath(_place(target), _place(page).parent)
+
+        if page.suffix == ".md":
+            copy.write_text(LINK.sub(move, page.read_text(encoding="utf-8")), encoding="utf-8")
+        else:
+            shutil.copyfile(page, copy)
+
+
+def _place(path: Path) -> Path:
+    """Return the path of a file of the repository in the site, relative to the root of the site."""
+    if path.is_relative_to(DOCS):
+        return path.relative_to(DOCS)
+    return Path("files") / f"{path.relative_to(ROOT)}{'' if path.suffix in ('.md', '.png') else '.txt'}"
+
+
+def llms(docs: Path) -> str:
+    """Return the text of llms.txt: the page for coding agents, and a link to each page with its first sentence."""
+    agents = (docs / "agents.md").read_text(encoding="utf-8")
+    lines = ["# fedsweep", agents.partition("\n")[2]]
+    for title, paths in navigation():
+        lines += [f"## {title}", ""]
+        for path in paths:
+            heading, *others = (docs / path).read_text(encoding="utf-8").split("\n\n")
+            prose = next(one for one in others if re.match(r"\w|\[|`[^`]", one))
+            sentence = re.match(r".+?[.?:](?=\s|$)", " ".join(prose.split()))
+            about = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", sentence[0] if sentence else prose)
+            lines.append(f"- [{heading.removeprefix('# ')}]({path}): {about.removesuffix(':')}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def build(site: Path) -> None:
+    """Build the site into the folder `site`, which is replaced."""
+    with tempfile.TemporaryDirectory() as staged:
+        folder = Path(staged)
+        stage(folder)
+        zensical = Path(sys.executable).with_name("zensical")
+        subprocess.run([zensical, "build", "--strict"], cwd=folder, check=True, env=os.environ | {"NO_COLOR": "1"})
+        for page in (folder / "docs").rglob("*.md"):
+            shutil.copyfile(page, folder / "site" / page.relative_to(folder / "docs"))
+        (folder / "site" / "llms.txt").write_text(llms(folder / "docs"), encoding="utf-8")
+        shutil.rmtree(site, ignore_errors=True)
+        shutil.copytree(folder / "site", site)
+
+
+if __name__ == "__main__":
+    build(ROOT / "site")
