@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fedsweep.types import RoundListener
 
 STORE = "mlruns"
-"""The default results folder, relative to the working directory."""
+"""The default results folder: `mlruns` in the root folder of the project, or else in the working directory."""
 
 
 def load_experiment(name: str, changes: Mapping[str, Json] | None = None) -> RunConfig:
@@ -282,7 +282,8 @@ def load_report(
     found = Store.at(store).find(space, sweep)
     manifest, trials = found.manifest(), found.trials()
     if columns is not None:
-        asked, metrics = tuple(columns), {name for trial in trials for one in trial.history for name in one.metrics}
+        asked = (columns,) if isinstance(columns, str) else tuple(columns)
+        metrics = {name for trial in trials for one in trial.history for name in one.metrics}
         check_columns(asked, sorted(metrics), manifest.metric, "`--columns`", manifest.varied)
         manifest = manifest.model_copy(update={"columns": asked})
     folder = found.folder / "report"

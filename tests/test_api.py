@@ -9,14 +9,13 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
-import ray
 import torch
 
 import fedsweep
 from fedsweep.common.errors import UserError
 from fedsweep.results import Store
 from tests.scripts import SCRIPTS, load_script
-from tests.sweep.helpers import GRID, ROUNDS, SMALL, end_own_ray, play_alone, runs, write_space
+from tests.sweep.helpers import GRID, ROUNDS, SMALL, environment, play_alone, runs, write_space
 from tests.sweep.helpers import fedsweep as command
 
 NOTEBOOKS = sorted((SCRIPTS.parent / "docs" / "notebooks").glob("*.ipynb"))
@@ -83,22 +82,36 @@ def test_a_report_is_a_data_frame(tmp_path, monkeypatch):
         fedsweep.load_report("ranks", columns=["worst_domian"])
 
 
+SWEPT = """
+import json, ray
+import fedsweep
+
+shown = []
+result = fedsweep.tune("ranks", options={"seeds": [0]}, show=shown.append)
+assert shown == [result.report]
+assert not ray.is_initialized()
+print(json.dumps([result.status, dict(result.tally)["finished"], [int(n) for n in result.report.frame["n"]]]))
+"""
+"""A program that runs a sweep."""
+
+
 @pytest.mark.slow
-def test_a_sweep_ends_with_its_report_and_with_mlflow_closed(tmp_path, monkeypatch, capfd):
-    end_own_ray()
+def test_a_sweep_ends_with_its_report_and_with_mlflow_closed(tmp_path):
     write_space(tmp_path, "ranks", GRID)
-    monkeypatch.chdir(tmp_path)
-    shown = []
-    result = fedsweep.tune("ranks", options={"seeds": [0]}, show=shown.append)
-    assert (result.status, dict(result.tally)["finished"]) == (0, 2)
-    assert shown == [result.report]
-    assert list(result.report.frame["n"]) == [1, 1]
-    assert not ray.is_initialized()
+    words = [sys.executable, "-c", SWEPT]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [0, 2, [1, 1]]
     parents, children, _ = runs(tmp_path, "ranks")
     assert [one.info.status for one in (*parents, *children)] == ["FINISHED"] * 3
-    assert capfd.readouterr().out == ""
+
+
+def test_a_mistake_in_a_sweep_is_raised_before_it_starts(tmp_path, monkeypatch):
+    write_space(tmp_path, "ranks", GRID)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"`lora\.rnk`"):
         fedsweep.tune("ranks", {"lora.rnk": 1})
+    assert not (tmp_path / "mlruns").exists()
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -12,10 +12,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import yaml
 from typer import Context
 
-from fedsweep.common.errors import UserError
 from fedsweep.common.paths import Kind, available, data_folder, results_folder, summary
 from fedsweep.common.yaml_values import read_yaml
 
@@ -68,11 +66,11 @@ def joined(words: Iterable[str]) -> list[str]:
 
 
 def _quiet(complete: Callable[[Context, str], Candidates]) -> Callable[[Context, str], Candidates]:
-    """Return a function that completes nothing if a file cannot be read."""
+    """Return a function that completes nothing if it fails, for example because a file cannot be read."""
 
     @wraps(complete)
     def answer(ctx: Context, incomplete: str) -> Candidates:
-        with suppress(UserError, OSError, ValueError, yaml.YAMLError):
+        with suppress(Exception):  # a traceback would cover the command that is being typed
             return complete(ctx, incomplete)
         return []
 

@@ -52,16 +52,23 @@ def detach(words: list[str], store: str, as_json: bool = False) -> None:
             while child.poll() is None and not id_file.exists():
                 time.sleep(LOOK_SECONDS)
         if not id_file.exists():
-            sys.stderr.write(log.read_text(errors="replace"))
+            said = log.read_text(errors="replace").splitlines(keepends=True)
             log.unlink()
+            if as_json:  # the last line is the document about the error
+                sys.stdout.write("".join(said[-1:]))
+            sys.stderr.write("".join(said[:-1] if as_json else said))
             raise SystemExit(child.returncode)
         sweep = home.find(id_file.read_text().strip())
     except KeyboardInterrupt:
         child.terminate()
+        log.unlink(missing_ok=True)
         raise
     finally:
         id_file.unlink(missing_ok=True)
-    place = sweep.folder / LOG
+    place, number = sweep.folder / LOG, 1
+    while place.exists():  # of an earlier session
+        number += 1
+        place = sweep.folder / f"output-{number}.log"
     os.replace(log, place)
     space = sweep.manifest().name
     if as_json:

@@ -219,7 +219,10 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
             if session.lost
             else f"Stopped with {finished}."
         )
-        console.print(f"{cause} To continue, run the same command with --resume.")
+        again = "the same command with --resume"
+        if session.sweep.manifest().seeds_or_arms_changed:  # the same command would undo the changes
+            again = f"`fedsweep tune {name}@{result.folder.name} --resume`"
+        console.print(f"{cause} To continue, run {again}.")
     elif tally["failed"]:
         failed = "1 trial" if tally["failed"] == 1 else f"{tally['failed']} trials"
         console.print(f"{failed} failed; see the tracebacks in MLflow and in {folder}.")

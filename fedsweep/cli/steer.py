@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -37,7 +38,7 @@ def stop(sweep: SweepArgument, format: FormatOption = "terminal", store: StoreOp
     name = f"{found.manifest().name}@{found.folder.name}"
     if not is_running(found):
         raise UserError(f"no process is running sweep {name}.")
-    requests = Requests(found)
+    requests, before = Requests(found), len(found.manifest().changes)
     asked = requests.ask(StopRequest())
     try:
         with awaiting("Waiting until the sweep has stopped", always=True):
@@ -45,9 +46,12 @@ def stop(sweep: SweepArgument, format: FormatOption = "terminal", store: StoreOp
                 time.sleep(LOOK_SECONDS)
     finally:
         requests.withdraw(asked)
-    ended, planned = len(found.ended()), found.manifest().trials
-    of = "" if planned is None else f" of {planned}"
-    said = f"Stopped with {ended}{of} trials ended. To continue, run `fedsweep tune {name} --resume`."
+    ended, manifest = len(found.ended()), found.manifest()
+    of = "" if manifest.trials is None else f" of {manifest.trials}"
+    if any(one.kind == "stopped" for one in manifest.changes[before:]):
+        said = f"Stopped with {ended}{of} trials ended. To continue, run `fedsweep tune {name} --resume`."
+    else:
+        said = f"The sweep has ended by itself, with {ended}{of} trials ended."
     _tell("stop", found, said, format)
 
 
@@ -62,7 +66,7 @@ def extend(
 ) -> None:
     """Add seeds to every arm of a sweep, which may be running.
 
-    Example: `fedsweep extend ablations/brick_lambdas --seeds +5`
+    Example: `fedsweep extend ablations/brick_lambda --seeds +5`
     """
     check_format(format, ("terminal", "json"))
     home = Store.at(store)
@@ -144,14 +148,19 @@ def _change(home: Store, sweep: SweepStore, request: ExtendRequest | DropRequest
     from fedsweep.sweep.running.steering import change_at_rest, changed_plan
 
     changed_plan(plan, request)  # raises an error before anything is asked
-    if is_running(sweep) and _granted(sweep, request):
-        return sweep.manifest().changes[-1].sentence
-    said = change_at_rest(request, home, sweep)
-    return f"{said} To run its trials, use `fedsweep tune {plan.name}@{sweep.folder.name} --resume`."
+    if is_running(sweep) and (said := _granted(sweep, request)):
+        return said
+    said, name = change_at_rest(request, home, sweep), f"{plan.name}@{sweep.folder.name}"
+    left = f"To run its trials, use `fedsweep tune {name} --resume`."
+    return f"{said} {left if sweep.any_left() else f'To update its report, use `fedsweep report {name}`.'}"
 
 
-def _granted(sweep: SweepStore, request: Request) -> bool:
-    """Ask the process that runs a sweep for a change, and return whether it has made the change before it ended."""
+def _granted(sweep: SweepStore, request: Request) -> str:
+    """Ask the process that runs a sweep for a change, and return its answer, or "" if it has ended without an answer.
+
+    Raises:
+        UserError: The process has refused the change.
+    """
     requests = Requests(sweep)
     name = requests.ask(request)
     try:
@@ -161,9 +170,12 @@ def _granted(sweep: SweepStore, request: Request) -> bool:
                 if (answer := requests.answered(name)) is not None:
                     if answer.error is not None:
                         raise UserError(answer.error)
-                    return True
+                    return answer.sentence
                 if not running:
-                    return False
+                    return ""
                 time.sleep(LOOK_SECONDS)
+    except KeyboardInterrupt:
+        print("The change may still be made; `fedsweep status` lists the changes.", file=sys.stderr)
+        raise
     finally:
         requests.withdraw(name)

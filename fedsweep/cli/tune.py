@@ -172,7 +172,7 @@ def tune(
     )
     if detached and id_file is not None:
         raise UserError("`--detach` prints the id of the sweep and cannot be combined with `--id-file`.")
-    if detached and not dry_run:
+    if detached and not dry_run and not options.request.counted:
         check_space(options.request)
         detach([one for one in sys.argv[1:] if one != "--detach"], store, format == "json")
         return

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from rich.console import Console
@@ -83,6 +84,7 @@ def _described(sweep: SweepStore) -> dict[str, Any]:
         "objective": manifest.metric,
         "rounds": manifest.rounds,
         "trials": {"ended": len(trials) - len(begun), "begun": len(begun), "planned": manifest.trials},
+        "parallel": driver.parallel if driver else None,
         "seconds_left": _seconds_left(manifest, trials, driver) if going else None,
         "changes": [one.sentence for one in manifest.changes],
         "trials_begun": [
@@ -138,7 +140,8 @@ def _show(console: Console, one: dict[str, Any]) -> None:
         console.print(f"{name}: not running{hint}", soft_wrap=True)
     of = "" if planned is None else f" of {planned}"
     left = "" if one["seconds_left"] is None else f"; about {duration(one['seconds_left'])} left"
-    word = "running" if one["running"] else "unfinished"
+    parallel = one["parallel"] or 0  # 0: unknown, for example while the sweep starts
+    word = "running" if begun <= parallel else "unfinished"  # trials of an earlier session may wait
     console.print(f"{ended}{of} trials have ended, {begun} {'are' if begun != 1 else 'is'} {word}{left}")
     for sentence in one["changes"]:
         console.print(sentence, soft_wrap=True)
@@ -199,30 +202,26 @@ def _follow(sweep: SweepStore) -> None:
     """Show the live table of a sweep until no process runs it."""
     from fedsweep.sweep.running.display import LiveTable
 
-    manifest, driver = sweep.manifest(), driver_of(sweep)
-    trials = sweep.trials()
-    total = manifest.trials if manifest.trials is not None else len(trials)
+    manifest, driver, trials = sweep.manifest(), driver_of(sweep), sweep.trials()
     done = [one for one in trials if one.outcome is not None]
     parallel = driver.parallel if driver is not None else 1
-    table = LiveTable(progress_console(), manifest.metric, manifest.rounds, total, done, parallel)
+    table = LiveTable(progress_console(), manifest.metric, manifest.rounds, _total(manifest, trials), done, parallel)
     with table.live:
-        seen = {one.plan.key: len(one.history) for one in done}
-        for key in _news(sweep, seen):
-            table.update(sweep.trial(key).read())
-            table.notes = lambda: [one.sentence for one in sweep.manifest().changes]
+        while True:
+            going = is_running(sweep)
+            manifest, trials = sweep.manifest(), sweep.trials()
+            table.total = _total(manifest, trials)
+            for key in table.trials.keys() - {one.plan.key for one in trials}:
+                table.forget(key)  # its arm was dropped
+            for trial in trials:
+                known = table.trials.get(trial.plan.key)
+                if known is None or len(known.history) != len(trial.history) or known.outcome != trial.outcome:
+                    table.update(trial)
+            table.notes = partial(list, [one.sentence for one in manifest.changes])
+            if not going:
+                return
+            time.sleep(REFRESH_SECONDS)
 
 
-def _news(sweep: SweepStore, seen: dict[str, int]) -> Iterator[str]:
-    """Yield the key of each trial that has new rounds or has ended, until no process runs the sweep."""
-    ended = set(seen)
-    while True:
-        going = is_running(sweep)
-        for trial in sweep.trials():
-            key, count = trial.plan.key, len(trial.history)
-            if seen.get(key) != count or (trial.outcome is not None and key not in ended):
-                seen[key] = count
-                ended |= {key} if trial.outcome is not None else set()
-                yield key
-        if not going:
-            return
-        time.sleep(REFRESH_SECONDS)
+def _total(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> int:
+    return len(trials) if manifest.trials is None else manifest.trials

@@ -246,7 +246,8 @@ class SweepStore:
             try:
                 trials.append(TrialStore(folder).read())
             except UserError as error:
-                damaged[folder.name] = str(error)
+                if folder.exists():  # otherwise, its arm has just been dropped
+                    damaged[folder.name] = str(error)
         if damaged:
             raise UserError(self._repair(damaged))
         return sorted(trials, key=lambda trial: trial.plan.number)

@@ -172,6 +172,8 @@ class TrialPlan(StoredRecord):
         return arm_label(self.arm)
 
 
+DROPPED = "its arm was dropped"
+"""The reason of a trial that no longer belongs to its sweep. It stands only in MLflow."""
 NOT_NEEDED = "its comparison was decided without this seed"
 """The reason of a trial whose seed does not count, in a sweep that gives arms further seeds until they are decided."""
 
@@ -186,8 +188,8 @@ class Outcome(StoredRecord):
 
     @property
     def counts(self) -> bool:
-        """False if tables and decisions leave out the trial, because its comparison was decided without this seed."""
-        return self.reason != NOT_NEEDED
+        """False if tables and decisions leave out the trial, because its seed was not needed or its arm was dropped."""
+        return self.reason not in (NOT_NEEDED, DROPPED)
 
 
 class Attempt(StoredRecord):

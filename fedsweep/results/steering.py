@@ -7,6 +7,7 @@ between the processes is needed, so the command can also run on another machine 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import platform
@@ -56,6 +57,7 @@ class Answer(StoredRecord):
     """The answer of the driver to a request."""
 
     error: str | None = Field(None, description="why the request was refused; null if it was granted")
+    sentence: str = Field("", description="the change that was made, in words")
 
 
 class Driver(Config):
@@ -84,14 +86,20 @@ def is_running(sweep: SweepStore) -> bool:
                 pass
     except LockedError:
         return True
-    except OSError:  # a folder that cannot be written
-        pass
+    except OSError:  # the folder belongs to somebody else, so its lock cannot be tried
+        return (sweep.folder / DRIVER).exists()
     return False
 
 
-def write_driver(sweep: SweepStore, driver: Driver) -> None:
-    """Write the description of the process that runs the sweep into the sweep's folder."""
-    write_record(sweep.folder / DRIVER, driver)
+@contextlib.contextmanager
+def driving(sweep: SweepStore, parallel: int) -> Iterator[None]:
+    """Keep the description of this process in the sweep's folder, and the folder of requests ready, for the block."""
+    write_record(sweep.folder / DRIVER, Driver.here(parallel))
+    (sweep.folder / REQUESTS).mkdir(exist_ok=True)  # it belongs to the driver, so that the driver can answer
+    try:
+        yield
+    finally:
+        (sweep.folder / DRIVER).unlink(missing_ok=True)
 
 
 def driver_of(sweep: SweepStore) -> Driver | None:
@@ -110,9 +118,12 @@ class Requests:
         self._folder = sweep.folder / REQUESTS
 
     def ask(self, request: Request) -> str:
-        """Write a request, and return its name."""
+        """Write a request, and return its name; raise UserError if the folder cannot be written."""
         name = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S-%f}-{secrets.token_hex(2)}"
-        write_record(self._folder / f"{name}.json", request)
+        try:
+            write_record(self._folder / f"{name}.json", request)
+        except OSError as error:
+            raise UserError(f"{self._folder} cannot be written: {error.strerror or error}.") from None
         return name
 
     def waiting(self) -> Iterator[tuple[str, Request]]:
@@ -129,16 +140,17 @@ class Requests:
                 continue
             try:
                 request = _REQUEST.validate_json((self._folder / f"{name}.json").read_bytes())
-            except FileNotFoundError:  # it has just been withdrawn
+            except OSError:  # it has just been withdrawn, or is not readable
                 continue
             except ValidationError:
                 self.answer(name, "the request was written by another version of fedsweep.")
                 continue
             yield name, request
 
-    def answer(self, name: str, error: str | None = None) -> None:
-        """Answer a request, which is granted unless there is an error."""
-        write_record(self._answer(name), Answer(error=error))
+    def answer(self, name: str, error: str | None = None, sentence: str = "") -> None:
+        """Answer a request, unless it was withdrawn. It is granted unless there is an error."""
+        if (self._folder / f"{name}.json").exists():
+            write_record(self._answer(name), Answer(error=error, sentence=sentence))
 
     def answered(self, name: str) -> Answer | None:
         """Return the answer to a request and remove both, or return None if there is no answer yet."""

@@ -70,6 +70,10 @@ class Runs:
             self._opened.clear()
         run = self.client.get_run(self._open_parent())
         run_id = run.info.run_id
+        described = description_tags(sweep)
+        if DESCRIBED in run.data.tags and any(run.data.tags.get(name) != value for name, value in described.items()):
+            self.client.log_artifact(run_id, str(folder / "sweep.json"))  # the sweep was changed after it had started
+            self._send(run_id, [], {}, described)
         space = folder / "search_space.yaml"
         self._question = summary(space) if space.exists() else ""
         if DESCRIBED not in run.data.tags:

@@ -7,14 +7,13 @@ from fedsweep.results import SweepStore
 from fedsweep.results.records import Change
 from fedsweep.results.steering import (
     REQUESTS,
-    Driver,
     DropRequest,
     ExtendRequest,
     Requests,
     StopRequest,
     driver_of,
+    driving,
     is_running,
-    write_driver,
 )
 
 
@@ -49,8 +48,9 @@ def test_a_process_runs_a_sweep_as_long_as_it_holds_the_lock(tmp_path):
     with locked(tmp_path / ".lock", "taken"):
         assert is_running(sweep)
         assert driver_of(sweep) is None
-        write_driver(sweep, Driver.here(parallel=2))
-        assert (driver_of(sweep).pid, driver_of(sweep).parallel) == (os.getpid(), 2)
+        with driving(sweep, parallel=2):
+            assert (driver_of(sweep).pid, driver_of(sweep).parallel) == (os.getpid(), 2)
+        assert driver_of(sweep) is None
     assert not is_running(sweep)
     assert driver_of(sweep) is None
 

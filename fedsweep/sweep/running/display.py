@@ -76,7 +76,11 @@ class LiveTable:
         whole = self.total * self.rounds
         self.progress.update(self.task, total=whole, completed=self._played, description=self._counted())
 
-    def _count(self, before: TrialRecord | None, after: TrialRecord) -> None:
+    def forget(self, key: str) -> None:
+        """Leave out a trial that no longer belongs to the sweep."""
+        self._count(self.trials.pop(key), None)
+
+    def _count(self, before: TrialRecord | None, after: TrialRecord | None) -> None:
         """Update the counts for a trial that has changed, instead of counting all trials of a large sweep again."""
         for trial, sign in ((before, -1), (after, 1)):
             if trial is not None:

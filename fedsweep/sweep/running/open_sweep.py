@@ -14,6 +14,7 @@ from fedsweep.common.files import locked
 from fedsweep.results import Outcome, Store, SweepManifest, SweepStore, TrialRecord
 from fedsweep.results.folders import is_hidden
 from fedsweep.results.remote.mirror import SCRATCH
+from fedsweep.results.steering import DRIVER
 from fedsweep.sweep.cluster.cluster import HERE, Cluster, processor
 from fedsweep.sweep.cluster.node_requirements import Arrival
 from fedsweep.sweep.plan import warm_start
@@ -161,6 +162,7 @@ def exclusively(sweep: SweepStore) -> Iterator[None]:
     busy = f"{name} is being run by another process; wait until that process ends, or stop it."
     with locked(sweep.folder / ".lock", busy), sweep.remote.exclusively(name):
         sweep.remote.pull(discard=True)
+        (sweep.folder / DRIVER).unlink(missing_ok=True)  # of a process that was killed
         try:
             yield
         finally:

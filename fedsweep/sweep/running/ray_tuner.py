@@ -23,7 +23,7 @@ from fedsweep.common.progress import waiting
 from fedsweep.results import SweepStore, TrialPlan, TrialRecord
 from fedsweep.results.records import TAKEN_FROM
 from fedsweep.results.remote.mirror import SCRATCH
-from fedsweep.results.steering import Driver, write_driver
+from fedsweep.results.steering import driving
 from fedsweep.sweep.cluster.cluster import concurrency, most_on_a_gpu
 from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.plan import warm_start
@@ -38,7 +38,7 @@ from fedsweep.sweep.running.display import LiveTable
 from fedsweep.sweep.running.lost_workers import as_lost_workers
 from fedsweep.sweep.running.open_sweep import Prepared, clear_leftovers, mark_finished
 from fedsweep.sweep.running.recording import Recording, WriteGuard
-from fedsweep.sweep.running.steering import Steering, set_aside
+from fedsweep.sweep.running.steering import Steering, as_dropped, set_aside
 from fedsweep.sweep.running.time_estimate import side_by_side
 from fedsweep.sweep.running.trainable import train
 from fedsweep.sweep.running.watched import RayLostError, Watch, run_watched
@@ -83,18 +83,20 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
     If another process asks for a change, such as further seeds, the change is applied and the session continues.
     """
     recorder = Recorder(ready.store, ready.plan.name, ready.destination)
-    while True:
-        steering = Steering(ready.plan, sweep)
-        outcome = _run(ready, sweep, console, recorder, steering)
-        if outcome.stopped:
-            steering.record_stop()
-            return outcome
-        steering.look()
-        if not steering.paused:
-            return outcome
-        for sentence in steering.apply():
-            console.print(sentence, soft_wrap=True)
-        ready = replace(ready, plan=steering.plan)
+    with driving(sweep, side_by_side(ready.plan, ready.cluster)):
+        while True:
+            steering = Steering(ready.plan, sweep)
+            outcome = _run(ready, sweep, console, recorder, steering)
+            if outcome.stopped or steering.interrupted:
+                if steering.record_stop():
+                    recorder.open_sweep(sweep.manifest(), sweep.folder)
+                return outcome
+            steering.look()
+            if not steering.paused:
+                return outcome
+            for sentence in steering.apply():
+                console.print(sentence, soft_wrap=True)
+            ready = replace(ready, plan=steering.plan)
 
 
 def _run(
@@ -114,6 +116,8 @@ def _run(
     writes = WriteGuard()
     with waiting(console, "Looking for MLflow's runs and earlier trials"):
         recorder.open_sweep(sweep.manifest(), sweep.folder)
+        for dropped in sweep.dropped().values():
+            recorder.sync(as_dropped(dropped.read()))
         sweep.remote.push()
         reuse = Reuse(ready.store, sweep, compared_rounds(scheduler, rounds))
         planned = None if plan.sampled else [reuse.give(one, together=together) for one in plan.grid()]
@@ -123,7 +127,6 @@ def _run(
     known_plans = {one.key: one for one in (*(planned or ()), *(trial.plan for trial in done))}
     for note in _notes(ready, sum(TAKEN_FROM in one.marks for one in known_plans.values()), parallel):
         console.print(note)
-    write_driver(sweep, Driver.here(parallel))
     display = LiveTable(console, plan.space.goal.metric, rounds, plan.num_trials, done, parallel)
     packing = Packing(
         plan.space.resources.gpus,
@@ -149,6 +152,7 @@ def _run(
         lost = _run_trials(ready, recording, planned, trials)
     trials = [recording.shown(trial.plan.key) for trial in sweep.trials()]
     interrupted = _any_left(plan, recording, trials)
+    steering.interrupted = recording.stop.asked
     changing = steering.paused and not recording.stop.asked and not lost
     for trial in trials:
         if trial.outcome is None and not changing:

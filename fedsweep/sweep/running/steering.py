@@ -5,14 +5,16 @@ A changed sweep continues as if it had been planned so from the start. This modu
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Mapping
+from dataclasses import replace
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.yaml_values import Json
-from fedsweep.results import Store, SweepManifest, SweepStore
+from fedsweep.results import Outcome, Store, SweepManifest, SweepStore, TrialRecord
 from fedsweep.results.arms import arm_label, identity
-from fedsweep.results.records import Change
+from fedsweep.results.records import DROPPED, Change
 from fedsweep.results.steering import DropRequest, ExtendRequest, Request, Requests, StopRequest
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running.open_sweep import exclusively, resumed_sweep
@@ -27,6 +29,8 @@ class Steering:
 
     def __init__(self, plan: Plan, sweep: SweepStore) -> None:
         self.plan, self.stop_asked = plan, False
+        self.interrupted = False
+        """True if the session was stopped, by Ctrl-C or by another process."""
         self._sweep, self._requests = sweep, Requests(sweep)
         self._granted: dict[str, tuple[Request, Plan]] = {}
         self._stops: list[str] = []
@@ -37,7 +41,16 @@ class Steering:
         return bool(self._granted)
 
     def look(self) -> bool:
-        """Look for new requests, refuse those that are invalid, and return whether the sweep must stop."""
+        """Look for new requests, refuse those that are invalid, and return whether the sweep must stop.
+
+        If the folder of requests cannot be read or written, the sweep goes on.
+        """
+        with contextlib.suppress(OSError):
+            self._look()
+        self.stop_asked |= bool(self._stops)
+        return self.stop_asked
+
+    def _look(self) -> None:
         for name, request in self._requests.waiting():
             if isinstance(request, StopRequest):
                 self._stops += [name] * (name not in self._stops)
@@ -48,24 +61,23 @@ class Steering:
                     self._requests.answer(name, str(error) if isinstance(error, UserError) else one_line(error))
                 else:
                     self._granted[name] = request, self.plan
-        self.stop_asked |= bool(self._stops)
-        return self.stop_asked
 
     def apply(self) -> list[str]:
         """Apply the granted changes, and return a sentence about each of them."""
         sentences = []
         for name, (request, plan) in self._granted.items():
             sentences.append(apply(request, plan, self._sweep))
-            self._requests.answer(name)
+            self._requests.answer(name, sentence=sentences[-1])
         self._granted = {}
         return sentences
 
-    def record_stop(self) -> None:
-        """Record that another process has stopped the sweep, and answer its requests."""
+    def record_stop(self) -> bool:
+        """Record that another process has stopped the sweep, answer it, and return whether this is so."""
         if self._stops:
-            _record(self._sweep, {}, kind="stopped")
-        for name in self._stops:
-            self._requests.answer(name)
+            change = _record(self._sweep, {}, kind="stopped")
+            for name in self._stops:
+                self._requests.answer(name, sentence=change.sentence)
+        return bool(self._stops)
 
 
 def changed_plan(plan: Plan, request: ExtendRequest | DropRequest) -> Plan:
@@ -112,7 +124,7 @@ def _without_arm(plan: Plan, request: DropRequest) -> Mapping[str, Json]:
     if len(left) == len(plan.arms):
         raise UserError(f"the arm {label} does not belong to the sweep, or has been dropped before.")
     if not left:
-        raise UserError(f"the arm {label} is the only one of the sweep; use `fedsweep stop` instead.")
+        raise UserError(f"the arm {label} is the only one of the sweep and cannot be dropped.")
     return {"exclude": [*plan.space.exclude, dict(request.arm)]}
 
 
@@ -139,6 +151,12 @@ def apply(request: Request, plan: Plan, sweep: SweepStore) -> str:
         change = _record(sweep, updated, kind="dropped", arm=request.arm if isinstance(request, DropRequest) else None)
     set_aside(plan, sweep)
     return change.sentence
+
+
+def as_dropped(trial: TrialRecord) -> TrialRecord:
+    """Return a trial that was set aside, with an outcome that tells MLflow that it does not count."""
+    ended = trial.outcome or Outcome(outcome="pruned", round=max(trial.last_round, 0))
+    return replace(trial, outcome=ended.model_copy(update={"reason": DROPPED}))
 
 
 def set_aside(plan: Plan, sweep: SweepStore) -> None:
@@ -172,8 +190,8 @@ def change_at_rest(request: ExtendRequest | DropRequest, store: Store, sweep: Sw
     Raises:
         UserError: A process has begun to run the sweep, or the sweep cannot be changed in this way or not be resumed.
     """
-    plan = plan_of(sweep.manifest())
     with exclusively(sweep):
+        plan = plan_of(sweep.manifest())
         changed = changed_plan(plan, request)
         resumed_sweep(plan, store, sweep)
         return apply(request, changed, sweep)

@@ -203,6 +203,7 @@ def tune_one(
                 sweep = resumed_sweep(ready.plan, ready.store, options.resumed)
                 ready.destination.relocate()  # before the sweep is locked
                 held.enter_context(exclusively(sweep))
+                resumed_sweep(ready.plan, ready.store, sweep)  # another process may have changed it until now
                 if anything_left(ready.plan, sweep):
                     begin()
                     joined.enter_context(ray.session(ready.cluster))

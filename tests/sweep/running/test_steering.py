@@ -8,7 +8,7 @@ import pytest
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.files import locked
-from fedsweep.results import Outcome, Store
+from fedsweep.results import Outcome, Store, TrialStore
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.steering import DropRequest, ExtendRequest, Requests, is_running
 from fedsweep.sweep.plan.plan import Plan
@@ -22,6 +22,7 @@ from tests.sweep.helpers import (
     kill,
     launch,
     newest,
+    runs,
     start,
     wait_for_rounds,
     write_space,
@@ -126,6 +127,35 @@ def test_the_driver_pauses_for_a_valid_request_only(begun):
     assert steering.plan.num_trials == sweep.manifest().trials == 6
 
 
+def test_a_folder_of_requests_that_cannot_be_used_does_not_end_the_sweep(begun):
+    _, sweep = begun
+    steering, requests = Steering(plan_of(sweep.manifest()), sweep), sweep.folder / ".requests"
+    (requests / "20260101.json").mkdir(parents=True)
+    asked = Requests(sweep).ask(DROPPED)
+    assert steering.look() is False
+    assert steering.paused
+    (requests / "20260101.json").rmdir()
+    Requests(sweep).withdraw(asked)
+    requests.rmdir()
+    requests.write_text("")
+    assert steering.look() is False
+    with pytest.raises(UserError, match="cannot be written"):
+        Requests(sweep).ask(DROPPED)
+
+
+def test_a_trial_that_is_dropped_while_it_is_read_is_left_out(begun, monkeypatch):
+    _, sweep = begun
+    read = TrialStore.read
+
+    def dropping(self, *given):
+        if self.folder.exists() and read(self).plan.arm == DROPPED.arm:
+            sweep.set_aside(self.folder.name)
+        return read(self, *given)
+
+    monkeypatch.setattr(TrialStore, "read", dropping)
+    assert {trial.plan.arm["lora.rank"] for trial in sweep.trials()} == {4, 8}
+
+
 def test_a_defect_in_a_change_does_not_end_the_sweep(begun, monkeypatch):
     _, sweep = begun
     steering = Steering(plan_of(sweep.manifest()), sweep)
@@ -171,7 +201,7 @@ def test_status_tells_what_runs_and_what_was_changed(begun, tmp_path):
     assert f"use `fedsweep tune ranks@{sweep.folder.name} --resume`" in done.stdout
     with locked(sweep.folder / ".lock", "taken"):
         shown = fedsweep(tmp_path, "status").stdout
-    assert f"ranks@{sweep.folder.name}: running\n3 of 9 trials have ended, 3 are running\n" in shown
+    assert f"ranks@{sweep.folder.name}: running\n3 of 9 trials have ended, 3 are unfinished\n" in shown
     assert "The sweep was extended by the seed 2" in shown
     said = json.loads(fedsweep(tmp_path, "drop", "ranks", "lora.rank=8", "--format", "json").stdout)
     assert (said["command"], said["id"], said["running"]) == ("drop", sweep.folder.name, False)
@@ -209,6 +239,13 @@ def test_a_sweep_that_is_changed_while_it_runs_and_killed_equals_the_planned_one
         (trial.plan.key, trial.plan.number) for trial in other.trials()
     ]
     assert "Changed by hand" in (one.folder / "report" / "table.md").read_text()
+    (parent,), children, _ = runs(tmp_path, "changed")
+    assert parent.data.tags["fedsweep.seeds"] == "0, 1, 2"
+    assert "lora.rank=1 was dropped" in parent.data.tags["fedsweep.changes"]
+    assert {child.info.status for child in children} <= {"FINISHED", "KILLED"}
+    dropped = [child for child in children if child.data.tags.get("arm") == "not counted"]
+    assert {child.data.params["lora.rank"] for child in dropped} == {"1"}
+    assert len(children) == len(dropped) + 6
 
 
 @pytest.mark.slow
