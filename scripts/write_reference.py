@@ -25,6 +25,7 @@ import file_reference
 import json_schemas
 import python_reference
 from fedsweep.cli import app, early_check, json_output
+from fedsweep.common import plugins
 from fedsweep.common.config import Config
 from fedsweep.federation.rounds import ROUND_METRICS
 from fedsweep.federation.run_config import RunConfig
@@ -316,6 +317,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with code 1 if a page is out of date")
     check = parser.parse_args().check
+    if others := ", ".join(plugins.versions()):
+        raise SystemExit(f"uninstall these packages first, so that the reference does not contain them: {others}")
     files = {FOLDER / name: text for name, text in pages().items()} | {early_check.SCHEMAS: schemas()}
     files |= {json_schemas.FOLDER / name: text for name, text in json_schemas.documents().items()}
     stale = {path: text for path, text in files.items() if not _same(path, text)}

@@ -1,6 +1,7 @@
 """Hooks and fixtures of every test process; the fixtures that need torch are in `tests/fixtures.py`."""
 
 import gc
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -84,6 +85,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if only_quick(config):
         config.pluginmanager.register(QuickCollection())
     elif alone or hasattr(config, "workerinput"):
+        fixtures = importlib.import_module("fedsweep.testing.fixtures")
+        if not config.pluginmanager.is_registered(fixtures):
+            config.pluginmanager.register(fixtures)
         config.pluginmanager.import_plugin("tests.fixtures")
 
 

@@ -13,6 +13,7 @@ from fedsweep.cli import json_output
 from fedsweep.cli.json_output import FormatOption
 from fedsweep.cli.options import DEFAULT_STORE, StoreOption, check_format
 from fedsweep.cli.output import awaiting, relative, result_console
+from fedsweep.common import plugins
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.paths import activation_folder, data_folder
 from fedsweep.results import Store
@@ -71,6 +72,20 @@ def found(name: str, look: Callable[[str], str], store: str) -> Finding:
 def _packages(store: str) -> str:
     versions = [f"{name} {metadata.version(name)}" for name in PACKAGES]
     return f"fedsweep {metadata.version('fedsweep')}, Python {platform.python_version()}, {', '.join(versions)}"
+
+
+def _plugins(store: str) -> str:
+    from fedsweep import methods
+    from fedsweep.data.data_config import data_sources
+    from fedsweep.training.aggregation_rules import aggregation_rules
+    from fedsweep.training.round_metrics import round_metrics
+
+    for imported in (lambda: methods.ALL, data_sources, aggregation_rules, round_metrics):
+        imported()
+    listed = {name: f"{name} {version}" for name, version in plugins.versions().items()}
+    for point in plugins.installed():
+        listed[plugins.package(point)] += f", {point.group.removeprefix('fedsweep.')}: {point.name}"
+    return "; ".join(listed.values()) or "none installed"
 
 
 def _processors(store: str) -> str:
@@ -153,6 +168,7 @@ def _ray(store: str) -> str:
 
 CHECKS: dict[str, Callable[[str], str]] = {
     "packages": _packages,
+    "plug-ins": _plugins,
     "processors": _processors,
     "GPUs": _gpus,
     "shipped data": _shipped,

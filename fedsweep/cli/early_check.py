@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import Field, TypeAdapter, create_model
 
+from fedsweep.common import plugins
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
 from fedsweep.common.rules import domains_fit, known_domains_fit, one_scale
@@ -123,11 +124,14 @@ def metrics(config: RunConfig) -> list[str] | None:
 
 @contextmanager
 def _unless_outdated() -> Iterator[None]:
-    """Ignore UserError if fields were declared or changed after `configurations.json` was written."""
+    """Ignore UserError if fields were declared or changed after `configurations.json` was written.
+
+    Also ignore it if plug-ins are installed, because the file does not contain their names and hyperparameters.
+    """
     try:
         yield
     except UserError:
-        if _stored()["declarations"] == declarations():
+        if _stored()["declarations"] == declarations() and not plugins.installed():
             raise
 
 

@@ -1,28 +1,47 @@
-"""Configuration types for an experiment's data, and the function that loads the data set."""
+"""Configuration types for an experiment's data, and the function that loads the data set.
+
+Other installed packages add data sources with entry points in the group `fedsweep.data`. Their classes inherit from
+`fedsweep.data.prepared.dataset.Data`.
+"""
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache, reduce
+from operator import or_
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from fedsweep.common import plugins
 from fedsweep.data.digits import DigitsData
 from fedsweep.data.groups import check_groups_known
 from fedsweep.data.image_sets import hold_out
 from fedsweep.data.partition import PartitionConfig
 from fedsweep.data.prepared.card import CARD, store_folder
-from fedsweep.data.prepared.dataset import PreparedData
+from fedsweep.data.prepared.dataset import Data, PreparedData
 from fedsweep.data.synthetic.generated import Diffusers, Folder, NoSynthetic
 from fedsweep.data.synthetic.surrogate import Surrogate
 from fedsweep.types import FederatedData
 
-DataConfig = Annotated[DigitsData | PreparedData, Field(discriminator="name")]
+BUILT_IN: tuple[type[Data], ...] = (DigitsData, PreparedData)
+
+
+@cache
+def data_sources() -> tuple[type[Data], ...]:
+    """Return the classes of all data sources: those of fedsweep, and those of other installed packages."""
+    others = plugins.load("data", Data, map(plugins.name_of, BUILT_IN))  # type: ignore[type-abstract]
+    return (*BUILT_IN, *others)
+
+
+if TYPE_CHECKING:
+    DataConfig = Annotated[DigitsData | PreparedData, Field(discriminator="name")]
+else:
+    DataConfig = Annotated[reduce(or_, data_sources()), Field(discriminator="name")]
 SyntheticConfig = Annotated[NoSynthetic | Surrogate | Folder | Diffusers, Field(discriminator="name")]
 VALIDATION_SEED = 0  # constant, so that all runs of a data set have the same validation images
 
 
-def load(config: DigitsData | PreparedData) -> FederatedData:
+def load(config: Data) -> FederatedData:
     """Load the data set that `config` selects.
 
     Each process caches its data sets, so the trials in one process share the images in memory.
@@ -35,7 +54,7 @@ def load(config: DigitsData | PreparedData) -> FederatedData:
 
 
 @lru_cache(maxsize=4)
-def _load(config: DigitsData | PreparedData, _version: tuple[Path, int] | None) -> FederatedData:
+def _load(config: Data, _version: tuple[Path, int] | None) -> FederatedData:
     share = config.validation_fraction
     return config.load() if share == "listed" else with_validation(config.load(), share)
 
@@ -55,4 +74,13 @@ def with_validation(data: FederatedData, fraction: float) -> FederatedData:
     return replace(data, domains=tuple(domains))
 
 
-__all__ = ["DataConfig", "DigitsData", "PartitionConfig", "PreparedData", "SyntheticConfig", "load", "with_validation"]
+__all__ = [
+    "DataConfig",
+    "DigitsData",
+    "PartitionConfig",
+    "PreparedData",
+    "SyntheticConfig",
+    "data_sources",
+    "load",
+    "with_validation",
+]

@@ -30,7 +30,7 @@ from fedsweep.results.checkpoint import Checkpoint
 from fedsweep.results.checkpoint import load as load_checkpoint
 from fedsweep.results.checkpoint import save as save_checkpoint
 from fedsweep.results.history import RoundRecord, over_last_rounds
-from fedsweep.results.records import RIGHT
+from fedsweep.results.records import PLUGINS, RIGHT
 from fedsweep.results.right_images import RightImages
 from fedsweep.results.tsne_files import files
 from fedsweep.training.local_training import CohortTrainer
@@ -54,14 +54,17 @@ def split(config: RunConfig) -> tuple[FederatedData, Split]:
 
 
 def content_digests(config: RunConfig) -> dict[str, str]:
-    """Return two digests, keyed by name.
+    """Return digests of the content of a run, keyed by name.
 
-    `data` identifies the run's images and labels, and `weights` identifies its pre-trained weights.
+    `data` identifies the run's images and labels, and `weights` identifies its pre-trained weights. If the run uses
+    plug-ins, `plugins` names their packages with their versions.
     """
     weights = [config.backbone.fingerprint(), OwnWeights.of_method(config.method).fingerprint()]
     data = load(config.data)
     images = [data.digest, _of_synthetic(config, data)]
-    return {"data": " ".join(filter(None, images)), "weights": " ".join(one for one in weights if one)}
+    used = {PLUGINS: ", ".join(f"{name} {version}" for name, version in config.plugin_versions().items())}
+    content = {"data": " ".join(filter(None, images)), "weights": " ".join(one for one in weights if one)}
+    return content | (used if used[PLUGINS] else {})
 
 
 def _of_synthetic(config: RunConfig, data: FederatedData) -> str:
@@ -70,12 +73,12 @@ def _of_synthetic(config: RunConfig, data: FederatedData) -> str:
 
 
 def check_digests(config: RunConfig, planned: Mapping[str, str]) -> None:
-    """Raise UserError if a run's images or weights have changed since its trial was planned.
+    """Raise UserError if a run's images, weights or plug-ins have changed since its trial was planned.
 
     `planned` is the dict that `content_digests` returned at that time.
     """
     for name, digest in content_digests(config).items():
-        if digest != planned[name]:
+        if digest != planned.get(name):
             raise UserError(f"the {name} of this trial changed after its sweep began; start a new sweep.")
 
 

@@ -4,14 +4,12 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from fedsweep.common.config import Config
 from fedsweep.common.randomness import stream
+from fedsweep.federation.federation_config import FederationConfig
 from fedsweep.methods import FederatedMethod, Server
 from fedsweep.methods.base import Allocations
 from fedsweep.methods.capabilities import (
@@ -28,8 +26,9 @@ from fedsweep.methods.capabilities import (
 from fedsweep.models import LayeredModel, relative_norm
 from fedsweep.results.tsne_files import Embedding
 from fedsweep.training.aggregation import lora_residual
-from fedsweep.training.attacks import Attack, attacked, malicious_clients
+from fedsweep.training.attacks import attacked, malicious_clients
 from fedsweep.training.costs import round_costs
+from fedsweep.training.coverage import GAMMA, GAMMA_STAR, IDLE, coverage
 from fedsweep.training.drift_and_structural_bias import Placed, drift, structural_bias
 from fedsweep.training.evaluation import (
     EvaluationConfig,
@@ -44,42 +43,14 @@ from fedsweep.training.evaluation import (
 )
 from fedsweep.training.local_training import CohortTrainer
 from fedsweep.training.precision import Precision, arithmetic
+from fedsweep.training.round_metrics import MeasuredRound, measure, names_of
 from fedsweep.training.tsne import draw, embed
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, Domain, RoundResult, ServerState
 
-GAMMA, GAMMA_STAR, IDLE = "allocation/gamma", "allocation/gamma_star", "allocation/idle"
 RESIDUAL, NORM = "lora/residual", "lora/relative_norm"
 PROBED = 16
 """Number of test images of each domain on which client drift is measured."""
 ROUND_METRICS = [GAMMA, GAMMA_STAR, IDLE, RESIDUAL, NORM]
-
-
-class FederationConfig(Config):
-    """The number of communication rounds, and options for cohorts, client depths and malicious clients."""
-
-    rounds: int = Field(100, gt=0, description="number of communication rounds")
-    depths: tuple[int, ...] | Literal["dynamic"] = Field(
-        description="L_i, the number of blocks that fit on a client, listed for each client, for each domain, or once "
-        "for all clients; `dynamic` draws the number for each client in each round, from 1 to the depth of the backbone"
-    )
-    clients_per_round: Literal["one_per_domain"] | Annotated[int, Field(gt=0)] | None = Field(
-        None,
-        description="number of clients drawn in each round; `one_per_domain` draws one per domain, `null` takes all",
-    )
-    evaluate_every: int = Field(
-        1,
-        gt=0,
-        description="number of rounds from one evaluation to the next; the untuned model, the last round and the "
-        "rounds at which the scheduler asha, asha_async, arms or pbt compares trials are always evaluated",
-    )
-    malicious_share: float = Field(
-        0.0, ge=0, lt=1, description="share of all clients that are malicious, the same clients in every round"
-    )
-    attack: Attack = Field(
-        "reversed_update",
-        description="attack of the malicious clients: `reversed_update` negates their change of the global model, "
-        "`reversed_weights` negates all their trained values",
-    )
 
 
 @dataclass(frozen=True)
@@ -236,11 +207,29 @@ class Federation:
         """
         if "drift" not in self.evaluation.metrics or not placed:
             return {}
+        return drift(self.model, sent.adapter, state.adapter, updates, placed, self._probed())
+
+    def _probed(self) -> Tensor:
         images = []
         for domain in self.domains:
             chosen = stream(self.seed, "probe", domain.name).permutation(len(domain.test))[:PROBED]
             images.append(domain.test.take(torch.from_numpy(chosen))[0])
-        return drift(self.model, sent.adapter, state.adapter, updates, placed, torch.cat(images))
+        return torch.cat(images)
+
+    def of_plugins(
+        self,
+        round: int,
+        sent: ServerState,
+        state: ServerState,
+        placed: Sequence[Placed],
+        updates: Sequence[ClientUpdate],
+    ) -> dict[str, float]:
+        """Return the metrics of plug-ins, or an empty dict if they are not measured in this round (see `drifted`)."""
+        if not placed or not names_of(self.evaluation.metrics):
+            return {}
+        objective = self.method.objective(round, self.config.rounds)
+        parts = (objective, sent, state, updates, placed, self._probed())
+        return measure(self.evaluation.metrics, MeasuredRound(round, self.seed, self.model, *parts))
 
     def biased(self, sent: ServerState, placed: Sequence[Placed], round: int) -> dict[str, float]:
         """Return the metrics of structural bias, or an empty dict if they are not measured in this round.
@@ -322,6 +311,7 @@ def _federate(federation: Federation, start: RoundResult | None) -> Iterator[Rou
             state = replace(state, client_memory=honest.client_memory)
         state = method.end_round(replace(state, gamma_star=int(covered[GAMMA_STAR])), server, trainer)
         drifted = federation.drifted(sent, state, placed, updates)
+        others = federation.of_plugins(round, sent, state, placed, updates)
         right: dict[str, Tensor] = {}
         scores = federation.evaluate(state, round, right) if evaluates else {}
         if not evaluates:  # the evaluation loads the state's adapter into the model
@@ -330,18 +320,5 @@ def _federate(federation: Federation, start: RoundResult | None) -> Iterator[Rou
         own = OwnMetrics.of_method(method).measure(state, updates)
         images = sum(update.num_examples for update in updates)
         loss = sum(update.metrics["loss"] * update.num_examples for update in updates) / images
-        metrics = {**scores, "loss/train": loss, **covered, **lora, **costs, **own, **drifted, **biased}
+        metrics = {**scores, "loss/train": loss, **covered, **lora, **costs, **own, **drifted, **biased, **others}
         yield RoundResult(round, state, metrics, time.monotonic() - begun, right)
-
-
-def coverage(state: ServerState, allocations: Allocations) -> dict[str, float]:
-    """Return the block coverage metrics of a round: Gamma, Gamma* and the number of idle blocks.
-
-    A block of the server's model is active if at least one client of the cohort holds it, and idle otherwise. To
-    compute Gamma, count for each active block the clients that hold the block; Gamma is the smallest of these counts.
-    Gamma*, from Theorem 1 of the FedRA paper (second version), is the smallest Gamma of all rounds so far.
-    """
-    holders = [sum(layer in row.held for row in allocations.values()) for layer in state.layers]
-    fewest = min((count for count in holders if count), default=0)
-    star = fewest if state.gamma_star is None else min(fewest, state.gamma_star)
-    return {GAMMA: float(fewest), GAMMA_STAR: float(star), IDLE: float(holders.count(0))}

@@ -5,24 +5,27 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from fedsweep.common import plugins
 from fedsweep.common.config import Config
 from fedsweep.common.randomness import STREAMS, PartialSeed, StreamName
 from fedsweep.data.data_config import DataConfig, PartitionConfig, SyntheticConfig
 from fedsweep.data.synthetic.generated import NoSynthetic
-from fedsweep.federation.rounds import ROUND_METRICS, FederationConfig
+from fedsweep.federation.extended import AnyAggregationConfig, AnyEvaluationConfig, check_rule
+from fedsweep.federation.federation_config import FederationConfig
+from fedsweep.federation.rounds import ROUND_METRICS
 from fedsweep.methods import MethodConfig
 from fedsweep.methods.capabilities import OwnMetrics, SeparateModels, StandIns
 from fedsweep.models import BackboneConfig, LoraConfig
-from fedsweep.results.records import SYNTHETIC
-from fedsweep.training.aggregation import AggregationConfig
+from fedsweep.results.records import PLUGINS, SYNTHETIC
 from fedsweep.training.attacks import malicious_clients
 from fedsweep.training.base_optimizers import BaseOptimizerConfig, FedAvg
 from fedsweep.training.costs import COST_METRICS
 from fedsweep.training.drift_and_structural_bias import DRIFT_METRICS, bias_metrics
-from fedsweep.training.evaluation import EvaluationConfig, client_metric_names, metric_names
+from fedsweep.training.evaluation import client_metric_names, metric_names
 from fedsweep.training.local_training import LocalConfig
 from fedsweep.training.optimizers import OptimizerConfig
 from fedsweep.training.precision import Precision
+from fedsweep.training.round_metrics import names_of
 from fedsweep.types import ClientId
 
 SeedStreams = Literal["all"] | Annotated[tuple[StreamName, ...], Field(min_length=1)]
@@ -47,8 +50,8 @@ class RunConfig(Config):
     local: LocalConfig
     optimizer: OptimizerConfig
     base_optimizer: BaseOptimizerConfig = FedAvg()  # the default, so that experiments without this entry stay valid
-    aggregation: AggregationConfig
-    evaluation: EvaluationConfig
+    aggregation: AnyAggregationConfig
+    evaluation: AnyEvaluationConfig
     precision: Precision = Field(
         "float32",
         description="arithmetic of matrix products: `float32`; `tf32`, which is faster on GPUs and the same as float32 "
@@ -112,6 +115,7 @@ class RunConfig(Config):
                 "`base_optimizer` feddyn stores gradients of LoRA's A and B and cannot be combined with "
                 "`aggregation.lora` product_svd, which replaces A and B in every round"
             )
+        check_rule(self.aggregation, self.base_optimizer)
         if self.method.needs.proxy and not self.partition.proxy_share:
             raise ValueError(
                 f"`method` {self.method.name} trains on the server's images and needs a `partition.proxy_share` "
@@ -184,10 +188,18 @@ class RunConfig(Config):
     def marks(self) -> dict[str, str]:
         """Return the provenance tags of the run's results.
 
-        The only tag names the source of the synthetic images. If the run trains on no synthetic images, the dict is
-        empty.
+        One tag names the source of the synthetic images, if the run trains on any. Another tag names the plug-in
+        packages that the run uses, and their versions.
         """
-        return {SYNTHETIC: self.synthetic.name} if self.trains_on_synthetic else {}
+        synthetic = {SYNTHETIC: self.synthetic.name} if self.trains_on_synthetic else {}
+        used = ", ".join(f"{name} {version}" for name, version in self.plugin_versions().items())
+        return {**synthetic, **({PLUGINS: used} if used else {})}
+
+    def plugin_versions(self) -> dict[str, str]:
+        """Return the versions of the outside packages whose classes the run uses, keyed by package."""
+        used: list[tuple[plugins.Kind, str]] = [("methods", self.method.name), ("data", self.data.name)]
+        used += [("metrics", name) for name in self.evaluation.metrics]
+        return plugins.versions([*used, ("aggregation", self.aggregation.rule.name)])
 
     def _synthetic_fits(self) -> None:
         self.synthetic.check(self.data)
@@ -310,4 +322,14 @@ class RunConfig(Config):
         averaged = self.evaluation.last_rounds is not None
         domains = metric_names(self.data.training_domains, self.data.held_out_domains, validated, averaged)
         own = OwnMetrics.of_method(self.method).metric_names(clients)
-        return [*domains, *of_clients, "loss/train", *ROUND_METRICS, *COST_METRICS, *own, *drift, *bias]
+        return [
+            *domains,
+            *of_clients,
+            "loss/train",
+            *ROUND_METRICS,
+            *COST_METRICS,
+            *own,
+            *drift,
+            *bias,
+            *names_of(asked),
+        ]

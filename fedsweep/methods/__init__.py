@@ -1,12 +1,17 @@
-"""The list of all methods.
+"""The list of all methods: those of fedsweep, and those of other installed packages.
 
-To add a method, write its module, import its class here, and add the class to `AnyMethod`.
+To add a method without changing fedsweep, write its class in a package of your own, and declare the class as an entry
+point in the group `fedsweep.methods` (docs/guides/your_own_method.md). To add a method to fedsweep itself, write its
+module, import its class here, and add the class to `AnyMethod`.
 """
 
-from typing import Annotated, get_args
+from functools import cache, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from pydantic import Field
 
+from fedsweep.common import plugins
 from fedsweep.methods.base import FederatedMethod, Server
 from fedsweep.methods.bounds import AllLarge, AllSmall
 from fedsweep.methods.depthfl import DepthFL
@@ -37,7 +42,32 @@ AnyMethod = (
     | FedOT
     | ZeroShot
 )
-MethodConfig = Annotated[AnyMethod, Field(discriminator="name")]
-ALL: tuple[type[FederatedMethod], ...] = get_args(AnyMethod)
+BUILT_IN: tuple[type[FederatedMethod], ...] = get_args(AnyMethod)
 
-__all__ = ["ALL", "AnyMethod", "FederatedMethod", "MethodConfig", "Server"]
+if TYPE_CHECKING:
+    MethodConfig = Annotated[AnyMethod, Field(discriminator="name")]
+    ALL: tuple[type[FederatedMethod], ...]
+
+
+def __getattr__(name: str) -> Any:
+    """Return `ALL`, the list of all methods, or `MethodConfig`, the type of a method in a configuration.
+
+    The plug-ins are imported when one of the two is first used, and not with this module, because the modules of
+    plug-ins import `fedsweep.methods.base`.
+
+    Raises:
+        UserError: The entry point of a plug-in is broken.
+    """
+    if name == "ALL":
+        return _all()
+    if name == "MethodConfig":
+        return Annotated[reduce(or_, _all()), Field(discriminator="name")]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@cache
+def _all() -> tuple[type[FederatedMethod], ...]:
+    return (*BUILT_IN, *plugins.load("methods", FederatedMethod, map(plugins.name_of, BUILT_IN)))
+
+
+__all__ = ["ALL", "BUILT_IN", "AnyMethod", "FederatedMethod", "MethodConfig", "Server"]

@@ -254,7 +254,7 @@ def printed(manifest: SweepManifest, one: ArmStatistics, metric: str) -> float |
 def asked_columns(manifest: SweepManifest) -> list[Column]:
     """Return the table columns that the search space requests, or an empty list if it requests no columns."""
     names = requested(manifest.columns, manifest.varied)
-    return [column(name, manifest.metric, manifest.mode) for name in names]
+    return [column(name, manifest.metric, manifest.mode, manifest.titles) for name in names]
 
 
 def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float]:

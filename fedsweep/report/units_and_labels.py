@@ -104,14 +104,18 @@ def shown_seeds(interval: tuple[int | None, int | None] | None, beyond: str) -> 
     return " to ".join(dict.fromkeys(ends))
 
 
-def title(metric: str) -> str:
+def title(metric: str, others: Mapping[str, str] | None = None) -> str:
     """Return the title of a metric, including its unit, for the axis of a figure.
+
+    `others` are the titles of metrics that plug-ins report (`SweepManifest.titles`).
 
     >>> title("accuracy/domain/sketch"), title("accuracy/out_of_domain/sketch")
     ('Accuracy on sketch (%)', 'Accuracy on sketch, out of domain (%)')
     >>> title("validation/accuracy/mean"), title("validation/loss")
     ('Validation: mean accuracy over domains (%)', 'Validation: loss, mean over domains (nats)')
     """
+    if others and metric in others:
+        return others[metric]
     if metric.startswith(VALIDATION):
         name, unit = title(on_test(metric)).removeprefix("Test ").rsplit(" (", 1)
         return f"Validation: {name[0].lower()}{name[1:]} ({unit}"

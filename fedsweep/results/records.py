@@ -21,6 +21,7 @@ from fedsweep.results.tuned_arms import Stage, stage_of
 
 RIGHT = "right.json"  # the file of a trial with the test images that it predicts correctly
 TAKEN_FROM = "taken_from"  # tag of a reused trial: the earlier sweep that ran it
+PLUGINS = "plugins"  # tag of a run, and key of a digest: the outside packages whose classes it uses
 SYNTHETIC = "synthetic"  # tag of a run: the source of the synthetic images that it trains on
 IN_DOMAIN_TEST = "in_domain_test"  # key of a plan's `images`: the test images that accuracy/mean counts
 STAND_INS = {
@@ -91,6 +92,9 @@ class SweepManifest(StoredRecord):
     device: Literal["cpu", "cuda"] | None = Field(None, description="device of all trials; null in older manifests")
     fresh: bool = Field(False, description="whether no trial is reused from an earlier sweep")
     domains: tuple[str, ...]
+    titles: dict[str, str] = Field(
+        default_factory=dict, description="labels and units of the metrics that plug-ins report, by metric"
+    )
     columns: tuple[str, ...] = Field((), description="columns of the table besides the objective; empty for defaults")
     logarithmic: tuple[str, ...] = Field((), description="dotted names of settings that are drawn on a log scale")
     overrides: dict[str, Json] = Field(default_factory=dict, description="the user's changes to the experiment")

@@ -202,7 +202,7 @@ def _adds_nothing(name: str, varied: Collection[str]) -> bool:
     return column_name(name) not in COLUMNS and name in short_names(varied).values()
 
 
-def column(name: str, metric: str, mode: Mode) -> Column:
+def column(name: str, metric: str, mode: Mode, titles: Mapping[str, str] | None = None) -> Column:
     """Return the column with this name or heading.
 
     Args:
@@ -211,6 +211,7 @@ def column(name: str, metric: str, mode: Mode) -> Column:
             slash is that of a domain, because all metrics have a slash in their names.
         metric: The objective of the sweep.
         mode: Whether larger (`max`) or smaller (`min`) values of the objective are better.
+        titles: The labels and units of metrics that plug-ins report, keyed by metric.
 
     >>> column("loss/train", "accuracy/mean", "max").heading, column("rounds_to=0.7", "accuracy/mean", "max").heading
     ('loss/train', 'rounds to 70%')
@@ -226,6 +227,8 @@ def column(name: str, metric: str, mode: Mode) -> Column:
     if "/" not in name:
         meaning = "accuracy in percent on this domain"
         return Column(name, name, partial(_on_domain, name), meaning, percent=True, of_domain=True)
+    if titles and name in titles:
+        return Column(name, name, partial(_last, name), f"{titles[name]}, after the last round")
     percent = is_accuracy(name)
     return Column(name, name, partial(_last, name), "after the last round" + ", in percent" * percent, percent=percent)
 

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
 METRICS, PARAMETERS = 800, 100
 """Items per request; MLflow accepts at most 1,000 items, and at most 100 parameters among them."""
-NO_PARAMETERS: Mapping[str, Any] = {"id": True, "name": True, "digests": True, "reference": {"arms": True}}
+NO_PARAMETERS: Mapping[str, Any] = {
+    "id": True,
+    "name": True,
+    "digests": True,
+    "titles": True,
+    "reference": {"arms": True},
+}
 """Entries of the manifest that are not logged as parameters: they are tags, or may exceed MLflow's length limit."""
 
 

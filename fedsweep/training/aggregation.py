@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedsweep.common.config import Config
 from fedsweep.models.lora import squared_norm
+from fedsweep.training.aggregation_rules import Mean, Weighed, of_senders, scale
 from fedsweep.types import AdapterState, ClientUpdate
 
 
@@ -25,6 +26,7 @@ class AggregationConfig(Config):
         description="`factors`: average A and B separately (as in the papers); `freeze_a`: train and average only B, "
         "with one frozen A for all clients; `product_svd`: average the products B A and factor them by a truncated SVD",
     )
+    rule: Mean = Field(Mean(), description="rule that combines the clients' tensors: `mean`, or a rule of a plug-in")
 
     def weight(self, update: ClientUpdate) -> float:
         """Return the weight of a client's update in the average, before the weights are divided by their sum."""
@@ -42,11 +44,12 @@ Weigh = Callable[[ClientUpdate], float]
 def layerwise_mean(
     previous: AdapterState, updates: Sequence[ClientUpdate], config: AggregationConfig, weigh: Weigh | None = None
 ) -> AdapterState:
-    """Average each tensor over the clients that trained it; a tensor that no client trained keeps its value.
+    """Combine each tensor over the clients that trained it; a tensor that no client trained keeps its value.
 
-    The mean of tensor j is sum_i M_ij w_i r_j^i / sum_i M_ij w_i (FedRA v1, Eq. 3), where r_j^i is the tensor of client
-    i, w_i is the client's weight, and M_ij is 1 if the client trained the tensor and 0 otherwise. The
-    sums run over the clients in order of their ids, so the result does not depend on the order of `updates`.
+    By default, `aggregation.rule` is `mean`. The mean of tensor j is sum_i M_ij w_i r_j^i / sum_i M_ij w_i (FedRA v1,
+    Eq. 3), where r_j^i is the tensor of client i, w_i is the client's weight, and M_ij is 1 if the client trained the
+    tensor and 0 otherwise. The sums run over the clients in order of their ids, so the result does not depend on the
+    order of `updates`.
 
     If `aggregation.lora` is `product_svd`, the products B A of the adapted layers are averaged instead of the factors,
     and the mean is factored again at the same rank.
@@ -54,7 +57,8 @@ def layerwise_mean(
     Args:
         previous: The tensors before the round, keyed by name.
         updates: The updates of the clients.
-        config: The options that set the clients' weights and the way in which LoRA's factors are averaged.
+        config: The options that set the clients' weights, the way in which LoRA's factors are averaged, and the rule
+            that replaces the mean.
         weigh: A function that returns the weight w_i of an update; None uses the weight that `config` sets.
 
     Raises:
@@ -64,13 +68,10 @@ def layerwise_mean(
         if unknown := sorted(set(update.adapter) - set(previous)):
             raise KeyError(f"client {update.client} sent unknown tensors: {', '.join(unknown)}")
     ordered = _weighed(updates, weigh or config.weight)
-    mean: AdapterState = {}
-    for name, old in previous.items():
-        sent = _sent(name, ordered)
-        mean[name] = _mean(*sent) if sent else old.clone()
+    mean = config.rule.aggregate(previous, ordered)
     if config.lora == "product_svd":
         for a, b in _pairs(previous):
-            if (sent_a := _sent(a, ordered)) and (sent_b := _sent(b, ordered)):
+            if (sent_a := of_senders(a, ordered)) and (sent_b := of_senders(b, ordered)):
                 mean[a], mean[b] = _refactored(*_stacked(*sent_a, sent_b[1]), mean[a], mean[b])
     return mean
 
@@ -84,13 +85,14 @@ def lora_residual(previous: AdapterState, updates: Sequence[ClientUpdate], confi
     `aggregation.lora` is `factors`, mean(B A) - B' A' is the weighted covariance of B and A over the clients.
     """
     ordered = _weighed(updates, config.weight)
-    missed = total = 0.0
+    combined: AdapterState = {} if isinstance(config.rule, Mean) else layerwise_mean(previous, updates, config)
+    missed, total, mean = 0.0, 0.0, Mean().combine
     for a, b in _pairs(previous):
-        sent_a, sent_b = _sent(a, ordered), _sent(b, ordered)
+        sent_a, sent_b = of_senders(a, ordered), of_senders(b, ordered)
         if not (sent_a and sent_b):
             continue
         left, right = _stacked(*sent_a, sent_b[1])
-        mean_a, mean_b = _mean(*sent_a), _mean(*sent_b)
+        mean_a, mean_b = (combined[a], combined[b]) if combined else (mean(*sent_a), mean(*sent_b))
         if config.lora == "product_svd":
             mean_a, mean_b = _refactored(left, right, mean_a, mean_b)
         total += squared_norm(left, right)
@@ -99,32 +101,9 @@ def lora_residual(previous: AdapterState, updates: Sequence[ClientUpdate], confi
     return (missed / total) ** 0.5 if total else 0.0
 
 
-def _weighed(updates: Sequence[ClientUpdate], weigh: Weigh) -> list[tuple[float, AdapterState]]:
+def _weighed(updates: Sequence[ClientUpdate], weigh: Weigh) -> list[Weighed]:
     """Return the weight and the tensors of each client, ordered by client id."""
     return [(weigh(update), update.adapter) for update in sorted(updates, key=lambda update: update.client)]
-
-
-def _sent(name: str, ordered: Sequence[tuple[float, AdapterState]]) -> tuple[Tensor, Tensor] | None:
-    """Return the shares and the tensors of the K clients that sent the tensor `name`, or None if no client sent it.
-
-    The shares (K,) are the clients' weights, divided by their sum. The tensors are stacked to (K, ...). All clients are
-    handled in a few operations, because an operation for each client would take longer than its arithmetic.
-    """
-    holders = [(weight, adapter[name]) for weight, adapter in ordered if name in adapter]
-    if not holders:
-        return None
-    total = sum(weight for weight, _ in holders)
-    tensors = torch.stack([tensor for _, tensor in holders])
-    shares = [weight / total if total else 1 / len(holders) for weight, _ in holders]
-    return torch.tensor(shares, dtype=torch.float64).to(tensors.device), tensors
-
-
-def _mean(shares: Tensor, tensors: Tensor) -> Tensor:
-    return (_scale(shares, tensors.ndim).to(tensors.dtype) * tensors).sum(0)
-
-
-def _scale(shares: Tensor, ndim: int) -> Tensor:
-    return shares.view(-1, *[1] * (ndim - 1))
 
 
 def _pairs(names: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -143,7 +122,7 @@ def _stacked(shares: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Matrices of shapes (out, K r) and (K r, in) for K clients and rank r.
     """
-    left = _scale(shares, 3) * b.flatten(2)
+    left = scale(shares, 3) * b.flatten(2)
     return left.transpose(0, 1).flatten(1), a.flatten(2).flatten(0, 1).double()
 
 

@@ -56,7 +56,7 @@ class EvaluationConfig(Config):
         "from seed to seed than the accuracy after the last round; `null`: no such metric",
     )
     metrics: tuple[Literal["drift", "structural_bias"], ...] = Field(
-        (), description="additional metrics to measure in each evaluated round: drift, structural_bias, or both"
+        (), description="additional metrics to measure in each evaluated round: drift, structural_bias, or plug-ins'"
     )
     tsne_classes: int | None = Field(
         None,

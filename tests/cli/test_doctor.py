@@ -6,10 +6,13 @@ from importlib import metadata
 
 import pytest
 
+from fedsweep.common import plugins
 from fedsweep.common.errors import UserError
 from tests.cli.conftest import Call
+from tests.plugin_packages import install
 from tests.sweep.helpers import fedsweep
 
+__all__ = ["install"]
 doctor = importlib.import_module("fedsweep.cli.doctor")  # the package exports the function of this name
 WITHOUT_RAY = {name: look for name, look in doctor.CHECKS.items() if name != "Ray"}
 
@@ -61,3 +64,16 @@ def test_a_full_disk_is_found(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_ray_starts_and_a_worker_answers(tmp_path):
     assert "\u2713 Ray: starts on this machine, and a worker of it answers" in fedsweep(tmp_path, "doctor").stdout
+
+
+def test_the_plugins_are_listed_or_the_broken_one_is_named(install, call: Call, monkeypatch):
+    monkeypatch.setattr(doctor, "CHECKS", {"plug-ins": doctor.CHECKS["plug-ins"]})
+    assert call("doctor").out == "\u2713 plug-ins: none installed\n"
+    install()
+    version = plugins.versions()["odd-package"]
+    assert call("doctor").out == f"\u2713 plug-ins: odd-package {version}, methods: odd\n"
+    install("1 / 0")
+    answer = call("doctor")
+    assert answer.code == 1
+    assert answer.out.startswith("\u2717 plug-ins: the entry point `odd` in group fedsweep.methods")
+    assert answer.out.endswith("repair it, or uninstall odd-package.\n")

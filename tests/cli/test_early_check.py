@@ -8,6 +8,9 @@ from fedsweep.common.paths import available
 from fedsweep.common.yaml_values import parse_overrides, read_yaml
 from fedsweep.federation.run_config import RunConfig
 from tests.common.test_config import REFUSALS
+from tests.plugin_packages import install
+
+__all__ = ["install"]
 
 
 def found(overrides: list[str], experiment: RunConfig) -> str | None:
@@ -87,3 +90,9 @@ def test_nothing_is_raised_if_a_field_was_declared_after_the_schemas_were_writte
     assert found(["lora.rnak=4"], experiment) is not None
     monkeypatch.setattr(early_check, "declarations", lambda: "another digest")
     assert found(["lora.rnak=4"], experiment) is None
+
+
+def test_the_names_of_plugins_are_left_to_the_full_check(experiment, install):
+    assert found(["method=odd"], experiment) is not None
+    install()
+    assert found(["method=odd", "method.strength=0.1"], experiment) is None

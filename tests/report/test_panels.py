@@ -7,7 +7,10 @@ import pytest
 from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.effects import Effects
 from fedsweep.report.figures import importance, panels
+from fedsweep.report.figures.canvas import heading_of
 from fedsweep.report.importance import Share
+from fedsweep.report.units_and_labels import title
+from fedsweep.results.table_columns import column
 from fedsweep.training.drift_and_structural_bias import DRIFT_METRICS, bias_metrics
 
 
@@ -42,7 +45,26 @@ def test_a_brick_is_explained_if_a_panel_shows_one(manifest, trials, metric, exp
     assert ("A BRICK is a small module" in drawing.reading) is explained
 
 
-@pytest.mark.parametrize("draw", [panels.draw_drift, panels.draw_active_blocks])
+def test_the_metrics_of_plugins_are_drawn_with_the_titles_of_the_manifest(drawn, manifest, trials):
+    trials.arms({4: [0.5], 8: [0.6]})
+    for place, one in enumerate(trials.records):
+        history = [replace(record, metrics={**record.metrics, "step/head": 0.5}) for record in one.history]
+        trials.records[place] = replace(one, history=history)
+    titles = {"step/head": "Step of the head (L2 norm)", "step/tail": "Step of the tail"}
+    given = manifest(titles=titles, metric="step/head")
+    (axes,) = drawn(panels.draw_metrics, given, summarise(given, trials.records)).axes
+    assert axes.get_title(loc="left") == "Step of the head\n(L2 norm)"
+    assert {value for line in axes.lines for value in line.get_ydata()} == {0.5}
+    assert drawn(panels.draw_metrics, manifest(), summarise(manifest(), trials.records)) is None
+    assert title("step/head", titles) == "Step of the head (L2 norm)"
+    assert heading_of("step/head", titles) == "Step of the head"
+    assert title("step/head") == "step/head"
+    assert column("step/head", "accuracy/mean", "max", titles).meaning == (
+        "Step of the head (L2 norm), after the last round"
+    )
+
+
+@pytest.mark.parametrize("draw", [panels.draw_drift, panels.draw_active_blocks, panels.draw_metrics])
 def test_without_recorded_metrics_nothing_is_drawn(drawn, manifest, trials, draw):
     trials.arms({8: [0.6]})
     assert drawn(draw, manifest(), summarise(manifest(), trials.records)) is None

@@ -2,9 +2,10 @@
 
 import hashlib
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import torch
@@ -70,8 +71,20 @@ def content_digest(class_names: Sequence[str], domains: Iterable[Domain]) -> str
     return digest.hexdigest()
 
 
-class Data(Config):
-    """The base class of data set configurations."""
+class Data(Config, ABC):
+    """The base class of data sources, with the options of a data set as fields.
+
+    A subclass declares its `name`, the `size` of its images as a property or a field, and its options. The default of
+    the field `domains` lists all domains, unless the user must name them. A subclass that makes its images itself can
+    check the domains with `fedsweep.common.rules.known_domains_fit`, as `DigitsData` does.
+    """
+
+    if TYPE_CHECKING:
+        name: str
+
+        @property
+        def size(self) -> int:
+            """The height and width of the images, in pixels."""
 
     domains: tuple[str, ...] = Field(min_length=1, description="domains to use; the clients follow this order")
     held_out_domains: tuple[str, ...] = Field(
@@ -86,6 +99,19 @@ class Data(Config):
 
     def _violations(self) -> Iterator[str]:
         return domains_fit(self)
+
+    @abstractmethod
+    def load(self) -> FederatedData:
+        """Return the data set, which must be the same for equal options.
+
+        The domains are those of the field `domains`, in this order. The domains among `held_out_domains` are in the
+        field `held_out` of the result; their training images are empty, or are not used. Images are uint8
+        (n, 3, size, size). The `digest` identifies the images and labels (see `content_digest`). The images of
+        `validation_fraction` are held out by the caller, unless its value is `listed`.
+
+        Raises:
+            UserError: The data set is missing or damaged.
+        """
 
     @property
     def training_domains(self) -> tuple[str, ...]:

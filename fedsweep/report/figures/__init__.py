@@ -40,6 +40,7 @@ def write_figures(table: AblationTable, trials: Sequence[TrialRecord], folder: P
             "tuning": tuning.draw(manifest, arms),
             "activation": panels.draw_active_blocks(manifest, arms),
             "drift": panels.draw_drift(manifest, arms),
+            "metrics": panels.draw_metrics(manifest, arms),
             "tsne": panels.draw_tsne(manifest, arms),
         }
         return tuple(canvas.save(one, folder, name) for name, one in drawn.items() if one is not None)

@@ -211,8 +211,10 @@ def scale_of(metric: str) -> int:
     return 100 if is_accuracy(metric) else 1
 
 
-def heading_of(metric: str) -> str:
-    """Return a metric's title without the unit, for the heading of a figure."""
+def heading_of(metric: str, others: Mapping[str, str]) -> str:
+    """Return a metric's title without the unit, for the heading of a figure; `others` are titles as for `title`."""
+    if metric in others:
+        return others[metric].rsplit(" (", 1)[0]
     return title(metric).removesuffix(" (%)").removesuffix(" (nats)")
 
 

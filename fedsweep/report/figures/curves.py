@@ -63,12 +63,12 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | No
         # A diverged trial would flatten all other lines.
         axes.set_ylim(limits(whole, others))
     axes.set_xlabel("Communication round (0: untuned model)")
-    axes.set_ylabel(title(metric))
+    axes.set_ylabel(title(metric, manifest.titles))
     axes.set_xlim(0, max(1, *(trial.last_round for one in arms for trial in one.arm.trials)))
     axes.locator_params(axis="x", integer=True)
     _label_lost(axes, lost, _label_ends(axes, ends))
     _legend(axes, kinds)
-    return Drawing(figure, f"{canvas.heading_of(metric)} by round", _reading(kinds, bounded))
+    return Drawing(figure, f"{canvas.heading_of(metric, manifest.titles)} by round", _reading(kinds, bounded))
 
 
 def _draw_others(

@@ -141,4 +141,4 @@ def _title(manifest: SweepManifest, arms: Sequence[ArmStatistics], labels: Seque
     other = baselines[0] if len(baselines) == 1 else "the arm's baseline"
     unit = "percentage points, " if is_accuracy(manifest.metric) else ""
     better = "higher" if manifest.mode == "max" else "lower"
-    return f"{canvas.heading_of(manifest.metric)}: difference from\n{other} ({unit}{better} is better)"
+    return f"{canvas.heading_of(manifest.metric, manifest.titles)}: difference from\n{other} ({unit}{better} is better)"

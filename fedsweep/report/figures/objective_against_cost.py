@@ -116,13 +116,13 @@ def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Again
     where: Any = "post" if against.mode == "min" else "pre"
     # The last group is the efficient arms.
     border = axes.step(across, up, where=where, color=EFFICIENT, linewidth=1.2, zorder=2)
-    label, cost = COSTS.get(against.metric, (title(against.metric), against.metric))
-    axes.set(xlabel=label, ylabel=title(manifest.metric))
+    label, cost = COSTS.get(against.metric, (title(against.metric, manifest.titles), against.metric))
+    axes.set(xlabel=label, ylabel=title(manifest.metric, manifest.titles))
     axes.margins(0.08)
     axes.autoscale_view()
     label_points(axes, [(*_middle(one), one.label) for one in named], [_middle(one) for one in points], border)
     _legend(axes, bool(beaten), any(one.y[0] < one.y[2] or one.x[0] < one.x[2] for one in named))
-    return Drawing(figure, f"{canvas.heading_of(manifest.metric)} against {cost}", READING)
+    return Drawing(figure, f"{canvas.heading_of(manifest.metric, manifest.titles)} against {cost}", READING)
 
 
 def _ends_and_between(kept: Sequence[Point], baseline: Sequence[Point]) -> list[Point]:

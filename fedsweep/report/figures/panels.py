@@ -1,7 +1,8 @@
 """Figures with one panel per metric (drift and structural bias) or one panel per arm (active blocks and t-SNE)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,9 @@ from fedsweep.report.figures import canvas
 from fedsweep.report.figures.canvas import GREY, Drawing, best_places, draw_over_seeds, labels, over_seeds
 from fedsweep.results import SweepManifest
 from fedsweep.results.tsne_files import TABLE, Embedding, Look, legends, scatter
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DRIFT_PANELS = {
     "drift/representation": "Drift of representations\n(1 - cos)",
@@ -27,6 +31,10 @@ DRIFT_READING = (
     "the effect of the blocks that a client lacks on the client's gradients. Values closer to zero mean less "
     "drift and less bias. Lines are means over the finished seeds; bands span the lowest to the highest seed."
 )
+METRICS_READING = (
+    "The metrics that packages outside fedsweep measure after a round. Lines are means over the finished seeds; bands "
+    "span the lowest to the highest seed."
+)
 BRICK_READING = " A BRICK is a small module that the method FedBRICK puts in the place of a missing block."
 
 
@@ -39,22 +47,49 @@ def draw_drift(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawin
     Returns:
         The drawing, or None if none of the metrics in `DRIFT_PANELS` is recorded.
     """
+    figure, shown = _by_round(manifest, arms, DRIFT_PANELS)
+    if figure is None:
+        return None
+    reading = DRIFT_READING + BRICK_READING * any("brick" in name for name in shown)
+    return Drawing(figure, "Client drift and structural bias by round", reading)
+
+
+def draw_metrics(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
+    """Draw the metrics of plug-ins by round, with one panel per metric; return None if none of them is recorded."""
+    titles = {name: shown.replace(" (", "\n(", 1) for name, shown in manifest.titles.items()}
+    figure, _ = _by_round(manifest, arms, titles)
+    return None if figure is None else Drawing(figure, "Metrics of plug-ins by round", METRICS_READING)
+
+
+def _by_round(
+    manifest: SweepManifest, arms: Sequence[ArmStatistics], titles: Mapping[str, str]
+) -> tuple["Figure | None", list[str]]:
+    """Draw some metrics by round, with one panel per metric that is recorded.
+
+    Args:
+        manifest: The description of the sweep.
+        arms: The arms. Only those with a finished trial are drawn.
+        titles: The title of each panel, keyed by metric.
+
+    Returns:
+        The figure, or None if none of the metrics is recorded, and the metrics in the panels.
+    """
     from matplotlib.lines import Line2D
 
     drawn = []
     for one, colour, label in canvas.dressed(manifest, arms):
-        series = {name: over_seeds(one.arm, manifest.metric, name) for name in DRIFT_PANELS}
+        series = {name: over_seeds(one.arm, manifest.metric, name) for name in titles}
         if any(series.values()):
             drawn.append((one, colour, label, series))
-    shown = [name for name in DRIFT_PANELS if any(series[name] for *_, series in drawn)]
+    shown = [name for name in titles if any(series[name] for *_, series in drawn)]
     if not shown:
-        return None
+        return None, []
     figure, panels = canvas.panels(len(shown), 3, 2.7, 2.3)
     for axes, name in zip(panels, shown, strict=True):
         axes.grid(axis="y")
         for one, colour, _, series in drawn:
             draw_over_seeds(axes, one, series[name], colour)
-        axes.set_title(DRIFT_PANELS[name], fontsize=9, loc="left")
+        axes.set_title(titles[name], fontsize=9, loc="left")
         axes.tick_params(labelsize=8)
         axes.set_xlim(0, manifest.rounds)
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
@@ -68,8 +103,7 @@ def draw_drift(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawin
         handles.append(Line2D([], [], color=GREY, linewidth=0.9, label="other arms"))
     columns = max(1, min(len(handles), int(figure.get_figwidth() // 2.4)))
     figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=8.5)
-    reading = DRIFT_READING + BRICK_READING * any("brick" in name for name in shown)
-    return Drawing(figure, "Client drift and structural bias by round", reading)
+    return figure, shown
 
 
 ACTIVE_BLOCKS = "sal/active/"

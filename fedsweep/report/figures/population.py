@@ -43,7 +43,7 @@ def draw(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> Drawing | No
     panels = len(manifest.varied) + 1
     figure = blank(6.4, 2.0 * panels, layout="constrained")
     top, *others = figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0]
-    _draw_objective(top, manifest.metric, lines)
+    _draw_objective(top, manifest.metric, title(manifest.metric, manifest.titles), lines)
     for axes, name in zip(others, manifest.varied, strict=True):
         _draw_values(axes, name, lines)
     for axes in figure.axes:
@@ -58,7 +58,7 @@ def draw(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> Drawing | No
     return Drawing(figure, "Schedules of the population", READING)
 
 
-def _draw_objective(axes: "Axes", metric: str, lines: Sequence[tuple[str, Lineage]]) -> None:
+def _draw_objective(axes: "Axes", metric: str, label: str, lines: Sequence[tuple[str, Lineage]]) -> None:
     """Draw the objective by round for every member of the population and every replaced trial.
 
     A replaced trial is a trial that was stopped in favour of a copy of a better trial. If a replaced trial was itself
@@ -69,7 +69,7 @@ def _draw_objective(axes: "Axes", metric: str, lines: Sequence[tuple[str, Lineag
         since = one.end.plan.start.round if look == "replaced" and one.end.plan.start else 0
         rounds = [round for round in values if round >= since]
         axes.plot(rounds, [scale_of(metric) * values[round] for round in rounds], **LOOKS[look])
-    axes.set_ylabel(title(metric), fontsize=8)
+    axes.set_ylabel(label, fontsize=8)
 
 
 def _draw_values(axes: "Axes", name: str, lines: Sequence[tuple[str, Lineage]]) -> None:

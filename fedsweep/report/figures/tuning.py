@@ -100,7 +100,7 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | No
         axes.set_title(arm_words(one.arm, dotted), fontsize=8.5)
         axes.set_xlim(0.8, stage.samples + 0.2)
     figure.supxlabel("Samples tried", fontsize=9)
-    figure.supylabel(title(metric), fontsize=9)
+    figure.supylabel(title(metric, manifest.titles), fontsize=9)
     beyond = any(not ends[0] <= scale * value <= ends[1] for one in shown for value in one.known.values())
     return Drawing(figure, "Best value against the number of samples", _reading(len(found) - len(shown), beyond))
 

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fedsweep.common import plugins
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.paths import data_folder, environment
 from fedsweep.federation.build_and_run import content_digests
@@ -32,6 +33,8 @@ class Needs:
     environment: Mapping[str, str]
     contents: tuple[tuple[Mapping[str, Any], Mapping[str, str], tuple[Item, ...]], ...]
     """For each combination of data and weights: the configuration of a run, its digests, and items that can be sent."""
+    plugin_versions: Mapping[str, str] = field(default_factory=dict)
+    """The versions of the plug-in packages whose classes the sweep uses, keyed by package."""
     probe: str = ""
     """STORE#NAME of a test file or object that the driver has just written, and that the node must find."""
 
@@ -46,13 +49,14 @@ class Needs:
 
         Call `plan.preflight` first, because it reports data and weights that are missing on this machine.
         """
-        contents = {}
+        contents, used = {}, dict[str, str]()
         for config in plan.reachable():
+            used |= config.plugin_versions()
             digests = plan.content_digests(config)
             key = json.dumps([digests, config.model_dump(mode="json", include={"data", "backbone", "synthetic"})])
             if key not in contents:
                 contents[key] = (config.model_dump(mode="json"), digests, tuple(items_of(config)))
-        return cls(engine_digest(), installed(), environment(), tuple(contents.values()))
+        return cls(engine_digest(), installed(), environment(), tuple(contents.values()), used)
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,9 @@ def _problems(needs: Needs, lacking: list[Item]) -> Iterator[str]:
     for name, version in installed().items():
         if version != needs.packages[name]:
             yield f"has {name} {version}, not {needs.packages[name]}"
+    if others := list(_plugin_problems(needs.plugin_versions)):
+        yield from others
+        return  # without the plug-ins, the configurations of the runs are invalid
     if needs.probe:
         yield from _store_problems(needs.probe)
     if lacking:
@@ -100,6 +107,15 @@ def _problems(needs: Needs, lacking: list[Item]) -> Iterator[str]:
     for config, digests, items in needs.contents:
         if not any(item in lacking for item in items):
             yield from _content_problems(config, digests)
+
+
+def _plugin_problems(needed: Mapping[str, str]) -> Iterator[str]:
+    found = plugins.versions()
+    for name, version in needed.items():
+        if name not in found:
+            yield f"lacks the plug-in {name} {version}"
+        elif found[name] != version:
+            yield f"has the plug-in {name} {found[name]}, not {version}"
 
 
 def _store_problems(probe: str) -> Iterator[str]:

@@ -21,7 +21,7 @@ from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.capabilities import OwnWeights
 from fedsweep.results import Start, TrialPlan
 from fedsweep.results.arms import Arm, Reference, identity
-from fedsweep.results.records import IN_DOMAIN_TEST
+from fedsweep.results.records import IN_DOMAIN_TEST, PLUGINS
 from fedsweep.results.unnamed_changes import ResolvedArm, unnamed_changes
 from fedsweep.sweep.plan.checks import check
 from fedsweep.sweep.plan.metric_checks import OF_DOMAINS
@@ -197,7 +197,7 @@ class Plan(ResolvedSpace):
         return [self.request.stage.model_dump(mode="json")] if self.request.stage is not None else []
 
     def digests(self) -> dict[str, str]:
-        """Return digests of the sweep's definition, code and data, and the package versions.
+        """Return digests of the sweep's definition, code and data, and the versions of packages and plug-ins.
 
         A sweep can be resumed only if all of these are unchanged.
         """
@@ -205,12 +205,15 @@ class Plan(ResolvedSpace):
         entries = {name: getattr(self.space, name) for name in optional}
         absent = {name for name, value in entries.items() if not value}  # as in the digests of older versions
         space = self.space.model_dump(mode="json", exclude={"resources", "reference", "columns", *absent})
-        content = sorted({identity(self.content_digests(one)) for one in self.reachable()})
+        reachable = list(self.reachable())
+        content = sorted({identity(self.content_digests(one)) for one in reachable})
+        used = {f"{name} {version}" for one in reachable for name, version in one.plugin_versions().items()}
         return {
             "definition": _sha256([space, self.base.model_dump(mode="json"), *self._staged()]),
             "engine": self.engine_digest,
             "data": _sha256(content),
             "packages": ", ".join(f"{name} {metadata.version(name)}" for name in ENGINE_PACKAGES),
+            **({PLUGINS: ", ".join(sorted(used))} if used else {}),
         }
 
 
@@ -219,6 +222,7 @@ def _sha256(values: Json) -> str:
 
 
 def _content(config: RunConfig, *others: str) -> str:
-    """Return a string that identifies a run's images and weights, and the configuration fields in `others`."""
+    """Return a string that identifies a run's images, weights and plug-ins, and the fields in `others`."""
     fields = config.model_dump_json(include={"data", "backbone", "synthetic", *others})
-    return f"{fields} {OwnWeights.of_method(config.method).fingerprint()} {config.trains_on_synthetic}"
+    own = f"{OwnWeights.of_method(config.method).fingerprint()} {config.plugin_versions()}"
+    return f"{fields} {own} {config.trains_on_synthetic}"

@@ -13,6 +13,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.files import locked
 from fedsweep.results import Outcome, Store, SweepManifest, SweepStore, TrialRecord
 from fedsweep.results.folders import is_hidden
+from fedsweep.results.records import PLUGINS
 from fedsweep.results.remote.mirror import SCRATCH
 from fedsweep.results.steering import DRIVER
 from fedsweep.sweep.cluster.cluster import HERE, Cluster, processor
@@ -23,10 +24,12 @@ from fedsweep.sweep.plan.reuse import ReusedTrials, all_reusable
 from fedsweep.sweep.pruning.seed_state import SeedState
 from fedsweep.tracking import Destination, check_writable
 from fedsweep.tracking.sweep_description import git_commit
+from fedsweep.training.round_metrics import titles_of
 
 CAUSES = {
     "definition": "its YAML files or overrides have",
     "engine": "fedsweep's code has",
+    PLUGINS: "its plug-ins have",
     "data": "its data or weights have",
     "packages": "the installed packages have",
 }
@@ -104,7 +107,7 @@ def resumed_sweep(plan: Plan, store: Store, sweep: SweepStore) -> SweepStore:
     store.check_writable()
     started, digests = sweep.manifest(), plan.digests()
     for part, changed in CAUSES.items():
-        if started.digests[part] != digests[part]:
+        if started.digests.get(part) != digests.get(part):
             raise UserError(
                 f"sweep {started.id} of {plan.name} cannot be resumed because {changed} changed since the sweep was "
                 "started; undo the change, or start a new sweep."
@@ -137,6 +140,7 @@ def _manifest(plan: Plan, fresh: bool, cluster: Cluster = HERE) -> SweepManifest
         scheduler=space.scheduler.name,
         search=space.search.name,
         domains=tuple(dict.fromkeys(name for one in (base, *configs) for name in one.data.domains)),
+        titles={name: title for one in (base, *configs) for name, title in titles_of(one.evaluation.metrics).items()},
         columns=space.columns,
         logarithmic=tuple(key for key, axis in axes.items() if axis.loguniform or axis.loginteger),
         overrides=dict(plan.request.overrides),

@@ -1,0 +1,59 @@
+"""The command `python -m fedsweep.testing`, which runs the conformance tests of the named classes."""
+
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from itertools import pairwise
+
+from fedsweep.common.errors import UserError, near
+from fedsweep.testing import KINDS
+
+HELP = """usage: python -m fedsweep.testing [--method NAME] [--data NAME] [--aggregation NAME] [--metric NAME]
+                                  [--set NAME=VALUE] [PYTEST OPTION]...
+
+Test that a method, a data source, an aggregation rule or a metric has the properties that fedsweep relies on. Each
+option can be given several times. Without options, all classes of fedsweep and of the installed plug-ins are tested.
+The option --set changes a hyperparameter of the tested run, as in `--set method.mu=0.1`.
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the conformance tests, and return the exit code: 0 if all pass, 1 if one fails, and 2 for invalid input."""
+    if {"-h", "--help"} & {*words}:
+        print(HELP, end="")
+        return 0
+    if find_spec("pytest") is None:
+        print("fedsweep: the conformance tests need the package pytest; install it.", file=sys.stderr)
+        return 2
+    import pytest
+
+    try:
+        chosen = [module for kind, (module, _) in KINDS.items() if any(_gives(word, kind) for word in words)]
+        modules = chosen or [module for module, _ in KINDS.values()]
+        _check(words)
+    except UserError as error:
+        print(f"fedsweep: {error}", file=sys.stderr)
+        return 2
+    plugins = ["-p", "fedsweep.testing.options", "-p", "no:cacheprovider"]
+    return int(pytest.main([*plugins, *words, "--pyargs", *(f"fedsweep.testing.{module}" for module in modules)]))
+
+
+def _gives(word: str, kind: str) -> bool:
+    return word == f"--{kind}" or word.startswith(f"--{kind}=")
+
+
+def _check(words: Sequence[str]) -> None:
+    """Raise UserError if an option names a class that does not exist, or if the entry point of a plug-in is broken."""
+    from fedsweep.testing.cases import known_names
+
+    spaced = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    for option, name in pairwise(spaced):
+        if (kind := option.removeprefix("--")) in KINDS and option.startswith("--"):
+            known = known_names(kind)
+            if name not in known:
+                choices = f"; choose from {', '.join(known)}."
+                raise UserError(f"`{option}` names `{name}`, which does not exist{near(name, known) or choices}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
