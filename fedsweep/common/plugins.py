@@ -8,24 +8,24 @@ A package adds a class to fedsweep with an entry point in its `pyproject.toml`:
 The part after `fedsweep.` is the kind of the class (see `KINDS`), and the key is the name of the class in YAML files.
 """
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import metadata
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from fedsweep.common.code_digest import code_files, digest, is_code
 from fedsweep.common.errors import UserError, one_line
 
 Kind = Literal["methods", "data", "aggregation", "metrics"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 GROUPS: dict[Kind, str] = {kind: f"fedsweep.{kind}" for kind in KINDS}
 """The group of entry points of each kind of class."""
-CODE = {".py", ".json", ".safetensors"}
-"""Endings of the files of a package that can affect the results of a run, as in fedsweep itself."""
+EDITABLE = ("__editable__", "_editable_impl_")
+"""Prefixes of the files that build tools create for an editable installation. The files contain absolute paths."""
 Listed = TypeVar("Listed")
 
 
@@ -127,24 +127,50 @@ def versions(used: Iterable[tuple[Kind, str]] | None = None) -> dict[str, str]:
             ignored.
     """
     wanted = None if used is None else {(GROUPS[kind], name) for kind, name in used}
-    points = {package(point): point for point in installed() if wanted is None or (point.group, point.name) in wanted}
-    return {name: _version(point) for name, point in sorted(points.items())}
+    names = {package(point) for point in installed() if wanted is None or (point.group, point.name) in wanted}
+    return {name: _version(name) for name in sorted(names)}
 
 
 @cache
-def _version(point: EntryPoint) -> str:
-    version = point.dist.version if point.dist is not None else "unknown"
-    return f"{version} (code {_code_digest(point.module.partition('.')[0])[:12]})"
+def _version(name: str) -> str:
+    """Return the version of a package and the first digits of the digest of its code, without importing it."""
+    points = [point for point in installed() if package(point) == name]
+    version = points[0].dist.version if points[0].dist is not None else "unknown"
+    return f"{version} (code {digest(_code(points))[:12]})"
 
 
-def _code_digest(module: str) -> str:
-    """Return the SHA-256 (hex digits) of the code of a top-level module or package, without importing it."""
-    digest, spec = hashlib.sha256(), find_spec(module)
-    folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
-    files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in CODE]
-    if spec is not None and spec.origin is not None and not folders:
-        files = [Path(spec.origin)]
-    for path in files:
-        digest.update(path.name.encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+def _code(points: Iterable[EntryPoint]) -> dict[PurePath, Path]:
+    """Return the code files of the package with these entry points, keyed by the path from which Python imports them.
+
+    They are the files that the package's metadata list, and the top-level modules and packages of the entry points. The
+    metadata of an editable installation list no code, so the Python files next to a single-file module count as well.
+    """
+    points = list(points)
+    dist = points[0].dist
+    files = _listed(dist) if dist is not None else {}
+    listed = {path.resolve() for path in files.values()}
+    site = Path(str(dist.locate_file(""))).resolve() if dist is not None else None
+    for module in {point.module.partition(".")[0] for point in points}:
+        spec = find_spec(module)
+        folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
+        for folder in folders:
+            files |= code_files(folder, folder.parent)
+        if spec is not None and spec.origin is not None and not folders and (path := Path(spec.origin)).is_file():
+            files[PurePath(path.name)] = path
+            if path.resolve() not in listed and site not in (None, path.parent.resolve()):
+                near = {PurePath(one.name): one for one in path.parent.glob("*.py")}
+                files |= {name: one for name, one in near.items() if is_code(name) and one.is_file()}
+    return files
+
+
+def _listed(dist: metadata.Distribution) -> dict[PurePath, Path]:
+    """Return the code files that the metadata of a package list, keyed by the path from which Python imports them."""
+    found = {PurePath(str(file)): Path(str(dist.locate_file(file))) for file in dist.files or ()}
+    return {
+        name: path
+        for name, path in found.items()
+        if is_code(name)
+        and not name.parts[0].endswith((".dist-info", ".egg-info"))
+        and not name.name.startswith(EDITABLE)
+        and path.is_file()
+    }

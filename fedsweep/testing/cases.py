@@ -89,11 +89,15 @@ def method_cases(config: pytest.Config) -> list[Any]:
     ]
 
 
+EXCLUDED = {("data", name_of(PreparedData)): "it reads images from files that the tests do not have"}
+"""The reasons for which classes cannot be tested, by kind and name."""
+
+
 def known_names(kind: str) -> list[str]:
     """Return the names of all classes that can be tested with the option `--KIND`."""
     classes: dict[str, list[str]] = {
         "method": NAMES,
-        "data": [name_of(one) for one in data_sources() if one is not PreparedData],  # prepared images need files
+        "data": [name_of(one) for one in data_sources() if one is not PreparedData],
         "aggregation": [name_of(one) for one in aggregation_rules()],
         "metric": [*BUILT_IN, *round_metrics()],
     }

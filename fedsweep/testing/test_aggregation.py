@@ -1,7 +1,6 @@
 """Properties that every aggregation rule must have. The option `--method` tests a method, which uses the mean."""
 
 from dataclasses import replace
-from itertools import permutations
 from typing import Any
 
 import pytest
@@ -34,16 +33,13 @@ def given(federation: NewFederation, changes: dict[str, Json]) -> Given:
     return start.state.adapter, updates, small.server.aggregation
 
 
-def test_the_result_has_the_servers_tensors_and_does_not_depend_on_the_order(given: Given) -> None:
+def test_the_result_has_the_servers_tensors_and_finite_values(given: Given) -> None:
     previous, updates, config = given
-    expected = layerwise_mean(previous, updates, config)
-    assert {name: (one.shape, one.dtype) for name, one in expected.items()} == {
+    after = layerwise_mean(previous, updates, config)
+    assert {name: (one.shape, one.dtype) for name, one in after.items()} == {
         name: (one.shape, one.dtype) for name, one in previous.items()
     }
-    assert all(bool(one.isfinite().all()) for one in expected.values())
-    orders = list(permutations(updates))
-    assert len(orders) == 6
-    assert all(identical(layerwise_mean(previous, order, config), expected) for order in orders)
+    assert all(bool(one.isfinite().all()) for one in after.values())
 
 
 def test_a_tensor_that_no_client_sent_keeps_its_value(given: Given) -> None:
@@ -53,14 +49,6 @@ def test_a_tensor_that_no_client_sent_keeps_its_value(given: Given) -> None:
     idle = set(previous) - sent
     assert idle
     assert all(torch.equal(after[name], previous[name]) for name in idle)
-
-
-def test_copies_of_one_update_give_this_update(given: Given) -> None:
-    previous, updates, config = given
-    copies = [replace(updates[0], client=name, num_examples=size) for name, size in (("a", 7), ("b", 40), ("c", 13))]
-    after = layerwise_mean(previous, copies, config)
-    for name, tensor in updates[0].adapter.items():
-        torch.testing.assert_close(after[name], tensor, rtol=1e-6, atol=1e-8)
 
 
 def test_the_arguments_are_neither_changed_nor_shared(given: Given) -> None:

@@ -35,7 +35,7 @@ class AggregationRule(Config, ABC):
 
         Args:
             previous: The server's tensors before the round, keyed by name.
-            sent: The weight and the tensors of each client, ordered by client id.
+            sent: The weight and the tensors of each client, ordered by client id. The result may depend on this order.
         """
 
 

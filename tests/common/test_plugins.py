@@ -1,5 +1,6 @@
 """Classes of other installed packages, found by their entry points."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from fedsweep.sweep.cluster.node_requirements import Needs, look
 from fedsweep.sweep.plan import plan as plan_module
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running.open_sweep import new_sweep, resumed_sweep
-from tests.plugin_packages import METHOD, Install, install
+from tests.plugin_packages import METHOD, Install, forget, install
 from tests.sweep.helpers import GRID, write_space
 
 __all__ = ["install"]
@@ -163,6 +164,74 @@ def test_a_plugins_version_contains_the_digest_of_its_code(install: Install) -> 
     assert changed != one[1]
 
 
+def digest_of_odd() -> str:
+    """Return the version with the digest of `odd-package`, whose code may have changed since the last call."""
+    forget()
+    return plugins.versions([("methods", "odd")])["odd-package"]
+
+
+def write(folder: Path, name: str, content: str) -> None:
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+
+
+@pytest.mark.parametrize("changed", ["aaa_methods.py", "odd_package.py"])
+def test_the_digest_covers_the_modules_of_all_entry_points_of_a_package(install: Install, changed: str) -> None:
+    folder = install(
+        groups={"methods": {"odd": "odd_package:Odd", "even": "aaa_methods:Even"}, "metrics": {"two": "zzz:Two"}}
+    )
+    for name in ("aaa_methods.py", "zzz.py", "of_another_package.py"):
+        write(folder, name, "")
+    before = digest_of_odd()
+    write(folder, "of_another_package.py", "changed = True")
+    assert digest_of_odd() == before
+    write(folder, changed, "changed = True")
+    assert digest_of_odd() != before
+
+
+@pytest.mark.parametrize("changed", ["odd_helper.py", "odd_tools/deep.py", "odd_tools/weights.json"])
+def test_the_digest_covers_the_files_that_the_metadata_of_a_package_list(install: Install, changed: str) -> None:
+    folder = install()
+    listed = ["odd_package.py", "odd_helper.py", "odd_tools/deep.py", "odd_tools/weights.json"]
+    for name in listed[1:]:
+        write(folder, name, "{}")
+    own = ["odd_package-0.dist-info/direct_url.json", "__editable___odd_finder.py"]
+    write(folder, "odd_package-0.dist-info/RECORD", "".join(f"{name},,\n" for name in [*listed, *own, "missing.py"]))
+    before = digest_of_odd()
+    for name in own:
+        write(folder, name, "a path that differs between nodes")
+    assert digest_of_odd() == before
+    write(folder, changed, "[]")
+    assert digest_of_odd() != before
+
+
+def test_the_digest_of_an_editable_package_covers_the_files_next_to_its_module(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, project = install(), tmp_path / "project"
+    project.mkdir()
+    (site / "odd_package.py").rename(project / "odd_package.py")
+    monkeypatch.syspath_prepend(project)
+    before = digest_of_odd()
+    write(project, "odd_helper.py", "")
+    after = digest_of_odd()
+    assert after != before
+    (project / "odd_helper.py").rename(project / "renamed.py")
+    assert digest_of_odd() not in (before, after)
+
+
+def test_the_digest_ignores_hidden_files_and_links_to_missing_files(install: Install, tmp_path: Path) -> None:
+    folder = install(groups={"methods": {"odd": "odd_tools:Odd"}})
+    write(folder, "odd_tools/__init__.py", METHOD)
+    before = digest_of_odd()
+    (folder / "odd_tools" / ".#deep.py").symlink_to(tmp_path / "missing")
+    (folder / "odd_tools" / "gone.py").symlink_to(tmp_path / "missing")
+    write(folder, "odd_tools/.hidden.py", "")
+    (folder / "odd_tools" / "folder.py").mkdir()
+    assert digest_of_odd() == before
+
+
 def test_a_trials_key_and_provenance_contain_the_versions_of_its_plugins(
     with_odd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +279,7 @@ def test_a_node_needs_the_plugins_of_the_sweep(
     with_odd: Any, install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # `look` sets variables, which other tests must not see
     write_space(tmp_path, "tiny", METHODS)
     monkeypatch.setattr(node_requirements, "RunConfig", with_odd())
     needs = Needs.of(Plan.read("tiny", {}, {}))

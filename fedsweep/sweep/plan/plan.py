@@ -6,12 +6,13 @@ This module does not import ray.
 import hashlib
 from collections.abc import Mapping
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 
 import fedsweep
+from fedsweep.common.code_digest import code_files, digest
 from fedsweep.common.randomness import stream
 from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.data.data_config import load
@@ -40,13 +41,10 @@ def engine_digest() -> str:
     The weights that ship with fedsweep count as code.
     """
     root = Path(fedsweep.__file__).parent
-    kinds = {".py", ".json", ".safetensors"}
-    files = [path for room in ENGINE for path in (root / room).rglob("*") if path.suffix in kinds]
-    digest = hashlib.sha256()
-    for path in sorted([root / "types.py", *files]):
-        digest.update(path.relative_to(root).as_posix().encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    files: dict[PurePath, Path] = {PurePath("types.py"): root / "types.py"}
+    for room in ENGINE:
+        files |= code_files(root / room, root)
+    return digest(files)
 
 
 class Plan(ResolvedSpace):

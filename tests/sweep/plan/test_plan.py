@@ -88,6 +88,9 @@ def test_the_engine_digest_covers_methods_and_weights_but_not_the_report(
     monkeypatch.setattr(fedsweep, "__file__", str(copy / "__init__.py"))
     before = engine_digest()
     (copy / "report" / "table.py").write_text("changed")
+    (copy / "methods" / ".#fedra.py").symlink_to(tmp_path / "missing")  # Emacs creates such links
+    (copy / "methods" / "gone.py").symlink_to(tmp_path / "missing")
+    (copy / "methods" / ".hidden.py").write_text("")
     assert engine_digest() == before
     for name in ("methods/fedra.py", "training/local_training.py", "models/weights/digits_vit.safetensors"):
         with (copy / name).open("ab") as file:
