@@ -82,11 +82,23 @@ fi
 # The sweep runs in the background, so that SLURM's signals reach this script, which then ends the sweep as with Ctrl-C.
 # Without job control (-m), bash would start the sweep with interrupts ignored.
 set -m
+limit=no
+asked=no told=no
+before=${!:-none}
+stop() { # a signal can also arrive before the sweep has started
+    asked=yes
+    if [[ ${!:-none} != "$before" ]]; then
+        told=yes
+        kill -TERM "$!"
+    fi
+}
+trap 'limit=yes; stop' INT # SLURM's warning before the time limit
+trap stop TERM # scancel
 fedsweep tune "${arguments[@]}" --id-file "$begun" --address "$address:$port" &
 sweep=$!
-limit=no
-trap 'limit=yes; kill -TERM "$sweep"' INT # SLURM's warning before the time limit
-trap 'kill -TERM "$sweep"' TERM # scancel
+if [[ $asked == yes && $told == no ]]; then
+    kill -TERM "$sweep" 2> /dev/null || true
+fi
 code=0
 wait "$sweep" || code=$?
 while kill -0 "$sweep" 2> /dev/null; do # the signal ended the first wait, but the sweep is still running

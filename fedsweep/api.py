@@ -247,6 +247,9 @@ def tune(
         address=address,
         at_once=at_once,
     )
+    from fedsweep.sweep.plan.plan import Plan
+
+    Plan.of(asked.request)  # raises errors before Ray is started
     return tune_sweep(asked, console, show)
 
 
