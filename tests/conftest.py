@@ -46,7 +46,7 @@ QUICK = (
 )
 """Folders and modules whose tests need no torch: `pytest -m quick`."""
 NOT_QUICK = tuple(
-    f"tests/report/test_{name}.py" for name in ("panels", "held_out", "importance", "page_svg", "provenance")
+    f"tests/report/test_{name}.py" for name in ("formats", "panels", "held_out", "importance", "page_svg", "provenance")
 )
 
 

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
+from fedsweep.common.paths import shipped_folder
 from fedsweep.common.yaml_values import read_yaml
 from fedsweep.report.experiment_setup import Fact
 from fedsweep.report.formats import page
 from fedsweep.results import Start, SweepManifest, TrialPlan
 from fedsweep.results.records import TAKEN_FROM
-from tests.fixtures import EXPERIMENT
 from tests.report.helpers import tabulate
 from tests.report.test_page import Page
 
-DIGITS = read_yaml(EXPERIMENT)
+DIGITS = read_yaml(shipped_folder() / "experiments" / "fedra_digits.yaml")
 VIT = {"name": "timm", "model": "vit_base_patch16_224", "pretrained": "timm"}
 RECORDED = {"version": "0.1.0", "commit": "0123456789abcdef0123456789abcdef01234567+"}
 
