@@ -28,7 +28,6 @@ QUICK = (
     "tests/preparation/test_tables.py",
     "tests/report",
     "tests/results/test_arms.py",
-    "tests/results/test_table_columns.py",
     "tests/results/test_history.py",
     "tests/results/test_lease.py",
     "tests/results/test_pareto.py",
