@@ -14,7 +14,7 @@ from typing import Any
 
 from typer import Context
 
-from fedsweep.common.paths import Kind, available, data_folder, results_folder, summary
+from fedsweep.common.paths import RESULTS, Kind, available, data_folder, results_folder, summary
 from fedsweep.common.yaml_values import read_yaml
 
 Candidates = list[tuple[str, str]]
@@ -99,7 +99,7 @@ def files(*kinds: Kind) -> Callable[[Context, str], Candidates]:
 
 def _sweeps(ctx: Context) -> list[tuple[str, str]]:
     """Return the search space and the id of each sweep in a local results folder, newest first."""
-    store = str(ctx.params.get("store") or "mlruns")
+    store = str(ctx.params.get("store") or RESULTS)
     root = results_folder(store) / "sweeps"
     if "://" in store:
         return []
@@ -150,8 +150,8 @@ def columns(ctx: Context, incomplete: str) -> Candidates:
 
     before, comma, last = incomplete.rpartition(",")
     _, content = _content(ctx)
-    given = content.get("data", {})
-    domains = [f"accuracy/domain/{one}" for one in (given.get("domains") or []) if isinstance(given, dict)]
+    given = content.get("data")  # or only its name
+    domains = [f"accuracy/domain/{one}" for one in (given.get("domains") if isinstance(given, dict) else ()) or ()]
     names = [*COLUMNS, *MEANS, *domains, *stored_schemas()["metrics"]]
     return [(f"{before}{comma}{name}", "") for name in dict.fromkeys(names) if name.startswith(last)]
 

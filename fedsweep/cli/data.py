@@ -15,6 +15,7 @@ from fedsweep.cli import completion, json_data, json_output
 from fedsweep.cli.json_output import FormatOption
 from fedsweep.cli.options import (
     DeviceOption,
+    FileArgument,
     Overrides,
     WorkersOption,
     check_experiment,
@@ -243,14 +244,7 @@ def show(
 
 @app.command()
 def partition(
-    name: Annotated[
-        str,
-        Argument(
-            metavar="NAME",
-            help="experiment or search space",
-            autocompletion=completion.files("experiments", "search_spaces"),
-        ),
-    ],
+    name: FileArgument,
     overrides: Overrides = None,
     out: OutOption = None,
     format: FormatOption = "terminal",

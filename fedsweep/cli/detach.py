@@ -70,11 +70,11 @@ def detach(words: list[str], store: str, as_json: bool = False) -> None:
         number += 1
         place = sweep.folder / f"output-{number}.log"
     os.replace(log, place)
-    space = sweep.manifest().name
+    manifest = sweep.manifest()
     if as_json:
-        background = {"space": space, "id": sweep.folder.name, "process": child.pid, "log": place}
+        background = {"space": manifest.name, "id": sweep.folder.name, "process": child.pid, "log": place}
         json_output.document("tune", background=background)
         return
-    name = f"{space}@{sweep.folder.name}"
+    name = manifest.label
     print(f"Process {child.pid} runs sweep {name} in the background; its output is in {relative(place)}.")
     print(f"Watch it with `fedsweep attach {name}`, or stop it with `fedsweep stop {name}`.")

@@ -128,6 +128,6 @@ def of_sweep(manifest: SweepManifest, folder: Path, tally: dict[Any, int], repor
         "trials": tally,
         "folder": folder,
         "files": report.paths if report else [],
-        "table": records(report.renderable.table) if report else [],
-        "findings": report.renderable.table.findings() if report else [],
+        "table": records(report.table) if report else [],
+        "findings": report.table.findings() if report else [],
     }

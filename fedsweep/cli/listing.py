@@ -153,7 +153,7 @@ def list_sweeps(store: Store, words: Sequence[str] = ()) -> list[dict[str, Any]]
     with awaiting("Reading the sweeps"):
         for sweep in reversed(store.sweeps()):
             manifest = sweep.manifest()
-            if _has(f"{manifest.name}@{manifest.id}", words):
+            if _has(manifest.label, words):
                 found.append(
                     {
                         "name": manifest.name,

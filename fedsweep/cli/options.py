@@ -34,6 +34,18 @@ SweepArgument = Annotated[
         autocompletion=completion.sweeps,
     ),
 ]
+FileArgument = Annotated[
+    str,
+    Argument(
+        metavar="NAME",
+        help="experiment or search space",
+        autocompletion=completion.files("experiments", "search_spaces"),
+    ),
+]
+SweepOption = Annotated[
+    str | None,
+    Option("--sweep", help="id of the sweep; the newest by default", autocompletion=completion.sweep_ids),
+]
 _STORE = "results folder (also holds MLflow's database), or URI of a remote results folder, e.g. `s3://BUCKET/RUNS`"
 StoreOption = Annotated[str, Option("--store", envvar="FEDSWEEP_STORE", metavar="FOLDER|URI", help=_STORE)]
 _COLUMNS = (

@@ -220,8 +220,8 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
             else f"Stopped with {finished}."
         )
         again = "the same command with --resume"
-        if session.sweep.manifest().seeds_or_arms_changed:  # the same command would undo the changes
-            again = f"`fedsweep tune {name}@{result.folder.name} --resume`"
+        if (manifest := session.sweep.manifest()).seeds_or_arms_changed:  # the same command would undo the changes
+            again = f"`fedsweep tune {manifest.label} --resume`"
         console.print(f"{cause} To continue, run {again}.")
     elif tally["failed"]:
         failed = "1 trial" if tally["failed"] == 1 else f"{tally['failed']} trials"

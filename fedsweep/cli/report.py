@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from fedsweep.api import load_report
 from fedsweep.cli import completion, json_output, json_sweeps
-from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, StoreOption, check_format, listed
+from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, StoreOption, SweepOption, check_format, listed
 from fedsweep.cli.output import progress_console, relative, result_console
 from fedsweep.common.errors import UserError
 from fedsweep.common.progress import loading
@@ -38,10 +38,7 @@ def report(
             autocompletion=completion.sweeps,
         ),
     ],
-    sweep: Annotated[
-        str | None,
-        Option("--sweep", help="id of the sweep; the newest by default", autocompletion=completion.sweep_ids),
-    ] = None,
+    sweep: SweepOption = None,
     format: Annotated[
         str,
         Option(

@@ -12,7 +12,16 @@ from typer import Argument, Option
 
 from fedsweep.cli import completion, json_output, json_sweeps, options, output
 from fedsweep.cli.json_output import FormatOption
-from fedsweep.cli.options import DEFAULT_STORE, DeviceOption, MlflowOption, Overrides, StoreOption, VerifyOption
+from fedsweep.cli.options import (
+    DEFAULT_STORE,
+    DeviceOption,
+    FileArgument,
+    MlflowOption,
+    Overrides,
+    StoreOption,
+    SweepOption,
+    VerifyOption,
+)
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find, find_either
@@ -88,10 +97,7 @@ def ui(
             autocompletion=completion.sweeps,
         ),
     ] = None,
-    sweep: Annotated[
-        str | None,
-        Option("--sweep", help="id of the sweep; the newest by default", autocompletion=completion.sweep_ids),
-    ] = None,
+    sweep: SweepOption = None,
     port: Annotated[int, Option(min=1, max=65535, help="port of the local web page")] = 5000,
     host: Annotated[
         str, Option(help="address to listen on; 0.0.0.0 makes the page reachable from the network")
@@ -173,14 +179,7 @@ def _open(address: str) -> None:
 
 
 def show(
-    name: Annotated[
-        str,
-        Argument(
-            metavar="NAME",
-            help="experiment or search space",
-            autocompletion=completion.files("experiments", "search_spaces"),
-        ),
-    ],
+    name: FileArgument,
     overrides: Overrides = None,
     format: FormatOption = "terminal",
 ) -> None:

@@ -35,7 +35,7 @@ def stop(sweep: SweepArgument, format: FormatOption = "terminal", store: StoreOp
     """
     check_format(format, ("terminal", "json"))
     found = Store.at(store).find(sweep)
-    name = f"{found.manifest().name}@{found.folder.name}"
+    name = found.manifest().label
     if not is_running(found):
         raise UserError(f"no process is running sweep {name}.")
     requests, before = Requests(found), len(found.manifest().changes)
@@ -150,7 +150,7 @@ def _change(home: Store, sweep: SweepStore, request: ExtendRequest | DropRequest
     changed_plan(plan, request)  # raises an error before anything is asked
     if is_running(sweep) and (said := _granted(sweep, request)):
         return said
-    said, name = change_at_rest(request, home, sweep), f"{plan.name}@{sweep.folder.name}"
+    said, name = change_at_rest(request, home, sweep), sweep.manifest().label
     left = f"To run its trials, use `fedsweep tune {name} --resume`."
     return f"{said} {left if sweep.any_left() else f'To update its report, use `fedsweep report {name}`.'}"
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
+from time import sleep
 from typing import Annotated, Any
 
 from rich.console import Console
@@ -17,7 +17,7 @@ from fedsweep.cli.json_output import FormatOption
 from fedsweep.cli.options import DEFAULT_STORE, StoreOption, SweepArgument, check_format
 from fedsweep.cli.output import awaiting, progress_console, result_console
 from fedsweep.common.errors import UserError
-from fedsweep.common.progress import duration, loading
+from fedsweep.common.progress import TimeLeft, duration, loading
 from fedsweep.results import Store, SweepManifest, SweepStore, TrialRecord
 from fedsweep.results.arms import arm_label
 from fedsweep.results.steering import Driver, driver_of, is_running
@@ -70,10 +70,9 @@ def _described(sweep: SweepStore) -> dict[str, Any]:
     from fedsweep.report import summarise
 
     manifest, trials, driver = sweep.manifest(), sweep.trials(), driver_of(sweep)
-    going = is_running(sweep)
+    going = driver is not None or is_running(sweep)
     begun = [one for one in trials if one.outcome is None]
     arms = summarise(manifest, trials) if any(trial.history for trial in trials) else []
-    names = sorted({name for trial in trials for name in trial.plan.arm})
     return {
         "space": manifest.name,
         "id": manifest.id,
@@ -99,7 +98,7 @@ def _described(sweep: SweepStore) -> dict[str, Any]:
         ],
         "arms": [
             {
-                "arm": {name: one.arm.values[name] for name in names if name in one.arm.values},
+                "arm": one.arm.values,
                 "label": arm_label(one.arm.values),
                 "n": one.n,
                 "mean": one.mean,
@@ -119,13 +118,16 @@ def _last_value(trial: TrialRecord, metric: str) -> float | None:
 
 def _seconds_left(manifest: SweepManifest, trials: Sequence[TrialRecord], driver: Driver | None) -> float | None:
     """Return the estimated time until all planned trials have ended, from the rounds that are recorded."""
-    seconds = [one.seconds for trial in trials for one in trial.history if one.round]
-    if manifest.trials is None or not seconds:
+    from fedsweep.sweep.running.display import time_left
+
+    time = TimeLeft(clock=lambda: 0.0)  # the moment at which each round ended is not recorded
+    for trial in trials:
+        for one in trial.history:
+            if one.round:  # round 0 only evaluates
+                time.add(one.seconds)
+    if manifest.trials is None:
         return None
-    begun = [manifest.rounds - max(one.last_round, 0) for one in trials if one.outcome is None]
-    left = [*begun, *[manifest.rounds] * max(manifest.trials - len(trials), 0)]
-    parallel = max(min(driver.parallel if driver else 1, len(left)), 1)
-    return max(sum(left) / parallel, max(left, default=0)) * sum(seconds) / len(seconds)
+    return time_left(time, trials, manifest.rounds, manifest.trials, driver.parallel if driver else 1)
 
 
 def _show(console: Console, one: dict[str, Any]) -> None:
@@ -180,7 +182,7 @@ def attach(sweep: SweepArgument, store: StoreOption = DEFAULT_STORE) -> None:
     Example: `fedsweep attach ablations/lora_rank`
     """
     found = Store.at(store).find(sweep)
-    name = f"{found.manifest().name}@{found.folder.name}"
+    name = found.manifest().label
     if not is_running(found):
         raise UserError(f"no process is running sweep {name}; use `fedsweep report {name}` to see its results.")
     try:
@@ -220,7 +222,7 @@ def _follow(sweep: SweepStore) -> None:
             table.notes = partial(list, [one.sentence for one in manifest.changes])
             if not going:
                 return
-            time.sleep(REFRESH_SECONDS)
+            sleep(REFRESH_SECONDS)
 
 
 def _total(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> int:

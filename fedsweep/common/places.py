@@ -14,7 +14,7 @@ import yaml
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import shown_place
-from fedsweep.common.yaml_values import compose_yaml, read_text
+from fedsweep.common.yaml_values import compose_yaml, place_of, read_text
 
 Place = tuple[int, int]
 """A line and a column, both starting with 1."""
@@ -52,7 +52,7 @@ class Places:
         """Return the places in a valid YAML file."""
         found = cls()
         if (root := compose_yaml(read_text(path))) is not None:
-            found.first = _place(root)
+            found.first = place_of(root)
             found._add(root, "", ())
         return found
 
@@ -65,14 +65,14 @@ class Places:
         elif isinstance(node, yaml.MappingNode):
             self.mappings.add(name)
             for key, value in node.value:
-                self.keys.setdefault(f"{start}{key.value}", _place(key))
+                self.keys.setdefault(f"{start}{key.value}", place_of(key))
                 # A value that is left out, as in `NAME:`, has the place of its key.
                 left_out = value.start_mark.index == value.end_mark.index
-                self.values.setdefault(f"{start}{key.value}", _place(key if left_out else value))
+                self.values.setdefault(f"{start}{key.value}", place_of(key if left_out else value))
                 self._add(value, f"{start}{key.value}", (*outer, id(node)))
         else:
             for number, item in enumerate(node.value):
-                self.values.setdefault(f"{start}{number}", _place(item))
+                self.values.setdefault(f"{start}{number}", place_of(item))
                 self._add(item, f"{start}{number}", (*outer, id(node)))
 
     def closest(self, name: str) -> str:
@@ -116,10 +116,6 @@ class Places:
         unknown = found == name and (is_unknown(sentence) or found.endswith(f".{_quoted(sentence) or '.'}"))
         at_key = found in self.keys and (lacking or unknown)
         return self.keys[found] if at_key else self.values[found]
-
-
-def _place(node: yaml.Node) -> Place:
-    return node.start_mark.line + 1, node.start_mark.column + 1
 
 
 def _quoted(sentence: str) -> str | None:

@@ -194,7 +194,12 @@ def read_yaml(path: Path) -> dict[str, Json]:
 def _start(text: str) -> tuple[int, int]:
     """Return the line and the column of the first value in a valid YAML text."""
     node = compose_yaml(text)
-    return (1, 1) if node is None else (node.start_mark.line + 1, node.start_mark.column + 1)
+    return (1, 1) if node is None else place_of(node)
+
+
+def place_of(node: yaml.Node) -> tuple[int, int]:
+    """Return the line and the column of a node, both starting with 1."""
+    return node.start_mark.line + 1, node.start_mark.column + 1
 
 
 def read_json(path: Path) -> dict[str, Json]:

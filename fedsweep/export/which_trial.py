@@ -109,7 +109,7 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], arm: str | None, unf
     a seed. Trials that have not finished are accepted only if `unfinished` is true.
     """
     manifest = sweep.manifest()
-    where = f"{manifest.name}@{manifest.id}"
+    where = manifest.label
     named = [{**one.plan.arm, SEED: one.plan.seed} for one in trials]
     meant = list(trials) if arm is None else [trials[place] for place in select(arm, named, manifest.varied)]
     if not meant:

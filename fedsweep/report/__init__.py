@@ -20,10 +20,8 @@ from fedsweep.results import SweepManifest, TrialRecord
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `write_report`: the arms, the table, the figures and the paths of all files."""
+    """The result of `write_report`: the table, the trials, the figures and the paths of all files."""
 
-    arms: Sequence[ArmStatistics]
-    """The arms, in the order of the table."""
     table: AblationTable
     """The table, whose method `findings` returns the findings as sentences."""
     trials: Sequence[TrialRecord]
@@ -33,6 +31,11 @@ class Report:
     folder: Path
     paths: tuple[Path, ...]
     """All files written into `folder`."""
+
+    @property
+    def arms(self) -> Sequence[ArmStatistics]:
+        """The arms, in the order of the table."""
+        return self.table.arms
 
     @property
     def renderable(self) -> TerminalTable:
@@ -86,7 +89,7 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
         (folder / name).write_bytes(content)
     pictures = (path for figure in figures for path in (figure.png, figure.svg))
     paths = *(folder / name for name in contents), *pictures
-    return Report(table.arms, table, trials, figures, folder, paths)
+    return Report(table, trials, figures, folder, paths)
 
 
 __all__ = ["AblationTable", "ArmStatistics", "Comparison", "Figure", "Report", "summarise", "write_report"]

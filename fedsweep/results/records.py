@@ -112,6 +112,11 @@ class SweepManifest(StoredRecord):
     )
 
     @property
+    def label(self) -> str:
+        """The sweep as outputs name it and commands accept it, `SPACE@ID`."""
+        return f"{self.name}@{self.id}"
+
+    @property
     def chooses(self) -> bool:
         """True if trials were sampled, pruned or tuned, so that metrics decided what ran and which trials finished."""
         tuning = self.stage is not None and self.stage.name == "tuning"

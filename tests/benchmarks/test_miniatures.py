@@ -15,8 +15,8 @@ from benchmarks.fedra_released.setting import DEPTHS
 from fedsweep.results import Outcome, Store, SweepManifest, TrialPlan
 from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
+from fedsweep.testing.compare import moved
 from fedsweep.types import ServerState
-from tests.compare import moved
 
 ROOT = Path(__file__).parents[2]
 LINKED = ("fedsweep", "tests", "experiments", "search_spaces", "scripts", "pyproject.toml")

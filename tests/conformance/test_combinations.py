@@ -11,10 +11,10 @@ from fedsweep.federation.rounds import federate
 from fedsweep.methods.capabilities import SeparateModels
 from fedsweep.models.names import layer_of
 from fedsweep.results.checkpoint import Checkpoint, load, save
+from fedsweep.testing.compare import identical, identical_rounds, moved
+from fedsweep.testing.rounds import one_round
 from fedsweep.types import RoundResult, ServerState
-from tests.compare import identical, identical_rounds, moved
 from tests.conformance.conftest import method_of
-from tests.conformance.rounds import one_round
 
 STRONG = [{"name": "fedprox", "mu": 1.0}, {"name": "feddyn", "alpha": 1.0}]
 

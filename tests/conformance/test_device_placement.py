@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.models.resident_images import ResidentImages
+from fedsweep.testing.compare import tensors_in, unkept
 from fedsweep.training import local_training
 from fedsweep.training.local_training import CohortTrainer
 from fedsweep.types import RoundListener, RoundResult
-from tests.compare import tensors_in, unkept
 from tests.pretended_gpu import GPU, DeviceTensor, PretendedGPU
 
 SHALLOW = {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": "none", "img_size": 16, "patch_size": 4}

@@ -18,9 +18,9 @@ import fedsweep.methods
 from fedsweep.data.data_config import data_sources
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.methods.base import FederatedMethod
+from fedsweep.testing.compare import identical_rounds
 from fedsweep.training.aggregation_rules import aggregation_rules
 from fedsweep.training.round_metrics import round_metrics
-from tests.compare import identical_rounds
 from tests.plugin_packages import forget, write_metadata
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fedprox_a"

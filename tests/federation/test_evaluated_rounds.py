@@ -10,8 +10,8 @@ from fedsweep.federation.build_and_run import run_resumably
 from fedsweep.federation.rounds import federate
 from fedsweep.models.activation_cache import FrozenRows
 from fedsweep.results.history import TESTED
+from fedsweep.testing.compare import identical
 from fedsweep.training.evaluation import stratified
-from tests.compare import identical
 
 ROUNDS = {"federation.rounds": 5}
 

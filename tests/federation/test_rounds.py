@@ -9,9 +9,9 @@ import pytest
 from fedsweep.common.errors import UserError
 from fedsweep.federation.rounds import Federation, coverage, federate
 from fedsweep.models import relative_norm
+from fedsweep.testing.compare import identical, identical_rounds
 from fedsweep.training.local_training import CohortTrainer, LocalTask
 from fedsweep.types import Client, ClientUpdate, LayerAllocation, RoundListener, ServerState
-from tests.compare import identical, identical_rounds
 
 
 def ids(clients: list[Client]) -> list[str]:

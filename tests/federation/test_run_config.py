@@ -10,8 +10,8 @@ from fedsweep.federation.rounds import federate
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.checkpoint import Checkpoint, load, load_history, save
 from fedsweep.results.unnamed_changes import COHORT_SHARE, DERIVED, IMAGES, SCALING, STEPS, TRAINED_SHARE
+from fedsweep.testing.compare import identical, identical_rounds
 from fedsweep.types import RoundResult
-from tests.compare import identical, identical_rounds
 
 pytestmark = pytest.mark.usefixtures("federation")
 """The fixture `federation` copies models that earlier tests built, which saves time."""

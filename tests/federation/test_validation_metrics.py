@@ -9,7 +9,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.federation.build_and_run import run_resumably
 from fedsweep.federation.rounds import federate
 from fedsweep.results.history import TESTED, on_test, on_validation
-from tests.compare import identical
+from fedsweep.testing.compare import identical
 
 VALIDATED = {"federation.rounds": 3, "data.validation_fraction": 0.3}
 LAST = {**VALIDATED, "evaluation.test_rounds": "last"}

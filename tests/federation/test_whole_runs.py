@@ -11,8 +11,8 @@ import torch
 
 from fedsweep.common.randomness import stream
 from fedsweep.federation.rounds import Federation, federate
+from fedsweep.testing.compare import unkept
 from fedsweep.types import RoundResult
-from tests.compare import unkept
 from tests.references import whole_runs as reference
 from tests.references.networks import cross_entropy
 from tests.references.whole_runs import Party, World, vit_of

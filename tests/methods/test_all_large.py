@@ -8,8 +8,8 @@ from fedsweep.common.randomness import stream
 from fedsweep.federation.rounds import federate
 from fedsweep.methods import ALL
 from fedsweep.models import build_model
+from fedsweep.testing.compare import identical, identical_rounds
 from fedsweep.training.local_training import batches
-from tests.compare import identical, identical_rounds
 
 ONE_CLIENT = {
     "federation.depths": [12], "data.domains": ["noisy"], "federation.rounds": 1, "lora.dropout": 0.0, "local.steps": 4,

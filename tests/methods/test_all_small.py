@@ -5,7 +5,7 @@ import pytest
 from fedsweep.common.errors import UserError
 from fedsweep.federation.rounds import federate
 from fedsweep.models.names import layer_of
-from tests.compare import identical_rounds, moved
+from fedsweep.testing.compare import identical_rounds, moved
 
 
 def test_only_the_smallest_clients_blocks_ever_run(federation):

@@ -14,7 +14,7 @@ from fedsweep.federation.rounds import federate
 from fedsweep.methods import depthfl
 from fedsweep.methods.depthfl import DepthFL, mutual_loss, ramp_up
 from fedsweep.models.names import layer_of, names_within
-from tests.compare import identical, moved
+from fedsweep.testing.compare import identical, moved
 from tests.references import depthfl as reference
 
 HEADS = {12: ((3, 6, 9), True), 10: ((3, 6, 9, 10), False), 8: ((3, 6, 8), False), 6: ((3, 6), False)}

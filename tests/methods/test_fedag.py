@@ -15,11 +15,11 @@ from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.capabilities import predicted
 from fedsweep.methods.fedag import method as fedag
 from fedsweep.methods.fedag.method import SERVER, FedAGState, quality
+from fedsweep.testing.compare import identical, identical_rounds, moved, unkept
+from fedsweep.testing.rounds import one_round
 from fedsweep.training.attacks import attacked
 from fedsweep.training.local_training import CohortTrainer
 from fedsweep.types import AdapterState, ClientId, RoundResult
-from tests.compare import identical, identical_rounds, moved, unkept
-from tests.conformance.rounds import one_round
 from tests.references import fedag as reference
 
 Run = tuple[Federation, list[RoundResult], list[dict[ClientId, AdapterState]]]

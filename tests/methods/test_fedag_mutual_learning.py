@@ -22,8 +22,8 @@ from fedsweep.methods.fedag.mutual_learning import (
 from fedsweep.models.clip.backbone import DigitsClip
 from fedsweep.models.layered import copy_into
 from fedsweep.models.timm.digits_vit import DigitsViT
+from fedsweep.testing.compare import copied, identical
 from fedsweep.types import AdapterState, ImageSet
-from tests.compare import copied, identical
 from tests.references import fedag as reference
 
 DOMAINS = ("art", "photo", "sketch")

@@ -12,10 +12,10 @@ from fedsweep.common.randomness import stream
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.methods.fedbrick.bricks import Blend
 from fedsweep.models.names import layer_of
+from fedsweep.testing.compare import assert_close, identical, moved
+from fedsweep.testing.rounds import one_round
 from fedsweep.training.local_training import CohortTrainer, LocalTask
 from fedsweep.types import ClientUpdate
-from tests.compare import assert_close, identical, moved
-from tests.conformance.rounds import one_round
 from tests.references import fedbrick as reference
 
 BASES = ("fedra", pytest.param("inclusivefl", marks=pytest.mark.slow), "depthfl")  # InclusiveFL resembles FedRA here

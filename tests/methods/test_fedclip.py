@@ -5,7 +5,7 @@ import torch
 
 from fedsweep.federation.rounds import federate
 from fedsweep.methods.capabilities import predicted
-from tests.conformance.rounds import one_round
+from fedsweep.testing.rounds import one_round
 from tests.references import fedag as reference
 
 

@@ -17,9 +17,9 @@ from fedsweep.methods.fedms.gate import mixing
 from fedsweep.methods.fedms.method import FedMSState
 from fedsweep.models.activation_cache import FrozenFunction
 from fedsweep.models.names import is_statistic, layer_of
+from fedsweep.testing.compare import identical, identical_rounds, moved, unkept
+from fedsweep.testing.rounds import one_round
 from fedsweep.types import Batch, ClientUpdate, RoundResult
-from tests.compare import identical, identical_rounds, moved, unkept
-from tests.conformance.rounds import one_round
 from tests.references import fedms as reference
 
 GATE = {"trunk": {"name": "digits_resnet"}}

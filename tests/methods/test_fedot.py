@@ -8,8 +8,8 @@ from fedsweep.federation.rounds import federate
 from fedsweep.methods.capabilities import predicted
 from fedsweep.methods.fedot import FedOT
 from fedsweep.models.names import layer_of
-from tests.compare import identical
-from tests.conformance.rounds import one_round
+from fedsweep.testing.compare import identical
+from fedsweep.testing.rounds import one_round
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from fedsweep.federation.rounds import federate
 from fedsweep.methods import Server
 from fedsweep.methods.fedra import FedRA, cover
 from fedsweep.models.names import layer_of
+from fedsweep.testing.compare import identical_rounds, moved
 from fedsweep.training.aggregation import AggregationConfig
 from fedsweep.types import Client, ImageSet, ServerState
-from tests.compare import identical_rounds, moved
 
 SERVER = Server(12, AggregationConfig(), (12,))
 STATE = ServerState({}, tuple(range(12)))

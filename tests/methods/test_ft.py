@@ -10,9 +10,9 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.data.image_sets import pool
 from fedsweep.federation.rounds import federate
+from fedsweep.testing.compare import moved
+from fedsweep.testing.rounds import one_round
 from fedsweep.training.local_training import batches
-from tests.compare import moved
-from tests.conformance.rounds import one_round
 
 
 def test_one_client_and_one_round_equal_torchs_sgd_on_all_parameters(federation):

@@ -11,9 +11,9 @@ from fedsweep.federation.rounds import federate
 from fedsweep.methods import Server
 from fedsweep.methods.inclusivefl import InclusiveFL, InclusiveState
 from fedsweep.models.names import layer_of
+from fedsweep.testing.compare import identical, identical_rounds, moved
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.types import ClientUpdate, LayerAllocation
-from tests.compare import identical, identical_rounds, moved
 from tests.references import inclusivefl as reference
 
 DEPTHS = [5, 3, 3, 2]

@@ -6,8 +6,8 @@ from fedsweep.common.errors import UserError
 from fedsweep.federation.build_and_run import build
 from fedsweep.federation.rounds import federate
 from fedsweep.models.names import layer_of
-from tests.compare import identical, identical_rounds, moved
-from tests.conformance.rounds import one_round
+from fedsweep.testing.compare import identical, identical_rounds, moved
+from fedsweep.testing.rounds import one_round
 
 
 @pytest.mark.parametrize(("frozen", "first"), [(0.5, 6), (0.25, 3), (0.9, 11), (0.0, 0)])

@@ -5,8 +5,8 @@ import torch
 
 from fedsweep.common.errors import UserError
 from fedsweep.federation.rounds import federate
-from tests.compare import memory
-from tests.conformance.rounds import one_round
+from fedsweep.testing.compare import memory
+from fedsweep.testing.rounds import one_round
 
 
 def clip(folder):

@@ -25,8 +25,8 @@ from fedsweep.models import DigitsClip, LoraConfig, build_model
 from fedsweep.models.activation_cache import GROUP, LOOKS, SUFFIX, FrozenFunction, FrozenRows, digest_of
 from fedsweep.models.base import Reader
 from fedsweep.models.layered import LayeredModel
+from fedsweep.testing.compare import identical, identical_rounds
 from fedsweep.types import Batch, ImageSet
-from tests.compare import identical, identical_rounds
 
 WIDTH = 1024
 """The number of values in a row, which fills one 4 KiB block of a file; all flags together fill another block."""

@@ -16,7 +16,7 @@ from fedsweep.models import LoraConfig, add_lora, build_model, train_head_alone
 from fedsweep.models.clip.model import LayeredClip, Towers
 from fedsweep.models.clip.weights import KNOWN
 from fedsweep.models.layered import Walk
-from tests.compare import identical
+from fedsweep.testing.compare import identical
 from tests.models.clips import (
     DEEP_IMAGES,
     DEEP_TEXT,

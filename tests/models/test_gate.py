@@ -15,7 +15,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.methods.fedms.gate import Gate, build_gate
 from fedsweep.methods.fedms.trunk import WEIGHTS, DigitsTrunk, TimmTrunk
 from fedsweep.models import weights_file
-from tests.compare import identical, memory
+from fedsweep.testing.compare import identical, memory
 from tests.models.small import stirred
 from tests.references import gate as reference
 

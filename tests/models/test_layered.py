@@ -7,7 +7,7 @@ from torch import nn
 from fedsweep.models import build_model
 from fedsweep.models.layered import draw_linears
 from fedsweep.models.names import layer_of, names_within
-from tests.compare import copied, identical, memory
+from fedsweep.testing.compare import copied, identical, memory
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from fedsweep.models import LoraConfig, build_model, relative_norm
 from fedsweep.models.lora_linear import LoraLinear
 from fedsweep.models.names import layer_of
 from fedsweep.models.sessions import Session
-from tests.compare import identical
+from fedsweep.testing.compare import identical
 from tests.references import lora as reference
 
 HEAD = {"backbone.head.weight", "backbone.head.bias"}

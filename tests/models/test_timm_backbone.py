@@ -14,7 +14,7 @@ from fedsweep.models import DigitsViT, LoraConfig, TimmBackbone, build_model
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.timm.architecture import Architecture, outline
 from fedsweep.models.timm.transformer_families import LayeredViT
-from tests.compare import identical, memory
+from fedsweep.testing.compare import identical, memory
 from tests.models.small import TINY, tiny_vit
 
 HEAD = ["backbone.head.weight", "backbone.head.bias"]

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from fedsweep.common.errors import UserError
 from fedsweep.models import TimmBackbone
 from fedsweep.models.timm.weights import locate
-from tests.compare import identical
+from fedsweep.testing.compare import identical
 from tests.models.small import timm_network
 
 MODEL = "test_vit.r160_in1k"  # a very small model of timm with 6 blocks of width 64 at 160 pixels

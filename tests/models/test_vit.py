@@ -9,8 +9,8 @@ from fedsweep.common.errors import UserError
 from fedsweep.models import weights_file
 from fedsweep.models.timm import digits_vit as vit
 from fedsweep.models.timm.digits_vit import DigitsViT
+from fedsweep.testing.compare import identical
 from fedsweep.training.costs import count
-from tests.compare import identical
 
 
 def test_the_model_has_the_depth_and_width_of_its_config(random_weights, monkeypatch):

@@ -16,7 +16,7 @@ from fedsweep.models.clip import backbone as clip_backbone
 from fedsweep.models.clip.backbone import DigitsClip
 from fedsweep.models.lora_linear import LoraLinear, SessionDropout
 from fedsweep.models.timm.digits_vit import DigitsViT
-from tests.compare import identical
+from fedsweep.testing.compare import identical
 from tests.models.small import tiny_vit
 
 LORA = LoraConfig(rank=2, alpha=4)

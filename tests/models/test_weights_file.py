@@ -14,7 +14,7 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 
 from fedsweep.common.errors import UserError
 from fedsweep.models.weights_file import digest, read_card
-from tests.compare import identical
+from fedsweep.testing.compare import identical
 from tests.models.small import timm_network, tiny_vit
 
 CARD = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}

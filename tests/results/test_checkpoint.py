@@ -15,8 +15,8 @@ from fedsweep.common.files import write_atomically
 from fedsweep.results import checkpoint
 from fedsweep.results.checkpoint import Checkpoint, load, load_history, save
 from fedsweep.results.history import RoundRecord, from_json, to_json
+from fedsweep.testing.compare import identical
 from fedsweep.types import AdapterState, ServerState
-from tests.compare import identical
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedsweep.common.randomness import stream
 from fedsweep.federation.rounds import federate
 from fedsweep.models.lora import squared_norm
+from fedsweep.testing.compare import identical, identical_rounds
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean, lora_residual
 from fedsweep.types import ClientUpdate, LayerAllocation
-from tests.compare import identical, identical_rounds
 from tests.references import aggregation as reference
 
 SHAPES = [(2, 3), (4,), (1, 5), (3, 2)]

@@ -10,10 +10,10 @@ from fedsweep.common.errors import UserError
 from fedsweep.federation.build_and_run import run
 from fedsweep.federation.extended import aggregation_config
 from fedsweep.federation.run_config import RunConfig
+from fedsweep.testing.compare import identical
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean, lora_residual
 from fedsweep.training.aggregation_rules import Mean, aggregation_rules
 from fedsweep.types import ClientUpdate, LayerAllocation
-from tests.compare import identical
 from tests.plugin_packages import Install, install
 
 __all__ = ["install"]

@@ -7,10 +7,10 @@ from fedsweep.common.errors import UserError
 from fedsweep.federation.rounds import federate
 from fedsweep.models.names import is_statistic
 from fedsweep.results.checkpoint import Checkpoint, load, save
+from fedsweep.testing.compare import identical, identical_rounds
+from fedsweep.testing.rounds import one_round
 from fedsweep.training.attacks import attacked, malicious_clients
 from fedsweep.types import RoundResult
-from tests.compare import identical, identical_rounds
-from tests.conformance.rounds import one_round
 
 IDS = [f"client-{number}" for number in range(10)]
 

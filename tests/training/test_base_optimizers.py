@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from fedsweep.common.errors import UserError
 from fedsweep.federation.rounds import federate
 from fedsweep.models.names import layer_of
+from fedsweep.testing.compare import identical, identical_rounds, memory, moved
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.training.base_optimizers import FedAvg, FedDyn, FedProx
 from fedsweep.types import ClientUpdate, LayerAllocation, ServerState
-from tests.compare import identical, identical_rounds, memory, moved
 from tests.references import feddyn as reference
 
 NOBODY = LayerAllocation.of([])

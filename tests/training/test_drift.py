@@ -9,13 +9,13 @@ import torch
 from fedsweep.federation.rounds import federate
 from fedsweep.methods.capabilities import StandIns
 from fedsweep.models.layered import completed
+from fedsweep.testing.rounds import one_round
 from fedsweep.training.drift_and_structural_bias import (
     DRIFT_METRICS,
     head_distance,
     mean_pairwise_distance,
     representation,
 )
-from tests.conformance.rounds import one_round
 
 
 def cosine_distance(one: np.ndarray, other: np.ndarray) -> float:

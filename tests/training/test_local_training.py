@@ -12,11 +12,11 @@ from fedsweep.common.errors import DivergenceError
 from fedsweep.common.randomness import stream
 from fedsweep.federation.build_and_run import build
 from fedsweep.models.names import layer_of
+from fedsweep.testing.compare import assert_close, identical, moved
 from fedsweep.training.base_optimizers import FedDyn
 from fedsweep.training.local_training import LocalConfig, LocalTask, batches, cross_entropy
 from fedsweep.training.optimizers import AdamConfig, SGDConfig
 from fedsweep.types import LayerAllocation
-from tests.compare import assert_close, identical, moved
 
 
 @given(st.integers(1, 60), st.integers(1, 70), st.integers(0, 30), st.integers(0, 2**31))

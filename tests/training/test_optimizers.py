@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsweep.common.errors import UserError
+from fedsweep.testing.compare import identical
 from fedsweep.training.optimizers import SGD, Adam, AdamConfig, SGDConfig, clipped, plain_adam
-from tests.compare import identical
 from tests.references import adam as adam_reference
 from tests.references import sgd as sgd_reference
 

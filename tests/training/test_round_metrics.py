@@ -9,9 +9,9 @@ from fedsweep.common.errors import UserError
 from fedsweep.federation.build_and_run import run
 from fedsweep.federation.extended import evaluation_config
 from fedsweep.federation.run_config import RunConfig
+from fedsweep.testing.compare import identical
 from fedsweep.training.evaluation import EvaluationConfig
 from fedsweep.training.round_metrics import round_metrics, titles_of
-from tests.compare import identical
 from tests.plugin_packages import Install, install
 
 __all__ = ["install"]

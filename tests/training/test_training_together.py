@@ -12,10 +12,10 @@ from fedsweep.common.errors import DivergenceError
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.models.activation_cache import FrozenRows
 from fedsweep.models.layered import LayeredModel
+from fedsweep.testing.compare import assert_close
 from fedsweep.training import local_training
 from fedsweep.training.local_training import CohortTrainer, LocalConfig, LocalTask, cross_entropy
 from fedsweep.types import LayerAllocation, RoundListener
-from tests.compare import assert_close
 
 SEVERAL = {"federation.rounds": 3, "local.batch_size": 15}
 CHANGES = {

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import get_args
 
 from rich.console import Console, Group
@@ -94,10 +94,7 @@ class LiveTable:
 
     def left(self) -> float | None:
         """Return the estimated number of seconds until all trials have ended, or None if it is not known yet."""
-        begun = [self.rounds - max(one.last_round, 0) for one in self.trials.values() if one.outcome is None]
-        waiting = max(self.total - len(self.trials), 0)
-        each = [*begun, *([self.rounds] * waiting)]
-        return self.time.left(sum(each), max(min(self.parallel, len(each)), 1), max(each, default=0))
+        return time_left(self.time, self.trials.values(), self.rounds, self.total, self.parallel)
 
     def stop(self) -> None:
         """Show that the sweep is stopping, and what is kept."""
@@ -149,6 +146,21 @@ class LiveTable:
     def _counted(self) -> str:
         parts = "" if self._narrow else self._outcomes()
         return f"{self._ended.total()} of {self.total} trials" + (f" ({parts})" if parts else "")
+
+
+def time_left(time: TimeLeft, trials: Collection[TrialRecord], rounds: int, total: int, parallel: int) -> float | None:
+    """Return the estimated number of seconds until all trials have ended, or None if it is not known yet.
+
+    Args:
+        time: The durations of rounds that have ended.
+        trials: The trials that have started.
+        rounds: The number of rounds of each trial.
+        total: The number of trials.
+        parallel: The largest number of trials that run at the same time.
+    """
+    begun = [rounds - max(one.last_round, 0) for one in trials if one.outcome is None]
+    each = [*begun, *([rounds] * max(total - len(trials), 0))]
+    return time.left(sum(each), max(min(parallel, len(each)), 1), max(each, default=0))
 
 
 @contextlib.contextmanager

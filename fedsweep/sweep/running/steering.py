@@ -28,7 +28,7 @@ class Steering:
     """
 
     def __init__(self, plan: Plan, sweep: SweepStore) -> None:
-        self.plan, self.stop_asked = plan, False
+        self.plan = plan
         self.interrupted = False
         """True if the session was stopped, by Ctrl-C or by another process."""
         self._sweep, self._requests = sweep, Requests(sweep)
@@ -47,8 +47,7 @@ class Steering:
         """
         with contextlib.suppress(OSError):
             self._look()
-        self.stop_asked |= bool(self._stops)
-        return self.stop_asked
+        return bool(self._stops)
 
     def _look(self) -> None:
         for name, request in self._requests.waiting():
