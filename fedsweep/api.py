@@ -200,6 +200,7 @@ def tune(
     store: str = STORE,
     mlflow: str | None = None,
     resume: bool = False,
+    join: bool = False,
     sweep: str | None = None,
     fresh: bool = False,
     verify: bool = False,
@@ -219,7 +220,9 @@ def tune(
         store: The results folder, or the URI of a remote results folder.
         mlflow: The address of an MLflow server; by default, the database in the results folder.
         resume: Whether to resume a sweep instead of starting a new one.
-        sweep: The id of the sweep to resume; the newest by default.
+        join: Whether to run the newest sweep together with the processes that run it. It is resumed if no process runs
+            it, and started if there is none.
+        sweep: The id of the sweep to resume or join; the newest by default.
         fresh: Whether to run all trials, even those that an earlier sweep has finished.
         verify: Whether to read all pixels of prepared data sets first, and check that they are unchanged.
         address: Where to run trials: `local`, `auto`, or HOST:PORT of a Ray cluster.
@@ -241,6 +244,7 @@ def tune(
         store=store,
         mlflow=mlflow,
         resume=resume,
+        join=join,
         sweep_id=sweep,
         fresh=fresh,
         verify=verify,

@@ -82,7 +82,8 @@ FIELDS: dict[str, dict[str, str]] = {
     "status": {
         "sweeps": "list of sweeps: `space`, `id`, `running`, `process` (its number), `machine`, `started`, "
         "`objective`, `rounds` of each trial, `trials` (the numbers `ended`, `begun` and "
-        "`planned`), `parallel` (trials at the same time), `seconds_left` (estimated), `changes` "
+        "`planned`), `joined` (other processes that take part: list with `process`, `machine` and `parallel`), "
+        "`parallel` (trials at the same time in all processes), `seconds_left` (estimated), `changes` "
         "made by hand (list of sentences), `trials_begun` (list with `arm`, `label`, `seed`, "
         "`round` and `value`) and `arms` (list with `arm`, `label`, `n`, `mean`, `baseline`, "
         "`difference`, `verdict` and `p_holm`)",

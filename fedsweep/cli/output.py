@@ -23,6 +23,7 @@ from fedsweep.common.paths import relative as relative
 from fedsweep.common.progress import duration, loading, waiting
 from fedsweep.results.arms import Arm, agrees, arm_label
 from fedsweep.results.records import stand_in, warning
+from fedsweep.results.steering import is_running
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
@@ -198,9 +199,14 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
     name, folder = session.plan.name, relative(result.folder)
     if result.report_error is not None and not disk_is_full(result.report_error):
         console.print(f"The report could not be written: {one_line(result.report_error)}.", style="yellow")
+    if session.left:
+        goes_on = "; another process goes on with it, and `fedsweep status` shows it" * is_running(session.sweep)
+        console.print(f"This process has left sweep {session.sweep.manifest().label}{goes_on}.", soft_wrap=True)
+        raise SystemExit(result.status)
     report = relative(result.folder / "report") if (result.folder / "report").exists() else "none yet"
     console.print(f"Report: {report}\nMLflow: {page_command}\nSweep:  {result.folder.name}", soft_wrap=True)
-    show_undelivered(console, session.recorder, page_command)
+    if session.recorder is not None:
+        show_undelivered(console, session.recorder, page_command)
     if result.disk_full:
         console.print(f"Nothing more can be written to {folder}: the disk is full.", style="yellow")
     if session.remote_error:

@@ -127,11 +127,19 @@ def tune(
         bool, Option("--fresh", help="run all trials, even those that an earlier sweep has finished")
     ] = False,
     resume: Annotated[bool, Option("--resume", help="resume the newest sweep of this search space")] = False,
+    join: Annotated[
+        bool,
+        Option(
+            "--join",
+            help="run the newest sweep of this search space together with the processes that run it, also on other "
+            "machines with the same results folder; start it if there is none",
+        ),
+    ] = False,
     sweep: Annotated[
         str | None,
         Option(
             "--sweep",
-            help="with --resume: id of the sweep to resume; the newest by default",
+            help="with --resume or --join: id of the sweep; the newest by default",
             autocompletion=completion.sweep_ids,
         ),
     ] = None,
@@ -155,7 +163,7 @@ def tune(
 
     from fedsweep.sweep import TuneOptions
 
-    space, sweep = named_sweep(space, sweep, resume)
+    space, sweep = named_sweep(space, sweep, resume or join)
     options = TuneOptions(
         space,
         parse_overrides(overrides or []),
@@ -163,6 +171,7 @@ def tune(
         store=store,
         mlflow=mlflow,
         resume=resume,
+        join=join,
         sweep_id=sweep,
         fresh=fresh,
         verify=verify,

@@ -20,7 +20,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.progress import TimeLeft, duration, loading
 from fedsweep.results import Store, SweepManifest, SweepStore, TrialRecord
 from fedsweep.results.arms import arm_label
-from fedsweep.results.steering import Driver, driver_of, is_running
+from fedsweep.results.steering import driver_of, is_running, joined, parallel_trials
 
 REFRESH_SECONDS = 1.0
 """Seconds between two updates of the live table of `attach`."""
@@ -69,7 +69,7 @@ def _described(sweep: SweepStore) -> dict[str, Any]:
     """Return the state of a sweep in JSON types."""
     from fedsweep.report import summarise
 
-    manifest, trials, driver = sweep.manifest(), sweep.trials(), driver_of(sweep)
+    manifest, trials, driver, others = sweep.manifest(), sweep.trials(), driver_of(sweep), joined(sweep)
     going = driver is not None or is_running(sweep)
     begun = [one for one in trials if one.outcome is None]
     arms = summarise(manifest, trials) if any(trial.history for trial in trials) else []
@@ -83,8 +83,9 @@ def _described(sweep: SweepStore) -> dict[str, Any]:
         "objective": manifest.metric,
         "rounds": manifest.rounds,
         "trials": {"ended": len(trials) - len(begun), "begun": len(begun), "planned": manifest.trials},
-        "parallel": driver.parallel if driver else None,
-        "seconds_left": _seconds_left(manifest, trials, driver) if going else None,
+        "joined": [{"process": one.pid, "machine": one.machine, "parallel": one.parallel} for one in others],
+        "parallel": parallel_trials(sweep) or None,
+        "seconds_left": _seconds_left(manifest, trials, parallel_trials(sweep)) if going else None,
         "changes": [one.sentence for one in manifest.changes],
         "trials_begun": [
             {
@@ -116,7 +117,7 @@ def _last_value(trial: TrialRecord, metric: str) -> float | None:
     return next((one.metrics[metric] for one in reversed(trial.history) if metric in one.metrics), None)
 
 
-def _seconds_left(manifest: SweepManifest, trials: Sequence[TrialRecord], driver: Driver | None) -> float | None:
+def _seconds_left(manifest: SweepManifest, trials: Sequence[TrialRecord], parallel: int) -> float | None:
     """Return the estimated time until all planned trials have ended, from the rounds that are recorded."""
     from fedsweep.sweep.running.display import time_left
 
@@ -127,7 +128,7 @@ def _seconds_left(manifest: SweepManifest, trials: Sequence[TrialRecord], driver
                 time.add(one.seconds)
     if manifest.trials is None:
         return None
-    return time_left(time, trials, manifest.rounds, manifest.trials, driver.parallel if driver else 1)
+    return time_left(time, trials, manifest.rounds, manifest.trials, parallel or 1)
 
 
 def _show(console: Console, one: dict[str, Any]) -> None:
@@ -136,6 +137,8 @@ def _show(console: Console, one: dict[str, Any]) -> None:
     if one["running"]:
         who = f" (process {one['process']} on {one['machine']})" if one["process"] else ""
         console.print(f"{name}: running{who}", soft_wrap=True)
+        for other in one["joined"]:
+            console.print(f"Joined by process {other['process']} on {other['machine']}", soft_wrap=True)
     else:
         more = planned is None or ended < planned
         hint = f"; `fedsweep tune {name} --resume` resumes it" if more else ""
@@ -204,9 +207,9 @@ def _follow(sweep: SweepStore) -> None:
     """Show the live table of a sweep until no process runs it."""
     from fedsweep.sweep.running.display import LiveTable
 
-    manifest, driver, trials = sweep.manifest(), driver_of(sweep), sweep.trials()
+    manifest, trials = sweep.manifest(), sweep.trials()
     done = [one for one in trials if one.outcome is not None]
-    parallel = driver.parallel if driver is not None else 1
+    parallel = parallel_trials(sweep) or 1
     table = LiveTable(progress_console(), manifest.metric, manifest.rounds, _total(manifest, trials), done, parallel)
     with table.live:
         while True:

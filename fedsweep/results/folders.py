@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from fedsweep.results.right_images import RightImages
 
 Record = TypeVar("Record", bound=Config)
+
+TAKEN = ".taken"
+"""The lock file in the folder of a trial, which the worker that runs the trial holds."""
+ERROR = "error.json"
 
 
 def read_record(kind: type[Record], path: Path) -> Record:
@@ -81,6 +85,41 @@ class TrialStore:
         """True if the trial's plan has been written."""
         return (self.folder / "trial.json").exists()
 
+    @contextlib.contextmanager
+    def take(self, seconds: float = 0.5) -> Iterator[bool]:
+        """Take the trial for the block, so that no other process runs it, and yield whether this was possible.
+
+        It is not possible if another process has taken the trial, or if the trial has no plan, for example because its
+        arm has just been dropped. The operating system ends the lock of a process that is killed.
+
+        Args:
+            seconds: The time to wait for another process; -1 waits until the trial is free.
+        """
+        lock = self.folder / TAKEN
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(lock, "the trial is taken", seconds))
+            except LockedError:
+                yield False
+                return
+            stack.callback(lock.unlink, missing_ok=True)
+            if not self.planned:
+                lock.unlink()
+                with contextlib.suppress(OSError):  # not empty
+                    self.folder.rmdir()  # the lock has created it
+            yield self.planned
+
+    @property
+    def is_taken(self) -> bool:
+        """True if a worker on any machine runs the trial at the moment."""
+        try:
+            if (lock := self.folder / TAKEN).exists():
+                with locked(lock, "the trial is taken", seconds=0):
+                    pass
+        except LockedError:
+            return True
+        return False
+
     def recorded(self) -> Sequence[RoundRecord]:
         """Return the records of all rounds in the local checkpoint, or an empty list if there is no checkpoint."""
         return load_history(self.checkpoint) if self.checkpoint.exists() else []
@@ -121,12 +160,26 @@ class TrialStore:
         write_record(self.folder / "outcome.json", outcome)
         self.remote.push()
 
-    def reopen(self) -> None:
-        """Remove the outcome, so that the trial continues from its checkpoint."""
-        (self.folder / "outcome.json").unlink(missing_ok=True)
+    def keep_error(self, error: Outcome) -> None:
+        """Record an error that becomes the trial's outcome only if the trial is promoted beyond the round of the error.
+
+        Another process, or a later session, then does not run the trial again.
+        """
+        write_record(self.folder / ERROR, error)
         self.remote.push()
 
-    def take(self, other: TrialStore, ends: Collection[OutcomeName]) -> None:
+    def error(self) -> Outcome | None:
+        """Return the trial's error, which need not be its outcome yet, or None if it had none."""
+        path = self.folder / ERROR
+        return read_record(Outcome, path) if path.exists() else None
+
+    def reopen(self) -> None:
+        """Remove the outcome and the error, so that the trial continues from its checkpoint."""
+        for name in ("outcome.json", ERROR):
+            (self.folder / name).unlink(missing_ok=True)
+        self.remote.push()
+
+    def copy(self, other: TrialStore, ends: Collection[OutcomeName]) -> None:
         """Copy the results of the same trial from another sweep.
 
         The checkpoint and the files of the last round are always copied. The outcome is copied only if it is in `ends`,

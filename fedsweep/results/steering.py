@@ -1,8 +1,11 @@
-"""Requests by which other processes change a running sweep, and the description of the process that runs it.
+"""The processes that run a sweep, and the requests by which other processes change the sweep.
 
-A command such as `fedsweep drop` writes a request into the hidden folder `.requests` of the sweep. The process that
-runs the sweep, called the driver, looks for requests several times a second, and answers each of them. No connection
-between the processes is needed, so the command can also run on another machine that shares the results folder.
+The process that holds the lock of a sweep is called its driver. Other processes can take part in the sweep: they train
+trials, but only the driver writes to MLflow and answers requests. If the driver ends, one of them becomes the driver.
+
+A command such as `fedsweep drop` writes a request into the hidden folder `.requests` of the sweep. The driver looks for
+requests several times a second, and answers each of them. No connection between the processes is needed, so the command
+can also run on another machine that shares the results folder.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from fedsweep.results.arms import Arm
 from fedsweep.results.folders import SweepStore, read_record, write_record
 from fedsweep.results.records import StoredRecord
 
-REQUESTS, DRIVER = ".requests", ".driver.json"
+REQUESTS, DRIVER, JOINED = ".requests", ".driver.json", ".joined"
 ANSWER = ".answer"
 
 
@@ -61,7 +64,7 @@ class Answer(StoredRecord):
 
 
 class Driver(Config):
-    """The process that runs a sweep."""
+    """A process that runs trials of a sweep."""
 
     what_a_name_is: ClassVar[str] = "an entry that this version of fedsweep knows"
 
@@ -79,16 +82,49 @@ class Driver(Config):
 
 def is_running(sweep: SweepStore) -> bool:
     """Return whether a process runs the sweep, or holds its lock for another reason such as a change."""
-    lock = sweep.folder / ".lock"
+    return has_driver(sweep) or bool(joined(sweep))
+
+
+def has_driver(sweep: SweepStore) -> bool:
+    """Return whether a process holds the sweep's lock."""
+    try:
+        return _is_locked(sweep.folder / ".lock")
+    except OSError:  # the folder belongs to somebody else, so its lock cannot be tried
+        return (sweep.folder / DRIVER).exists()
+
+
+def _is_locked(lock: Path) -> bool:
     try:
         if lock.exists():
             with locked(lock, "taken", seconds=0):
                 pass
     except LockedError:
         return True
-    except OSError:  # the folder belongs to somebody else, so its lock cannot be tried
-        return (sweep.folder / DRIVER).exists()
     return False
+
+
+@contextlib.contextmanager
+def taking_part(sweep: SweepStore, parallel: int) -> Iterator[None]:
+    """Keep the description of this process, which is not the driver, in the sweep's folder for the block."""
+    here = Driver.here(parallel)
+    place = sweep.folder / JOINED / f"{secrets.token_hex(8)}.json"
+    write_record(place, here)
+    with locked(place.with_suffix(".lock"), "the process already takes part in the sweep"):
+        try:
+            yield
+        finally:
+            for path in (place, place.with_suffix(".lock")):
+                path.unlink(missing_ok=True)
+
+
+def joined(sweep: SweepStore) -> list[Driver]:
+    """Return the processes that take part in the sweep beside its driver. Those that were killed are left out."""
+    found = []
+    for path in sorted((sweep.folder / JOINED).glob("*.json")):
+        with contextlib.suppress(UserError, OSError):  # the process has just ended
+            if _is_locked(path.with_suffix(".lock")):
+                found.append(read_record(Driver, path))
+    return found
 
 
 @contextlib.contextmanager
@@ -106,9 +142,15 @@ def driver_of(sweep: SweepStore) -> Driver | None:
     """Return the process that runs the sweep, or None if no process runs it or it has just begun."""
     path = sweep.folder / DRIVER
     try:
-        return read_record(Driver, path) if path.exists() and is_running(sweep) else None
+        return read_record(Driver, path) if path.exists() and has_driver(sweep) else None
     except UserError:
         return None
+
+
+def parallel_trials(sweep: SweepStore) -> int:
+    """Return the largest number of trials that all processes of a sweep run at the same time; 0 if none is known."""
+    driver = driver_of(sweep)
+    return sum(one.parallel for one in (*joined(sweep), *([driver] if driver is not None else [])))
 
 
 class Requests:

@@ -128,7 +128,7 @@ def test_every_command_rejects_a_malformed_override(refused: Refused, verb):
     [
         (["lora.rank=4"], f"`lora.rank` is varied by search space {SPACE} and cannot be overridden."),
         (["seed=4"], f"`seed` cannot be overridden in search space {SPACE}; use --seeds instead."),
-        (["--sweep", "x"], "`--sweep` selects the sweep to resume and needs `--resume`."),
+        (["--sweep", "x"], "`--sweep` selects the sweep to resume or join and needs `--resume` or `--join`."),
         (["--samples", "3"],
          f"--samples needs `search` tpe or random, but search space {SPACE} has `search` grid."),
         (["--subsets", "all"],

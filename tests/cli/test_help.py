@@ -168,6 +168,7 @@ def test_every_option_of_tune_changes_the_space_or_is_read_by_the_command():
         "overrides",
         "fresh",
         "resume",
+        "join",
         "sweep",
         "verify",
         "dry_run",

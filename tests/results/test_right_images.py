@@ -85,7 +85,7 @@ def test_a_reused_trial_has_the_file(tmp_path: Path) -> None:
     assert first.read().right == first.folder / RIGHT
     assert second.read().right is None
     first.end(Outcome(outcome="failed", round=0))
-    second.take(first, ("finished",))
+    second.copy(first, ("finished",))
     assert (second.folder / RIGHT).read_bytes() == (first.folder / RIGHT).read_bytes()
     assert second.read().right == second.folder / RIGHT
     assert first.read().artifacts == {}  # files that are sent to MLflow

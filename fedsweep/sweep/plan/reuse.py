@@ -55,7 +55,7 @@ class Reuse:
             return plan
         marked = plan.model_copy(update={"marks": {**plan.marks, TAKEN_FROM: origin}})
         # An outcome that depends on other trials is decided anew in this sweep.
-        trial.take(other, ends=() if together else FINAL)
+        trial.copy(other, ends=() if together else FINAL)
         trial.plan(marked)
         return marked
 
@@ -100,6 +100,9 @@ class ReusedTrial:
 
     def outcome(self) -> None:
         """Return None, because the new sweep decides how the trial ends."""
+
+    def error(self) -> None:
+        """Return None, because trials with errors are not reused without their outcome."""
 
 
 class ReusedTrials:

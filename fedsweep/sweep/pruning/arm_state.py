@@ -55,6 +55,8 @@ class RecordedTrials:
         self._values[plan.key], self._last[plan.key] = values, history[-1].round if history else -1
         if outcome is not None and outcome.outcome in ("diverged", "failed"):
             self._errors[plan.key] = outcome
+        elif outcome is None and trial.planned and (error := trial.error()) is not None:
+            self._errors[plan.key] = error
 
 
 class ArmState(RecordedTrials):

@@ -77,6 +77,8 @@ def finish(
     """
     folder = session.sweep.folder / "report"
     report, failed = None, None
+    if session.left:  # its driver writes the report
+        return SweepResult(session, None, None, interrupted_status)
     try:
         if any(trial.history for trial in session.trials):
             with waiting(console, "Writing the report"):
@@ -89,7 +91,8 @@ def finish(
     result = SweepResult(session, report, failed, interrupted_status)
     counts = {f"trials/{name}": float(number) for name, number in result.tally.items()}
     status = "KILLED" if session.interrupted else "FINISHED"
-    with delivering(console) as tell:
-        session.recorder.close_sweep(status, counts, folder if folder.exists() else None, tell)
+    if session.recorder is not None:
+        with delivering(console) as tell:
+            session.recorder.close_sweep(status, counts, folder if folder.exists() else None, tell)
     session.sweep.remote.push()
     return result

@@ -1,21 +1,27 @@
 """Functions that open the folder of a new or resumed sweep, lock it, and clean it up after a session was killed."""
 
+from __future__ import annotations
+
 import contextlib
 import datetime
 import platform
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from fedsweep.common.errors import UserError
-from fedsweep.common.files import locked
+from fedsweep.common.files import LockedError, locked
+from fedsweep.common.progress import waiting
 from fedsweep.results import Outcome, Store, SweepManifest, SweepStore, TrialRecord
 from fedsweep.results.folders import is_hidden
 from fedsweep.results.records import PLUGINS
 from fedsweep.results.remote.mirror import SCRATCH
-from fedsweep.results.steering import DRIVER
+from fedsweep.results.steering import DRIVER, is_running, joined
 from fedsweep.sweep.cluster.cluster import HERE, Cluster, processor
 from fedsweep.sweep.cluster.node_requirements import Arrival
 from fedsweep.sweep.plan import warm_start
@@ -25,6 +31,9 @@ from fedsweep.sweep.pruning.seed_state import SeedState
 from fedsweep.tracking import Destination, check_writable
 from fedsweep.tracking.sweep_description import git_commit
 from fedsweep.training.round_metrics import titles_of
+
+if TYPE_CHECKING:
+    from fedsweep.sweep.running.tune import TuneOptions
 
 CAUSES = {
     "definition": "its YAML files or overrides have",
@@ -46,6 +55,49 @@ class Prepared:
     cluster: Cluster
     arrival: Arrival | None
     """The check that each worker makes before its first trial; None without a cluster."""
+
+
+def opened(
+    ready: Prepared,
+    options: TuneOptions,
+    console: Console,
+    held: contextlib.ExitStack,
+    connect: Callable[[], object],
+) -> tuple[SweepStore, bool]:
+    """Create or resume a sweep, lock it, and return it with the answer whether this process is its driver.
+
+    Args:
+        ready: The checked plan.
+        options: The options of `tune`.
+        console: The console for progress messages.
+        held: The stack at whose end the sweep is unlocked.
+        connect: A function that connects to Ray. It is called if trials may be left to run, before a folder is created
+            or an MLflow run is opened, so that nothing stays open if Ray does not start.
+    """
+    plan, store, resumed = ready.plan, ready.store, options.resumed
+    if resumed is None:
+        check_new(plan, store)
+        with waiting(console, "Looking for earlier trials"):
+            trials_to_run = anything_new(plan, store, options.fresh)
+        if trials_to_run:
+            connect()
+        sweep = new_sweep(plan, store, options.fresh, ready.cluster)
+        ready.destination.relocate()  # before the sweep is locked
+        held.enter_context(exclusively(sweep))
+        return sweep, True
+    sweep, is_driver = resumed_sweep(plan, store, resumed), True
+    if not (options.join and is_running(sweep)):
+        ready.destination.relocate()
+    try:
+        held.enter_context(exclusively(sweep))
+    except LockedError:
+        if not options.join:
+            raise
+        is_driver = False
+    resumed_sweep(plan, store, sweep)  # another process may have changed it until now
+    if anything_left(plan, sweep):
+        connect()
+    return sweep, is_driver
 
 
 def check_new(plan: Plan, store: Store) -> None:
@@ -156,8 +208,11 @@ def _manifest(plan: Plan, fresh: bool, cluster: Cluster = HERE) -> SweepManifest
 
 
 @contextlib.contextmanager
-def exclusively(sweep: SweepStore) -> Iterator[None]:
+def exclusively(sweep: SweepStore) -> Iterator[bool]:
     """Lock the sweep for the duration of the block, and download its new files if the store is remote.
+
+    Yields:
+        Whether the process that ran the sweep before was killed.
 
     Raises:
         UserError: Another process is running the sweep.
@@ -166,9 +221,10 @@ def exclusively(sweep: SweepStore) -> Iterator[None]:
     busy = f"{name} is being run by another process; wait until that process ends, or stop it."
     with locked(sweep.folder / ".lock", busy), sweep.remote.exclusively(name):
         sweep.remote.pull(discard=True)
-        (sweep.folder / DRIVER).unlink(missing_ok=True)  # of a process that was killed
+        killed = (sweep.folder / DRIVER).exists()
+        (sweep.folder / DRIVER).unlink(missing_ok=True)
         try:
-            yield
+            yield killed
         finally:
             with contextlib.suppress(OSError):  # only a cache, and the disk may be full
                 sweep.remote.save()
@@ -190,10 +246,13 @@ def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool 
     Raises:
         UserError: The checkpoint of a trial that continues another trial is missing and cannot be copied again.
     """
-    shutil.rmtree(sweep.folder / SCRATCH, ignore_errors=True)
+    if not joined(sweep):
+        shutil.rmtree(sweep.folder / SCRATCH, ignore_errors=True)
     sweep.remote.clear(SCRATCH)
+    taken = {key for one in (sweep.folder / "trials").glob("[!.]*") if sweep.trial(key := one.name).is_taken}
     for torn in (sweep.folder / "trials").glob("*/.*"):
-        if torn.is_file() and not is_hidden(torn.parent):  # a folder such as `.ipynb_checkpoints` is not ours
+        # A folder such as `.ipynb_checkpoints` is not ours, and other processes write the files of their trials.
+        if torn.is_file() and not is_hidden(torn.parent) and torn.parent.name not in taken:
             torn.unlink()
     for outcome in (sweep.folder / "trials").glob("*/outcome.json"):
         if not (trial_folder := sweep.trial(outcome.parent.name)).planned and not is_hidden(outcome.parent):
@@ -201,9 +260,11 @@ def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool 
     if not together:
         mark_finished(sweep, rounds)
     for trial in sweep.trials():
-        failed = trial.outcome is not None and trial.outcome.outcome == "failed"
-        if trial.missing or (failed and retry):
-            sweep.trial(trial.plan.key).reopen()
+        store = sweep.trial(trial.plan.key)
+        ended = trial.outcome or store.error()
+        failed = ended is not None and ended.outcome == "failed"
+        if (trial.missing or (failed and retry)) and trial.plan.key not in taken:
+            store.reopen()
         _restore_start(sweep, trial)
 
 

@@ -9,7 +9,7 @@ import functools
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ray import tune
@@ -23,7 +23,6 @@ from fedsweep.common.progress import waiting
 from fedsweep.results import SweepStore, TrialPlan, TrialRecord
 from fedsweep.results.records import TAKEN_FROM
 from fedsweep.results.remote.mirror import SCRATCH
-from fedsweep.results.steering import driving
 from fedsweep.sweep.cluster.cluster import concurrency, most_on_a_gpu
 from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.plan import warm_start
@@ -36,9 +35,10 @@ from fedsweep.sweep.pruning.trial_rules import Medians, Rungs, StoppingScheduler
 from fedsweep.sweep.pruning.trial_state import TrialState
 from fedsweep.sweep.running.display import LiveTable
 from fedsweep.sweep.running.lost_workers import as_lost_workers
-from fedsweep.sweep.running.open_sweep import Prepared, clear_leftovers, mark_finished
+from fedsweep.sweep.running.open_sweep import Prepared, mark_finished
 from fedsweep.sweep.running.recording import Recording, WriteGuard
-from fedsweep.sweep.running.steering import Steering, as_dropped, set_aside
+from fedsweep.sweep.running.shared_sweep import Following, OtherTrials
+from fedsweep.sweep.running.steering import Steering
 from fedsweep.sweep.running.time_estimate import side_by_side
 from fedsweep.sweep.running.trainable import train
 from fedsweep.sweep.running.watched import RayLostError, Watch, run_watched
@@ -60,7 +60,8 @@ class SessionOutcome:
 
     plan: Plan
     sweep: SweepStore
-    recorder: Recorder
+    recorder: Recorder | None
+    """None if another process is, or was, the driver of the sweep, which writes to MLflow."""
     trials: list[TrialRecord]
     interrupted: bool
     """True if trials are left to run."""
@@ -70,6 +71,8 @@ class SessionOutcome:
     """The reason why the remote store is incomplete; empty if it is complete."""
     lost: str = ""
     """The process of Ray whose end has ended the session; empty if there is none."""
+    left: bool = False
+    """True if this process has left a sweep whose driver is another process."""
 
     @property
     def stopped(self) -> bool:
@@ -77,50 +80,29 @@ class SessionOutcome:
         return self.interrupted or self.disk_full or bool(self.remote_error)
 
 
-def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
-    """Run the unfinished trials of a sweep, and return the outcome of the session.
-
-    If another process asks for a change, such as further seeds, the change is applied and the session continues.
-    """
-    recorder = Recorder(ready.store, ready.plan.name, ready.destination)
-    with driving(sweep, side_by_side(ready.plan, ready.cluster)):
-        while True:
-            steering = Steering(ready.plan, sweep)
-            outcome = _run(ready, sweep, console, recorder, steering)
-            if outcome.stopped or steering.interrupted:
-                if steering.record_stop():
-                    recorder.open_sweep(sweep.manifest(), sweep.folder)
-                return outcome
-            steering.look()
-            if not steering.paused:
-                return outcome
-            for sentence in steering.apply():
-                console.print(sentence, soft_wrap=True)
-            ready = replace(ready, plan=steering.plan)
+def retried(plan: Plan) -> bool:
+    """Return whether a later session runs failed trials again: no later samples or seeds depend on the failures."""
+    return plan.sampled is None and plan.space.until_decided is None
 
 
-def _run(
-    ready: Prepared, sweep: SweepStore, console: Console, recorder: Recorder, steering: Steering
+def decided_together(plan: Plan) -> bool:
+    """Return whether the outcome of a trial depends on other trials."""
+    return decides_jointly(plan.space.scheduler) or plan.space.until_decided is not None
+
+
+def run_session(
+    ready: Prepared, sweep: SweepStore, console: Console, recorder: Recorder | None, steering: Steering | Following
 ) -> SessionOutcome:
     """Run the unfinished trials of a sweep until they have ended, the sweep is stopped, or a change is granted."""
     plan, rounds, scheduler = ready.plan, ready.plan.base.federation.rounds, ready.plan.space.scheduler
     if known := warm_start.read(sweep):
         console.print(known.note(rounds))
-    until = plan.space.until_decided
-    retried = plan.sampled is None and until is None  # later samples or seeds depend on earlier failures
-    together = decides_jointly(scheduler) or until is not None
-    if sweep.manifest().changes:
-        set_aside(plan, sweep)
-    clear_leftovers(sweep, rounds, retry=retried, together=together)
-    sweep.show(plan.space.columns, asked="columns" in plan.request.options)
-    writes = WriteGuard()
-    with waiting(console, "Looking for MLflow's runs and earlier trials"):
-        recorder.open_sweep(sweep.manifest(), sweep.folder)
-        for dropped in sweep.dropped().values():
-            recorder.sync(as_dropped(dropped.read()))
-        sweep.remote.push()
+    until, together, writes = plan.space.until_decided, decided_together(plan), WriteGuard()
+    with waiting(console, "Looking for earlier trials"), steering.planning():
         reuse = Reuse(ready.store, sweep, compared_rounds(scheduler, rounds))
-        planned = None if plan.sampled else [reuse.give(one, together=together) for one in plan.grid()]
+        planned = None if plan.sampled else [*plan.grid()]
+        if planned is not None and recorder is not None:
+            planned = [reuse.give(one, together=together) for one in planned]
         trials = sweep.trials()
     done = [trial for trial in trials if trial.outcome is not None]
     parallel = side_by_side(plan, ready.cluster)
@@ -147,15 +129,19 @@ def _run(
         state = ArmState(plan, scheduler, sweep, planned or ())
     elif scheduler.name == "asha":
         state = TrialState(plan, scheduler, sweep, planned or [trial.plan for trial in trials])
-    recording = Recording(sweep, recorder, display, rounds, reuse, writes, packing, state, retried, steering=steering)
+    others = OtherTrials(sweep, present=recorder is None)
+    recording = Recording(
+        sweep, recorder, display, rounds, reuse, writes, packing, state, retried(plan), steering=steering, others=others
+    )
     with display.live:
         lost = _run_trials(ready, recording, planned, trials)
-    trials = [recording.shown(trial.plan.key) for trial in sweep.trials()]
+    keys = [trial.plan.key for trial in sweep.trials()]
+    trials = [recording.shown(key) for key in keys if state is None or key in state.plans]
     interrupted = _any_left(plan, recording, trials)
     steering.interrupted = recording.stop.asked
     changing = steering.paused and not recording.stop.asked and not lost
     for trial in trials:
-        if trial.outcome is None and not changing:
+        if trial.outcome is None and not changing and recorder is not None:
             recorder.interrupt(trial)
     interrupted = interrupted and not changing
     return SessionOutcome(plan, sweep, recorder, trials, interrupted, writes.disk_full, writes.remote_error, lost)
@@ -194,6 +180,7 @@ def _run_trials(
         recording.display.console.print(summary)
     with writes.catching():
         sweep.remote.pull()
+    recording.look_again()
     with writes.catching():
         recording.decide() if recording.state else mark_finished(sweep, recording.rounds)
     recording.sync_all()
@@ -252,10 +239,11 @@ def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | 
         compared=compared_rounds(plan.space.scheduler, recording.rounds),
     )
     shared = sweep.remote.place if not cluster.is_local else None  # each node reads a file of Ray from this place
-    scratch = sweep.folder / SCRATCH
+    scratch, name = sweep.folder / SCRATCH, secrets.token_hex(4)
     searcher, scheduler = _strategy(plan, recording, planned)
     if isinstance(searcher, FolderSearcher):
-        searcher.is_paused = lambda: recording.steering.paused
+        searcher.is_paused = lambda: recording.steering.paused or recording.stop.asked
+        searcher.look, searcher.taken, recording.searcher = recording.look, recording.others.taken, searcher
     tuner = tune.Tuner(
         tune.with_resources(trainable, request),
         tune_config=tune.TuneConfig(
@@ -266,7 +254,7 @@ def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | 
             reuse_actors=True,
         ),
         run_config=tune.RunConfig(
-            name=secrets.token_hex(4),
+            name=name,
             storage_path=f"{shared.base}/{SCRATCH}" if shared else str(scratch),
             storage_filesystem=shared.filesystem if shared else None,
             callbacks=[recording],
@@ -279,7 +267,9 @@ def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | 
         with as_lost_workers(), _in_warm_workers():
             tuner.fit()
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)  # Ray's own bookkeeping; the records are in trials/
+        shutil.rmtree(scratch / name, ignore_errors=True)  # Ray's own bookkeeping; the records are in trials/
+        with contextlib.suppress(OSError):  # another process uses it
+            scratch.rmdir()
         sweep.remote.clear(SCRATCH)
 
 

@@ -10,10 +10,11 @@ from typing import Any
 from ray.tune import Callback, Stopper
 from ray.tune.experiment import Trial
 
-from fedsweep.common.errors import disk_is_full
+from fedsweep.common.errors import UserError, disk_is_full
 from fedsweep.results import Outcome, OutcomeName, SweepStore, TrialPlan, TrialRecord
 from fedsweep.results.remote import LOST
 from fedsweep.results.remote.objects import UnreachableError
+from fedsweep.results.steering import parallel_trials
 from fedsweep.sweep.cluster.packing import Packing, larger
 from fedsweep.sweep.plan.reuse import Reuse
 from fedsweep.sweep.pruning.arm_state import ArmState
@@ -22,8 +23,10 @@ from fedsweep.sweep.pruning.seed_state import SeedState
 from fedsweep.sweep.pruning.trial_state import TrialState
 from fedsweep.sweep.running.display import LiveTable
 from fedsweep.sweep.running.lost_workers import cause_of, reason_of
+from fedsweep.sweep.running.shared_sweep import Following, OtherTrials
 from fedsweep.sweep.running.steering import Steering
 from fedsweep.sweep.running.watched import Stop
+from fedsweep.sweep.search.ray_searchers import FolderSearcher
 from fedsweep.tracking import Recorder
 
 LOST_WORKERS = 3
@@ -62,7 +65,8 @@ class Recording(Callback, Stopper):
     """
 
     sweep: SweepStore
-    recorder: Recorder
+    recorder: Recorder | None
+    """None if another process is the driver of the sweep, which writes to MLflow."""
     display: LiveTable
     rounds: int
     reuse: Reuse
@@ -72,8 +76,12 @@ class Recording(Callback, Stopper):
     """The arms or trials that are halved, or the population; None for trials whose outcomes are independent."""
     retried: bool = True
     """True if a later session runs failed trials again."""
-    steering: Steering = field(kw_only=True)
+    steering: Steering | Following = field(kw_only=True)
     """The requests of other processes to change or stop the sweep."""
+    others: OtherTrials = field(kw_only=True)
+    """The trials that other processes run."""
+    searcher: FolderSearcher | None = field(default=None, init=False)
+    """The searcher that chooses the next trial, once Ray Tune runs."""
     stop: Stop = field(default_factory=Stop)
     _shown: dict[str, int] = field(default_factory=dict, init=False)
     _lost: Counter[str] = field(default_factory=Counter, init=False)
@@ -82,8 +90,11 @@ class Recording(Callback, Stopper):
 
     def announce(self, plan: TrialPlan) -> None:
         """Write the plan of a trial before Ray starts the trial."""
-        with self.writes.catching():
-            plan, trial = self.reuse.give(plan, together=self.state is not None), self.sweep.trial(plan.key)
+        trial = self.sweep.trial(plan.key)
+        with self.writes.catching(), self.steering.planning() as is_current:
+            if not is_current or (self.others.present and trial.planned):
+                return  # without a plan, its worker leaves the trial alone
+            plan = self.reuse.give(plan, together=self.state is not None)
             if plan.start is not None and not trial.checkpoint.exists():
                 trial.begin_from(self.sweep.trial(plan.start.key), plan.start.round)
             trial.plan(plan)
@@ -108,10 +119,31 @@ class Recording(Callback, Stopper):
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         """End Ray Tune's loop if the sweep was interrupted."""
         self.stop.check()
+        self.look()
+
+    def look(self) -> None:
+        """Read what other processes have recorded since the last look."""
+        if self.searcher is None:
+            return
+        news = self.others.news(self.searcher.running)
+        for key in news:
+            with contextlib.suppress(UserError, OSError):  # the driver has just dropped its arm
+                if self.sweep.trial(key).planned and self.searcher.notice(self.sweep.trial(key).read().plan):
+                    self.sync(key)
+        if news:
+            self.decide()
+            self.display.parallel = parallel_trials(self.sweep) or self.display.parallel
+
+    def look_again(self) -> None:
+        """Read all trials of a sweep that other processes take part in."""
+        if self.others.present and self.state is not None:
+            for key in self.state.plans:
+                self.state.refresh(key)
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         """Start MLflow's writes. Creating its database earlier would slow down the imports of the first worker."""
-        self.recorder.begin()
+        if self.recorder is not None:
+            self.recorder.begin()
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
@@ -130,7 +162,9 @@ class Recording(Callback, Stopper):
         key, result = trial.config["trial"], trial.last_result
         last = result.get("round", 0)
         if (kind := result.get("kind")) is not None:
-            if kind == "memory" and larger(trial.config["gpus"]) is not None:
+            if kind == "taken":
+                self.others.keep_away(key)
+            elif kind == "memory" and larger(trial.config["gpus"]) is not None:
                 self.sync(key)  # the trial is retried with a larger share
             elif kind != "full":  # after a full disk, the trial can continue in a later session
                 outcome: OutcomeName = "diverged" if kind == "diverged" else "failed"
@@ -189,10 +223,18 @@ class Recording(Callback, Stopper):
                 self.announce(self.state.plans[key]) if not trial.planned else None
                 self.end(key, outcome)
             elif outcome is None and before is not None:  # its arm was pruned because of a failure that is retried
-                trial.reopen()
-                self.sync(key)
+                self._reopen(key)
             elif trial.planned and self._shown.get(key) != self.state.visible(key):
                 self.sync(key)
+
+    def _reopen(self, key: str) -> None:
+        """Remove the outcome of a trial, unless another process has recorded it and knows more than this one."""
+        if self.others.present and self.state is not None:
+            self.look_again()
+            if self.recorder is None or self.state.outcome(key) is not None:
+                return
+        self.sweep.trial(key).reopen()
+        self.sync(key)
 
     def end(self, key: str, outcome: Outcome) -> None:
         """Record the outcome of a trial."""
@@ -215,10 +257,12 @@ class Recording(Callback, Stopper):
 
     def sync(self, key: str) -> None:
         """Update a trial in the live table and in MLflow."""
-        if self.sweep.trial(key).planned:  # a plan is missing if the disk was full
+        known = self.state is None or key in self.state.plans  # the driver may have dropped its arm
+        if known and self.sweep.trial(key).planned:  # a plan is missing if the disk was full
             record = self.shown(key)
             self.display.update(record)
-            self.recorder.sync(record)
+            if self.recorder is not None:
+                self.recorder.sync(record)
 
     def shown(self, key: str) -> TrialRecord:
         """Return a trial's record as the live table and MLflow show it.

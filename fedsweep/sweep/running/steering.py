@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from fedsweep.common.errors import UserError, one_line
@@ -18,6 +18,7 @@ from fedsweep.results.records import DROPPED, Change
 from fedsweep.results.steering import DropRequest, ExtendRequest, Request, Requests, StopRequest
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running.open_sweep import exclusively, resumed_sweep
+from fedsweep.sweep.running.shared_sweep import planning
 from fedsweep.sweep.space.requested_space import read
 
 
@@ -39,6 +40,12 @@ class Steering:
     def paused(self) -> bool:
         """True if no trial must start or continue, because a change has to be applied first."""
         return bool(self._granted)
+
+    @contextlib.contextmanager
+    def planning(self) -> Iterator[bool]:
+        """Let only this process write plans within the block, and yield True: only the driver changes the sweep."""
+        with planning(self._sweep):
+            yield True
 
     def look(self) -> bool:
         """Look for new requests, refuse those that are invalid, and return whether the sweep must stop.
@@ -144,10 +151,12 @@ def apply(request: Request, plan: Plan, sweep: SweepStore) -> str:
         "options": dict(plan.request.options),
         "digests": plan.digests(),
     }
-    if isinstance(request, ExtendRequest):
-        change = _record(sweep, updated, kind="extended", seeds=request.seeds)
-    else:
-        change = _record(sweep, updated, kind="dropped", arm=request.arm if isinstance(request, DropRequest) else None)
+    with planning(sweep):  # other processes that take part write no plan of a dropped arm from now on
+        if isinstance(request, ExtendRequest):
+            change = _record(sweep, updated, kind="extended", seeds=request.seeds)
+        else:
+            arm = request.arm if isinstance(request, DropRequest) else None
+            change = _record(sweep, updated, kind="dropped", arm=arm)
     set_aside(plan, sweep)
     return change.sentence
 
@@ -159,12 +168,16 @@ def as_dropped(trial: TrialRecord) -> TrialRecord:
 
 
 def set_aside(plan: Plan, sweep: SweepStore) -> None:
-    """Set aside the trials that do not belong to the plan, and number the others as in the plan."""
+    """Set aside the trials that do not belong to the plan, and number the others as in the plan.
+
+    If another process runs a trial that does not belong to the plan, wait until it has ended its round.
+    """
     numbers = {one.key: one.number for one in plan.grid()}
     for trial in sweep.trials():
         key = trial.plan.key
         if key not in numbers:
-            sweep.set_aside(key)
+            with sweep.trial(key).take(seconds=-1):
+                sweep.set_aside(key)
         elif trial.plan.number != numbers[key]:
             sweep.trial(key).plan(trial.plan.model_copy(update={"number": numbers[key]}))
 

@@ -6,14 +6,14 @@ import os
 import tempfile
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ray import tune
 
 from fedsweep.common.errors import DivergenceError, disk_is_full
-from fedsweep.results import SweepStore, TrialStore
+from fedsweep.results import Outcome, SweepStore, TrialStore
 from fedsweep.results.remote import Place
 from fedsweep.results.remote.mirror import Mirror
 from fedsweep.results.remote.objects import UnreachableError, persistently
@@ -45,8 +45,10 @@ def train(
     Rounds that are already on disk are reported again, so that the scheduler receives all rounds. The report of a new
     round includes the GPU memory that the trial used.
 
-    An error in the trial is not raised, but reported under the key `error`. Ray itself sees an error only if the worker
-    was lost or the remote store did not answer. In these cases, the trial is started again.
+    The worker takes the trial first. If another process runs the trial, only the kind `taken` is reported.
+
+    An error in the trial is not raised, but recorded, and reported under the key `error`. Ray itself sees an error only
+    if the worker was lost or the remote store did not answer. In these cases, the trial is started again.
 
     Args:
         config: The trial's key (`trial`), the round to reach (`until`) and the trial's share of a GPU (`gpus`).
@@ -61,9 +63,31 @@ def train(
     """
     if arrival is None:
         os.environ.update(environment)  # a worker has another working directory than the driver
+    local = SweepStore(Path(sweep)).trial(config["trial"])
+    # Only one process runs a sweep in a remote store, so its trials need no lock.
+    with nullcontext(True) if remote is not None else local.take() as is_mine:
+        if not is_mine:
+            _report_end(local.history()[-1:], kind="taken")
+            return
+        _train(config, local, threads, device, arrival, remote, system_metrics, compared)
+
+
+def _train(
+    config: dict[str, Any],
+    local: TrialStore,
+    threads: int,
+    device: Device,
+    arrival: Arrival | None,
+    remote: Place | None,
+    system_metrics: bool,
+    compared: Sequence[int],
+) -> None:
     measure, memory = Meter(), dict[str, int]()
-    with _trial_folder(remote, config["trial"], SweepStore(Path(sweep)).trial(config["trial"])) as (store, send):
+    with _trial_folder(remote, config["trial"], local) as (store, send):
         recorded = len(store.history())
+        if (known := store.error()) is not None:
+            _report_end(store.history()[-1:], kind=known.outcome, error=known.error)
+            return
         try:
             if arrival is not None:
                 arrival.enter()
@@ -78,11 +102,18 @@ def train(
         except UnreachableError:
             raise
         except Exception as error:
-            last = store.history()[-1:]
-            end = {"round": last[0].round if last else 0, "error": traceback.format_exc(), "kind": kind_of(error)}
-            tune.report({**(last[0].metrics if last else {}), **memory, **end})
+            kind, text, last = kind_of(error), traceback.format_exc(), store.history()[-1:]
+            if kind in ("diverged", "failed"):  # only these end a trial
+                with suppress(OSError):
+                    store.keep_error(Outcome(outcome=kind, round=last[0].round if last else 0, error=text))
+            _report_end(last, kind=kind, error=text, **memory)
         finally:  # only now, because the error's traceback kept tensors alive
             measure.release()
+
+
+def _report_end(last: Sequence[RoundRecord], **end: object) -> None:
+    """Report that a trial has ended without a new round. `last` contains its last recorded round, if any."""
+    tune.report({**(last[0].metrics if last else {}), "round": last[0].round if last else 0, **end})
 
 
 @contextmanager
@@ -135,7 +166,7 @@ def _rounds(
     yield from run_resumably(run, store.checkpoint, device, until, system, compared=compared)
 
 
-def kind_of(error: Exception) -> str:
+def kind_of(error: Exception) -> Literal["diverged", "full", "memory", "failed"]:
     """Return the kind of an error: `diverged`, `full` (disk is full), `memory` (GPU ran out of memory) or `failed`."""
     if isinstance(error, DivergenceError):
         return "diverged"

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from fedsweep.common.errors import UserError
-from fedsweep.common.files import write_atomically
+from fedsweep.common.files import locked, write_atomically
 from fedsweep.common.imports import without_collections
 from fedsweep.common.paths import find
 from fedsweep.common.progress import loading, silent_console, waiting
@@ -49,6 +49,8 @@ class TuneOptions:
     """Address of an MLflow server; None for the store's own database."""
     resume: bool = False
     """Resume a sweep instead of starting a new one."""
+    join: bool = False
+    """Run the newest sweep together with the processes that run it; resume it if none does, or start the first one."""
     sweep_id: str | None = None
     """Id of the sweep to resume; the newest by default."""
     fresh: bool = False
@@ -65,10 +67,17 @@ class TuneOptions:
     def __post_init__(self) -> None:
         from fedsweep.sweep.cluster.ray_session import check_address
 
-        if self.sweep_id is not None and not self.resume:
-            raise UserError("`--sweep` selects the sweep to resume and needs `--resume`.")
-        if self.fresh and self.resume:
-            raise UserError("`--fresh` applies to new sweeps and cannot be combined with `--resume`.")
+        again = "--join" if self.join else "--resume"
+        if self.sweep_id is not None and not (self.resume or self.join):
+            raise UserError("`--sweep` selects the sweep to resume or join and needs `--resume` or `--join`.")
+        if self.fresh and (self.resume or self.join):
+            raise UserError(f"`--fresh` applies to new sweeps and cannot be combined with `{again}`.")
+        if self.join and self.resume:
+            raise UserError("`--join` also resumes a sweep and cannot be combined with `--resume`.")
+        if self.join and self.results.uri is not None:
+            raise UserError(f"`--join` needs a results folder that the machines share, but `--store` is {self.store}.")
+        if self.join and self.is_linked:
+            raise UserError(f"{self.space} cannot be joined, because its arms are tuned one by one (`tune_each`).")
         if self.id_file is not None and not os.access(folder := Path(self.id_file).parent, os.W_OK):
             raise UserError(f"`--id-file` {self.id_file} cannot be written: {folder} is not a writable folder.")
         check_address(self.address)
@@ -83,7 +92,8 @@ class TuneOptions:
         """The sweep to resume, or None if a new sweep is started."""
         find("search_spaces", self.space)
         name = sweep_name(self.space, stage_of(self.space_options))
-        return self.results.find(name, self.sweep_id) if self.resume else None
+        known = self.sweep_id is not None or any(one.manifest().name == name for one in self.results.sweeps())
+        return self.results.find(name, self.sweep_id) if self.resume or (self.join and known) else None
 
     @cached_property
     def linked(self) -> Mapping[StageName, SweepStore]:
@@ -171,48 +181,32 @@ def tune_one(
     from fedsweep.common.signals import ending_signals_interrupt
     from fedsweep.sweep.cluster.ray_session import prepare_environment
 
-    with ending_signals_interrupt() as received, contextlib.ExitStack() as held:
+    with ending_signals_interrupt() as received, contextlib.ExitStack() as starting, contextlib.ExitStack() as held:
+        if options.join and options.resumed is None:
+            starting.enter_context(_first_to_start(options, console))
+            options = replace(options)  # another process may have started the sweep until now
         workers = min(most := options.request.most_trials(), options.at_once or most)
         begin = functools.partial(ray.begin, options.request.space.resources, workers)
         if _certain_to_run(options):
             begin()
         ready = held.enter_context(_prepared(options, console))
-        from fedsweep.sweep.running.open_sweep import (
-            anything_left,
-            anything_new,
-            check_new,
-            exclusively,
-            new_sweep,
-            resumed_sweep,
-        )
+        from fedsweep.sweep.running.open_sweep import opened
 
         prepare_environment(ready.cluster)
         with contextlib.ExitStack() as joined:
-            # Ray starts before a folder or an MLflow run is created, so that nothing stays open if it does not start.
-            if options.resumed is None:
-                check_new(ready.plan, ready.store)
-                with waiting(console, "Looking for earlier trials"):
-                    trials_to_run = anything_new(ready.plan, ready.store, options.fresh)
-                if trials_to_run:
-                    begin()
-                    joined.enter_context(ray.session(ready.cluster))
-                sweep = new_sweep(ready.plan, ready.store, options.fresh, ready.cluster)
-                ready.destination.relocate()  # before the sweep is locked
-                held.enter_context(exclusively(sweep))
-            else:
-                sweep = resumed_sweep(ready.plan, ready.store, options.resumed)
-                ready.destination.relocate()  # before the sweep is locked
-                held.enter_context(exclusively(sweep))
-                resumed_sweep(ready.plan, ready.store, sweep)  # another process may have changed it until now
-                if anything_left(ready.plan, sweep):
-                    begin()
-                    joined.enter_context(ray.session(ready.cluster))
+
+            def connect() -> None:
+                begin()
+                joined.enter_context(ray.session(ready.cluster))
+
+            sweep, is_driver = opened(ready, options, console, held, connect)
+            starting.close()
             if options.id_file is not None:
                 write_atomically(Path(options.id_file), f"{sweep.folder.name}\n".encode())
             with waiting(console, "Loading Ray Tune"), without_collections():
-                from fedsweep.sweep.running.ray_tuner import run  # imports ray, which reads the environment
+                from fedsweep.sweep.running.sessions import join, run  # imports ray, which reads the environment
 
-            session = run(ready, sweep, console)
+            session = (run if is_driver else join)(ready, sweep, console, held)
         ray.keep() if more and not session.stopped and not session.lost else ray.end()
         with waiting(console, "Loading the report"), without_collections():
             from fedsweep.sweep.running.finish import finish  # imports the report, which would delay the trials
@@ -235,6 +229,16 @@ def rehearsed(options: TuneOptions, console: Console) -> Iterator[Prepared]:
         elif known := collect(ready.plan, ready.store):
             console.print(known.note(ready.plan.base.federation.rounds))
         yield ready
+
+
+@contextlib.contextmanager
+def _first_to_start(options: TuneOptions, console: Console) -> Iterator[None]:
+    """Let only this process start a sweep of the search space within the block; other processes then join it."""
+    lock = options.results.root / f".starting-{options.space.replace('/', '-')}.lock"
+    with contextlib.ExitStack() as stack:
+        with waiting(console, "Waiting for another process that starts the sweep"):
+            stack.enter_context(locked(lock, "the sweep is being started", seconds=-1))
+        yield
 
 
 def _certain_to_run(options: TuneOptions) -> bool:
@@ -273,10 +277,13 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
         from fedsweep.sweep.cluster.ray_session import opened
         from fedsweep.sweep.plan.plan import Plan
         from fedsweep.sweep.running.open_sweep import Prepared
+        from fedsweep.sweep.running.shared_sweep import check_shareable
         from fedsweep.tracking import check_server
 
     with waiting(console, "Checking the arms"):
         plan = Plan.of(request)
+        if options.join:
+            check_shareable(plan)
     # The cluster is joined before the sweep's folder is created, so that a failure leaves no folder.
     with contextlib.ExitStack() as stack:
         joining = waiting(console, "Connecting to the Ray cluster", always=True)

@@ -37,6 +37,15 @@ class FolderSearcher(Searcher):
         self._running: dict[str, TrialPlan] = {}
         self.is_paused: Callable[[], bool] = bool
         """A function that returns whether no further trial may start; by default, it returns False."""
+        self.look: Callable[[], object] = bool
+        """A function that calls `notice` for each trial that other processes have changed; by default, a null one."""
+        self.taken: Collection[str] = ()
+        """The keys of the trials that other processes are running."""
+
+    @property
+    def running(self) -> set[str]:
+        """The keys of the trials that this process is running."""
+        return {plan.key for plan in self._running.values()}
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
         """Return the trials to run, the most urgent first, each with the round that the trial must reach."""
@@ -45,17 +54,22 @@ class FolderSearcher(Searcher):
     def returned(self, plan: TrialPlan) -> None:
         """React to a trial that has stopped running. By default, nothing happens."""
 
+    def notice(self, plan: TrialPlan) -> bool:
+        """Read a trial that another process has changed, and return whether it belongs to the sweep."""
+        raise NotImplementedError
+
     def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
         """Return the next trial's hyperparameters, key, target round and share of a GPU.
 
         The result is None if no trial can start now, and `FINISHED` if no trial is left or the search is paused.
         """
+        self.look()
         if self.is_paused():
             return self.FINISHED
-        keys = {plan.key for plan in self._running.values()}
-        offer = self._packing.choose([(plan, until) for plan, until in self.wanted() if plan.key not in keys])
+        busy = {*self.running, *self.taken}
+        offer = self._packing.choose([(plan, until) for plan, until in self.wanted() if plan.key not in busy])
         if offer is None:
-            return None if self._running else self.FINISHED
+            return None if busy else self.FINISHED
         plan = self._running[trial_id] = offer.plan
         self._announce(plan)
         return {"trial": plan.key, **plan.arm, "seed": plan.seed, "until": offer.until, "gpus": offer.gpus}
@@ -79,6 +93,7 @@ class PlannedSearch(FolderSearcher):
         super().__init__(announce, packing)
         self._sweep, self._rounds = sweep, rounds
         self._left, self._returned = list(plans), list(plans)
+        self._keys = {plan.key for plan in plans}
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
         """Return the trials without an outcome, in the order of the plan."""
@@ -90,6 +105,11 @@ class PlannedSearch(FolderSearcher):
     def returned(self, plan: TrialPlan) -> None:
         """Mark the trial, so that its outcome is read before the next trial is chosen."""
         self._returned.append(plan)
+
+    def notice(self, plan: TrialPlan) -> bool:
+        """Mark a trial that another process has changed, like one that has stopped running."""
+        self._returned.append(plan)
+        return plan.key in self._keys
 
 
 class SampledSearch(PlannedSearch):
@@ -108,11 +128,18 @@ class SampledSearch(PlannedSearch):
         A new sample is added if all unfinished samples are running and all results that are needed to propose the new
         sample are available.
         """
-        left = {plan.number for plan, _ in super().wanted()}
-        running = {plan.number for plan in self._running.values()}
-        if left <= running and (sample := self._samples.next(left)) is not None:
+        left = {plan.number: plan.key for plan, _ in super().wanted()}
+        if {*left.values()} <= {*self.running, *self.taken} and (sample := self._samples.next(left)) is not None:
             self._left.append(sample)
+            self._keys.add(sample.key)
         return [(plan, self._rounds) for plan in self._left]
+
+    def notice(self, plan: TrialPlan) -> bool:
+        """Add a sample that another process has proposed, or mark a known one."""
+        if self._samples.add(plan):
+            self._left.append(plan)
+            self._keys.add(plan.key)
+        return super().notice(plan)
 
 
 class Samples:
@@ -128,6 +155,10 @@ class Samples:
     def plans(self) -> list[TrialPlan]:
         """The plans of the samples so far."""
         return [*self._samples.values()]
+
+    def add(self, plan: TrialPlan) -> bool:
+        """Add a sample that another process has proposed, and return whether it was unknown."""
+        return self._samples.setdefault(plan.number, plan) is plan
 
     def next(self, unfinished: Collection[int]) -> TrialPlan | None:
         """Return a new sample, or None if all samples were proposed or a result that the proposal needs is missing.
@@ -174,6 +205,12 @@ class JointSearch(FolderSearcher):
         """Read the rounds that the trial has recorded."""
         self._state.refresh(plan.key)
 
+    def notice(self, plan: TrialPlan) -> bool:
+        """Read a trial that another process has changed, if it belongs to the sweep."""
+        if known := plan.key in self._state.plans:
+            self._state.refresh(plan.key)
+        return known
+
     def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
         """Write the plans of new members of the population, and then return the next trial.
 
@@ -199,12 +236,17 @@ class HalvedSamples(JointSearch):
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
         """Return the trials that may train now, and a new sample if all of these trials are running."""
-        found = [*super().wanted()]
-        running = {plan.key for plan in self._running.values()}
-        if all(plan.key in running for plan, _ in found) and (sample := self._samples.next(self._unfinished())):
+        found, busy = [*super().wanted()], {*self.running, *self.taken}
+        if all(plan.key in busy for plan, _ in found) and (sample := self._samples.next(self._unfinished())):
             self._trials.add(sample)
             found.append((sample, self._trials.rounds))
         return found
+
+    def notice(self, plan: TrialPlan) -> bool:
+        """Add a sample that another process has proposed, or read what it has recorded."""
+        self._samples.add(plan)
+        self._trials.add(plan)
+        return True
 
     def _unfinished(self) -> list[int]:
         """Return the numbers of the samples without an outcome on disk."""

@@ -30,6 +30,7 @@ class Trial:
     diverges: int | None = None
     round: int = -1
     ended: Outcome | None = None
+    broken: Outcome | None = None
     planned = True
 
     def recorded(self) -> list[RoundRecord]:
@@ -37,6 +38,9 @@ class Trial:
 
     def outcome(self) -> Outcome | None:
         return self.ended
+
+    def error(self) -> Outcome | None:
+        return self.broken
 
 
 @dataclass
@@ -92,6 +96,34 @@ def play(state: ArmState, folder: Folder, workers: int, chance: random.Random, r
     raise AssertionError("the sweep did not end within 10,000 rounds")
 
 
+def play_together(states: Sequence[ArmState], folder: Folder, chance: random.Random) -> None:
+    """Run the trials in several processes, which know their own trials, and look at the others now and then."""
+    taken: dict[str, ArmState] = {}
+    for _ in range(10_000):
+        state = chance.choice(states)
+        if chance.random() < 0.2 or not any(one is state for one in taken.values()):
+            for key in state.plans:
+                state.refresh(key)
+        free = [(key, until) for key, until in state.wanted() if key not in taken]
+        if not free and not taken:
+            return
+        own = [key for key, one in taken.items() if one is state]
+        if not own and free:
+            taken[free[0][0]] = state
+            own = [free[0][0]]
+        for key in own:
+            trial = folder.trials[key]
+            if trial.broken is not None or (end := dict(state.wanted()).get(key)) is None or trial.round >= end:
+                del taken[key]
+            elif trial.diverges == trial.round + 1:
+                trial.broken = Outcome(outcome="diverged", round=max(trial.round, 0))
+                del taken[key]
+            else:
+                trial.round += 1
+            state.refresh(key)
+    raise AssertionError("the sweep did not end within 10,000 steps")
+
+
 def result(state: ArmState, folder: Folder) -> dict[str, Any]:
     """Return the results of a sweep that tables and MLflow show."""
     found = {}
@@ -134,6 +166,19 @@ def test_the_result_does_not_depend_on_workers_or_arrival(
         play(state, folder, side_by_side, random.Random(order))
         outcomes.append(result(state, folder))
     assert outcomes[0] == outcomes[1]
+
+
+@settings(max_examples=20)
+@given(curves=CURVES, diverge=DIVERGE, processes=st.integers(2, 3), seed=st.integers(0, 1000))
+def test_the_result_of_several_processes_is_that_of_one(
+    curves: list[list[list[int]]], diverge: dict[tuple[int, int], int], processes: int, seed: int
+) -> None:
+    plans = plans_of(len(curves), 2)
+    alone, shared = folder_of(curves, diverge), folder_of(curves, diverge)
+    one = state_over(plans, alone)
+    play(one, alone, 1, random.Random(0))
+    play_together([state_over(plans, shared) for _ in range(processes)], shared, random.Random(seed))
+    assert result(state_over(plans, shared), shared) == result(one, alone)
 
 
 @settings(max_examples=20)

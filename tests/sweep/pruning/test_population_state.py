@@ -39,6 +39,9 @@ class Trial:
     def outcome(self) -> Outcome | None:
         return self.ended
 
+    def error(self) -> None:
+        return None
+
     def step(self, breaks: float) -> bool:
         """Run a round, and return False if it diverges because the learning rate exceeds `breaks`."""
         assert self.plan is not None

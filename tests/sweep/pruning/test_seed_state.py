@@ -42,6 +42,9 @@ class Trial:
     def outcome(self) -> Outcome | None:
         return self.ended
 
+    def error(self) -> None:
+        return None
+
 
 class Folder:
     """The made-up results of a sweep: `ends[rank][seed]` is the objective of a trial after its last round."""

@@ -13,6 +13,7 @@ from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.running.recording import LOST_WORKERS, Recording, WriteGuard
+from fedsweep.sweep.running.shared_sweep import OtherTrials
 from fedsweep.sweep.running.steering import Steering
 
 ROUNDS = 3
@@ -25,7 +26,8 @@ def recording(tmp_path: Path) -> Recording:
     sweep.trial("k").plan(PLAN)
     packing = Packing(0, 1, sweep)
     steering = Steering(MagicMock(), sweep)
-    return Recording(sweep, MagicMock(), MagicMock(), ROUNDS, MagicMock(), WriteGuard(), packing, steering=steering)
+    mocks, asked = (MagicMock(), MagicMock(), ROUNDS, MagicMock()), {"steering": steering, "others": OtherTrials(sweep)}
+    return Recording(sweep, *mocks, WriteGuard(), packing, **asked)
 
 
 def lose(recording: Recording, error_file: Path | None = None) -> Any:

@@ -1,0 +1,127 @@
+"""Sweeps that several processes run together, on one machine or on machines that share the results folder.
+
+One process, the driver, holds the lock of the sweep. The other processes only train trials. Each worker locks the
+folder of its trial, so no trial runs twice. Decisions, such as which arm is pruned, depend on recorded metrics alone,
+so all processes make the same decisions. If the driver ends, another process becomes the driver.
+
+This module does not import ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from fedsweep.common.errors import UserError
+from fedsweep.common.files import locked
+from fedsweep.results import SweepStore
+from fedsweep.results.folders import ERROR
+from fedsweep.results.steering import JOINED, has_driver
+from fedsweep.sweep.plan.plan import Plan
+
+LOOK_SECONDS = 1.0
+"""Seconds between two looks at the trials of other processes."""
+WATCHED = ("trial.json", "checkpoint.safetensors", "outcome.json", ERROR)
+"""The files that show the progress of a trial."""
+
+
+def check_shareable(plan: Plan) -> None:
+    """Raise UserError if several processes cannot run the sweep of a plan together."""
+    scheduler = plan.space.scheduler.name
+    if plan.request.stage is not None:
+        raise UserError(f"{plan.name} cannot be joined, because its arms are tuned one by one (`tune_each`).")
+    if scheduler in ("asha_async", "median", "pbt"):
+        rule = "copies trials" if scheduler == "pbt" else "decides in the order in which trials report"
+        raise UserError(
+            f"{plan.name} cannot be joined, because `scheduler` {scheduler} {rule}; "
+            "this needs `scheduler` none, arms or asha."
+        )
+
+
+@contextlib.contextmanager
+def planning(sweep: SweepStore) -> Iterator[None]:
+    """Let only this process write plans of trials, or change the plan of the sweep, within the block."""
+    with locked(sweep.folder / ".plans.lock", "the plans are locked", seconds=-1):
+        yield
+
+
+class OtherTrials:
+    """The trials that other processes run."""
+
+    def __init__(self, sweep: SweepStore, present: bool = False) -> None:
+        self.present = present
+        """True if another process takes part in the sweep, or has done so in this session."""
+        self.taken: set[str] = set()
+        """The keys of the trials that other processes were running at the last look."""
+        self._sweep, self._next = sweep, 0.0
+        self._seen: dict[str, tuple[tuple[int, int], ...]] = {}
+
+    def news(self, own: Collection[str]) -> list[str]:
+        """Return the keys of the trials that other processes have changed since the last look.
+
+        The result is empty if the last look was less than `LOOK_SECONDS` ago.
+
+        Args:
+            own: The keys of the trials that this process runs.
+        """
+        if time.monotonic() < self._next:
+            return []
+        self._next = time.monotonic() + LOOK_SECONDS
+        self.present = self.present or any((self._sweep.folder / JOINED).glob("*.json"))
+        if not self.present:
+            return []
+        self.taken.clear()
+        found = []
+        for folder in (self._sweep.folder / "trials").glob("[!.]*"):
+            # A trial is released after its last round is written, so this order misses no round.
+            if folder.name not in own and self._sweep.trial(folder.name).is_taken:
+                self.taken.add(folder.name)
+            seen = tuple(map(_stamp, (folder / name for name in WATCHED)))
+            if seen != self._seen.get(folder.name):
+                self._seen[folder.name] = seen
+                found += [folder.name] * (folder.name not in own)
+        return found
+
+    def keep_away(self, key: str) -> None:
+        """Leave a trial alone until the next look, because a worker has found that another process runs it."""
+        self.present = True
+        self.taken.add(key)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Return the time of the last change of a file, and its size; zeros if there is no file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+class Following:
+    """A sweep whose driver is another process. It stands in the place of `Steering`."""
+
+    def __init__(self, plan: Plan, sweep: SweepStore) -> None:
+        self.plan, self.interrupted = plan, False
+        self.paused = False
+        """True if the driver has changed the sweep or has ended, so that the running trials must end their rounds."""
+        self._sweep, self._known = sweep, len(sweep.manifest().changes)
+        self._next, self._stopped = 0.0, False
+
+    def look(self) -> bool:
+        """Look whether the driver is still there and has changed the sweep, and return whether it was told to stop."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + LOOK_SECONDS
+            alone = not has_driver(self._sweep)  # first, because a driver records a stop before it ends
+            changes = self._sweep.manifest().changes[self._known :]
+            self._stopped = any(one.kind == "stopped" for one in changes)
+            self.paused = self.paused or alone or bool(changes)
+        return self._stopped
+
+    @contextlib.contextmanager
+    def planning(self) -> Iterator[bool]:
+        """Let only this process write plans within the block, and yield whether its plan of the sweep is current."""
+        with planning(self._sweep):
+            yield len(self._sweep.manifest().changes) == self._known
