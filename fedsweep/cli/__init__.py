@@ -19,10 +19,12 @@ from fedsweep.cli.export import export, predict
 from fedsweep.cli.init import init
 from fedsweep.cli.listing import list_files
 from fedsweep.cli.overview import Overview
+from fedsweep.cli.panels import InPanels
 from fedsweep.cli.pretrain import pretrain
 from fedsweep.cli.report import compare, report
 from fedsweep.cli.tune import tune
 from fedsweep.common.errors import UserError, disk_is_full, one_line
+from fedsweep.common.paths import check_working_directory
 from fedsweep.common.signals import ending_signals_interrupt
 from fedsweep.results.remote.objects import UnreachableError
 
@@ -55,7 +57,9 @@ def _options(
     pass
 
 
-for verb in (verbs.run, tune, confirm, report, compare, verbs.ui):
+app.command()(verbs.run)
+app.command(cls=InPanels)(tune)
+for verb in (confirm, report, compare, verbs.ui):
     app.command()(verb)
 app.command("list")(list_files)
 app.command()(init)
@@ -85,8 +89,10 @@ def _main() -> None:
 
     If a command raises UserError, print the error message to stderr and exit with code 2.
     """
+    given = sys.argv[1:] or ["--help"]
     try:
-        given = sys.argv[1:] or ["--help"]
+        if not {"--help", "-h", "--version"} & {*given}:
+            check_working_directory()
         code = in_whole_words(lambda: _command(given, prog_name="fedsweep", standalone_mode=False))
     except UserError as error:
         _end(str(error), 2)

@@ -28,6 +28,7 @@ from fedsweep.results.history import LAST_ROUNDS, TESTED
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
+    from fedsweep.results.arms import Arm
     from fedsweep.sweep.plan.resolved_space import ResolvedSpace
     from fedsweep.sweep.plan.space_checks import Findings
     from fedsweep.sweep.space.requested_space import RequestedSpace
@@ -96,6 +97,27 @@ def check_space(request: RequestedSpace) -> None:
             raise request.origin.error(mistakes)
     if request.mistakes:
         raise request.origin.error(request.mistakes)
+
+
+def all_arms(request: RequestedSpace) -> list[Arm]:
+    """Return the arms of a grid, including those that `exclude` leaves out.
+
+    Torch is imported only if fields were declared or changed after `configurations.json` was written, or if plug-ins
+    are installed.
+
+    Raises:
+        UserError: The search space or its experiment has a mistake.
+    """
+    from fedsweep.sweep.plan.resolved_space import ResolvedSpace
+    from fedsweep.sweep.plan.space_checks import valid_changes
+
+    with _unless_outdated():
+        file, where = request.files["experiment.yaml"], f"experiment {request.space.experiment}"
+        outline = cast("RunConfig", _outline("RunConfig", ruled=False).of(read_yaml(file), where, file=file))
+        return ResolvedSpace(request, valid_changes(outline, request.space.fixed)[0]).all_arms
+    from fedsweep.sweep.plan.plan import Plan
+
+    return Plan.of(request).all_arms
 
 
 def _wrong_metrics(resolved: ResolvedSpace, found: Findings) -> list[str]:

@@ -62,6 +62,8 @@ FIELDS: dict[str, dict[str, str]] = {
         "sweeps": "only for `list sweeps`: `name`, `id`, `experiment`, `objective`, `created`, `running`, "
         "`ended_trials` and `planned_trials` (null if unknown)",
         "methods": "only for `list methods`: `name`, `needs`, `description` and `source`",
+        "broken": "only for `list methods`: list of sentences about plug-ins that cannot be used; if there are any, "
+        "the exit code is 2",
         "metrics": "only for `list metrics`: `name`, `kind` (`column` or `metric`) and `description`",
     },
     "show": {

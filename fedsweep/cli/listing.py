@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
 from rich.table import Column, Table
-from typer import Argument
+from typer import Argument, Exit
 
 from fedsweep.cli.completion import choices
 from fedsweep.cli.json_output import FormatOption, document
@@ -20,7 +21,7 @@ from fedsweep.results import Store
 from fedsweep.results.steering import is_running
 
 TITLES: dict[Kind, str] = {"experiments": "Experiments", "search_spaces": "Search spaces", "pretrain": "Pre-training"}
-SWEEPS, METHODS, METRICS, ALL = "sweeps", "methods", "metrics", "all"
+SWEEPS, METHODS, METRICS, ALL, BROKEN = "sweeps", "methods", "metrics", "all", "broken"
 SPACES = "spaces"
 """A short word for `search_spaces`."""
 KINDS = (*TITLES, SPACES, SWEEPS, METHODS, METRICS, ALL)
@@ -72,20 +73,27 @@ def list_files(
 
 
 def _list_names(kind: str, words: Sequence[str], format: str) -> None:
-    """Print the methods or the metrics whose description contains all words."""
+    """Print the methods or the metrics whose description contains all words.
+
+    If the method of a plug-in cannot be used, the other methods are printed, and the exit code is 2.
+    """
     from fedsweep.cli import method_list
 
-    every = method_list.list_methods() if kind == METHODS else method_list.list_metrics()
+    every, broken = method_list.list_methods() if kind == METHODS else (method_list.list_metrics(), [])
+    for sentence in broken:
+        print(f"fedsweep: {sentence}", file=sys.stderr)
     found = [one for one in every if _has(" ".join(map(str, one.values())), words)]
     if not found:
         hint = near(words[0], [one["name"] for one in every]) or f"; see `fedsweep list {kind}`."
         raise UserError(f"no {kind.removesuffix('s')} has {_and(words)} in its name or description{hint}")
     if format == "json":
-        document("list", **{kind: found})
+        document("list", **{kind: found}, **({BROKEN: broken} if kind == METHODS else {}))
     elif kind == METHODS:
         method_list.show_methods(found)
     else:
         method_list.show_metrics(found)
+    if broken:
+        raise Exit(2)
 
 
 def _files(kinds: Sequence[Kind]) -> list[dict[str, Any]]:

@@ -29,20 +29,25 @@ WIDE, FEW = 160, 3
 """The width of a terminal, and the number of methods, for which the table has a column with the papers."""
 
 
-def list_methods() -> list[dict[str, Any]]:
-    """Return the name, the needs, the first sentence of the docstring and the source of each method."""
-    with loading_torch("fedsweep.methods"):
-        from fedsweep.methods import ALL
+def list_methods() -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a description of each method, and a sentence about each plug-in whose method cannot be used.
 
-    return [
+    A description contains the name, the needs, the first sentence of the docstring and the source.
+    """
+    with loading_torch("fedsweep.methods"):
+        from fedsweep.methods import usable
+
+    methods, broken = usable()
+    described = [
         {
             "name": one.model_fields["name"].default,
             "needs": _needs(one),
             "description": _first_sentence(one.__doc__),
             "source": _first_sentence(sys.modules[one.__module__].__doc__),
         }
-        for one in ALL
+        for one in methods
     ]
+    return described, [str(error) for error in broken]
 
 
 def _needs(method: type[FederatedMethod]) -> list[str]:

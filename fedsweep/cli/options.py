@@ -22,7 +22,7 @@ Overrides = Annotated[
     list[str] | None,
     Argument(
         metavar="[NAME=VALUE]...",
-        help="hyperparameters to change, by dotted name, e.g. `federation.rounds=5`",
+        help="hyperparameters to change, e.g. `federation.rounds=5`",
         autocompletion=completion.overrides,
     ),
 ]
@@ -46,19 +46,17 @@ SweepOption = Annotated[
     str | None,
     Option("--sweep", help="id of the sweep; the newest by default", autocompletion=completion.sweep_ids),
 ]
-_STORE = "results folder (also holds MLflow's database), or URI of a remote results folder, e.g. `s3://BUCKET/RUNS`"
+_STORE = "results folder, or a remote one such as `s3://BUCKET/RUNS`"
 StoreOption = Annotated[str, Option("--store", envvar="FEDSWEEP_STORE", metavar="FOLDER|URI", help=_STORE)]
-_COLUMNS = (
-    "columns of the table in addition to the objective: `worst_domain`, `megabytes_up`, `rounds_to=0.7` or any metric"
-)
+_COLUMNS = "columns besides the objective, e.g. `worst_domain`, `rounds_to=0.7` or a metric"
 ColumnsOption = Annotated[
     str | None, Option("--columns", metavar="NAME,...", help=_COLUMNS, autocompletion=completion.columns)
 ]
-_MLFLOW = "http(s) address of an MLflow server, or `store` (the default) for the database in the results folder"
+_MLFLOW = "address of an MLflow server, or `store` (default): the results folder"
 MlflowOption = Annotated[str | None, Option("--mlflow", envvar="FEDSWEEP_MLFLOW", metavar="ADDRESS", help=_MLFLOW)]
 VerifyOption = Annotated[
     bool,
-    Option("--verify", help="first read all pixels of the prepared data sets and check that they are unchanged"),
+    Option("--verify", help="first check all pixels of the data"),
 ]
 DEFAULT_STORE = RESULTS
 DeviceOption = Annotated[

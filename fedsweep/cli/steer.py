@@ -14,10 +14,10 @@ from fedsweep.cli import json_output
 from fedsweep.cli.json_output import FormatOption
 from fedsweep.cli.options import DEFAULT_STORE, StoreOption, SweepArgument, check_format
 from fedsweep.cli.output import awaiting, progress_console
-from fedsweep.common.errors import UserError, near
+from fedsweep.common.errors import UserError
 from fedsweep.common.progress import loading
 from fedsweep.results import Store, SweepStore
-from fedsweep.results.arm_names import select
+from fedsweep.results.arm_names import select, unknown_arm
 from fedsweep.results.arms import arm_label
 from fedsweep.results.steering import DropRequest, ExtendRequest, Request, Requests, StopRequest, is_running
 
@@ -91,11 +91,9 @@ def drop(
     plan = _plan(found)
     places = select(arm, plan.arms, found.manifest().varied)
     if len(places) != 1:
-        labels = [arm_label(one) for one in plan.arms]
         if not places:
-            known = near(arm, labels) or f"; its arms are {'; '.join(labels)}."
-            raise UserError(f"no arm of {plan.name} is named `{arm}`{known}")
-        several = ", ".join(labels[place] for place in places)
+            raise unknown_arm(arm, plan.name, plan.arms)
+        several = ", ".join(arm_label(plan.arms[place]) for place in places)
         raise UserError(f"`{arm}` fits several arms of {plan.name}: {several}; give more of their values.")
     _tell("drop", found, _change(home, found, DropRequest(arm=plan.arms[places[0]])), format)
 

@@ -12,6 +12,7 @@ from typer import Argument, Context, Option
 from fedsweep.cli import completion, json_sweeps, output
 from fedsweep.cli.detach import detach
 from fedsweep.cli.early_check import check_space
+from fedsweep.cli.excluded import excluded_arms
 from fedsweep.cli.json_output import FormatOption
 from fedsweep.cli.linked import run_linked, show_linked_plan
 from fedsweep.cli.options import (
@@ -26,7 +27,6 @@ from fedsweep.cli.options import (
 )
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import parse_overrides, parse_yaml
-from fedsweep.results.arms import parse_arm
 from fedsweep.results.tune_command import SPACE_OPTIONS
 from fedsweep.results.tuned_arms import ablation_of
 
@@ -34,10 +34,7 @@ if TYPE_CHECKING:
     from fedsweep.sweep import TuneOptions
     from fedsweep.sweep.running.finish import SweepResult
 
-ADDRESS = (
-    "where to run trials: `local` (this machine), HOST:PORT of a Ray cluster, or `auto` (the Ray cluster in "
-    "RAY_ADDRESS or on this machine)"
-)
+ADDRESS = "where trials run: `local`, HOST:PORT of a Ray cluster, or `auto`: the cluster in RAY_ADDRESS or here"
 
 
 def tune(
@@ -46,7 +43,7 @@ def tune(
         str,
         Argument(
             metavar="SEARCH_SPACE",
-            help="search space to run, e.g. `ablations/lora_rank`; with --resume, also a sweep as SPACE@SWEEP",
+            help="search space to run; with --resume, also SPACE@SWEEP",
             autocompletion=completion.spaces_or_sweeps,
         ),
     ],
@@ -54,103 +51,90 @@ def tune(
     experiment: Annotated[
         str | None,
         Option(
-            help="experiment to vary, instead of the search space's experiment",
+            metavar="NAME",
+            help="experiment instead of the space's",
             autocompletion=completion.files("experiments"),
         ),
     ] = None,
-    seeds: Annotated[
-        str | None, Option(help="seeds to run, instead of the search space's seeds, e.g. `0,1,2,3,4`")
-    ] = None,
-    until_decided: Annotated[
-        bool, Option("--until-decided", help="run further seeds of each arm until its comparisons are decided")
-    ] = False,
+    seeds: Annotated[str | None, Option(metavar="SEED,...", help="seeds instead of the space's, e.g. `0,1,2`")] = None,
+    until_decided: Annotated[bool, Option("--until-decided", help="add seeds until comparisons are decided")] = False,
     smallest_effect: Annotated[
         float | None,
         Option(
-            help="smallest difference that matters (in percentage points for accuracies), below which arms count as "
-            "equivalent; implies `--until-decided`"
+            metavar="NUMBER",
+            help="smallest difference that matters, in points for accuracies; implies `--until-decided`",
         ),
     ] = None,
-    samples: Annotated[int | None, Option(help="number of configurations that a random or TPE search samples")] = None,
+    samples: Annotated[int | None, Option(metavar="N", help="samples of a random or TPE search")] = None,
     warm_start: Annotated[
         str | None,
         Option(
             metavar="SPACE[@SWEEP]",
-            help="earlier sweep that a TPE search learns from; without `@SWEEP`, the newest sweep of SPACE",
+            help="earlier sweep that TPE learns from",
             autocompletion=completion.sweeps,
         ),
     ] = None,
     subsets: Annotated[
         str | None,
         Option(
-            help="components of `ablate` to leave out: `one` (one at a time) or `all` (every combination)",
+            metavar="one|all",
+            help="leave out one component of `ablate` at a time, or all subsets",
             autocompletion=completion.choices("one", "all"),
         ),
     ] = None,
     design: Annotated[
         str | None,
         Option(
-            help="arms of a grid: `full` (all) or `one_factor` (change one value of the baseline at a time)",
+            metavar="DESIGN",
+            help="`full` grid, or `one_factor`: change one value of the baseline at a time",
             autocompletion=completion.choices("full", "one_factor"),
         ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        Option(metavar="ARM", help="arm of a grid to leave out, e.g. `lora.rank=1`; can be repeated"),
+        Option(metavar="ARM", help="arm to leave out, e.g. `lora.rank=1` or `rank 1`; can be repeated"),
     ] = None,
     scheduler: Annotated[
         str | None,
         Option(
-            help="scheduler, instead of the space's: `none`, `asha`, `asha_async`, `median`, `arms` or `pbt`",
+            metavar="NAME",
+            help="pruning rule: `none`, `arms`, `asha`, `asha_async`, `median` or `pbt`",
             autocompletion=completion.choices("none", "asha", "asha_async", "median", "arms", "pbt"),
         ),
     ] = None,
-    cpus_per_trial: Annotated[float | None, Option(help="CPU cores per trial")] = None,
+    cpus_per_trial: Annotated[float | None, Option(metavar="N", help="CPU cores per trial")] = None,
     gpus_per_trial: Annotated[
         str | None,
-        Option(help="GPUs per trial: with 0.5, two trials share a GPU; `auto` measures how many trials fit on one"),
+        Option(metavar="N|auto", help="GPUs per trial: 0.5 lets two trials share one; `auto` measures how many fit"),
     ] = None,
     system_metrics: Annotated[
-        bool | None, Option("--system-metrics", help="record the CPU, memory and GPU use of each round in MLflow")
+        bool | None, Option("--system-metrics", help="record CPU, memory and GPU in MLflow")
     ] = None,
     at_once: Annotated[
         int | None,
-        Option(
-            min=1, help="maximum number of parallel trials; an autoscaling Ray cluster adds nodes for this many trials"
-        ),
+        Option(min=1, metavar="N", help="maximum number of parallel trials, for which a Ray cluster adds nodes"),
     ] = None,
     columns: ColumnsOption = None,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="only print the arms, the number of trials and an estimate of the time")
-    ] = False,
-    fresh: Annotated[
-        bool, Option("--fresh", help="run all trials, even those that an earlier sweep has finished")
-    ] = False,
-    resume: Annotated[bool, Option("--resume", help="resume the newest sweep of this search space")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="only print the arms and the estimated time")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="reuse no trials of earlier sweeps")] = False,
+    resume: Annotated[bool, Option("--resume", help="resume the newest sweep of this space")] = False,
     join: Annotated[
         bool,
-        Option(
-            "--join",
-            help="run the newest sweep of this search space together with the processes that run it, also on other "
-            "machines with the same results folder; start it if there is none",
-        ),
+        Option("--join", help="run the newest sweep together with other processes, also on other machines"),
     ] = False,
     sweep: Annotated[
         str | None,
         Option(
             "--sweep",
-            help="with --resume or --join: id of the sweep; the newest by default",
+            metavar="ID",
+            help="id of the sweep to resume or join",
             autocompletion=completion.sweep_ids,
         ),
     ] = None,
-    id_file: Annotated[
-        str | None, Option(metavar="FILE", help="file to which the sweep's id is written before the first trial starts")
-    ] = None,
-    detached: Annotated[
-        bool, Option("--detach", help="run in the background; `fedsweep attach` shows the live table")
-    ] = False,
+    id_file: Annotated[str | None, Option(metavar="FILE", help="file for the sweep's id, at the start")] = None,
+    detached: Annotated[bool, Option("--detach", help="run in the background; see `fedsweep attach`")] = False,
     verify: VerifyOption = False,
-    address: Annotated[str, Option("--address", envvar="FEDSWEEP_ADDRESS", help=ADDRESS)] = "local",
+    address: Annotated[str, Option("--address", envvar="FEDSWEEP_ADDRESS", metavar="ADDRESS", help=ADDRESS)] = "local",
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
     format: FormatOption = "terminal",
@@ -167,7 +151,7 @@ def tune(
     options = TuneOptions(
         space,
         parse_overrides(overrides or []),
-        space_changes(context.params),  # by SPACE_OPTIONS
+        space_changes({**context.params, "space": space}),  # by SPACE_OPTIONS
         store=store,
         mlflow=mlflow,
         resume=resume,
@@ -262,7 +246,7 @@ def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError("`--until-decided` chooses the seeds itself and cannot be combined with `--seeds`.")
         given["seeds"] = {"until": "decided", **({} if effect is None else {"smallest_effect": effect})}
     if "exclude" in given:
-        given["exclude"] = [parse_arm(one) for one in given["exclude"]]
+        given["exclude"] = excluded_arms(given["exclude"], options["space"], options.get("overrides") or (), given)
     if "columns" in given:
         given["columns"] = listed(given["columns"])
     with suppress(KeyError, ValueError):  # not given, or `auto`

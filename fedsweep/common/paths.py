@@ -23,6 +23,14 @@ MARKER = "fedsweep.toml"
 _FOLDERS = {"experiments": "experiments", "search_spaces": "search_spaces", "pretrain": "experiments/pretrain"}
 
 
+def check_working_directory() -> None:
+    """Raise UserError if the working directory has been deleted."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UserError("the working directory no longer exists; change to another folder.") from None
+
+
 def project_folder() -> Path:
     """Return the root folder of the project that contains the working directory, or else the working directory.
 

@@ -47,6 +47,7 @@ def load(
     base: type[Listed],
     built_in: Iterable[str],
     fault: Callable[[Any], str | None] = lambda found: None,
+    broken: list[UserError] | None = None,
 ) -> tuple[type[Listed], ...]:
     """Import the classes of one kind that installed packages add, and return them, sorted by name.
 
@@ -55,6 +56,7 @@ def load(
         base: The class from which they must inherit.
         built_in: The names that fedsweep itself uses, which are taken.
         fault: A function that returns the rule that a class breaks as the end of the sentence "the class ...", or None.
+        broken: A list to which the errors about broken entry points are added instead of being raised.
 
     Raises:
         UserError: An entry point cannot be imported, refers to a wrong class, or has a wrong name or a taken name.
@@ -62,11 +64,17 @@ def load(
     taken = dict.fromkeys(built_in, "fedsweep itself")
     found: list[type[Listed]] = []
     for point in installed():
-        if point.group == GROUPS[kind]:
+        if point.group != GROUPS[kind]:
+            continue
+        try:
             if point.name in taken:
                 raise _broken(point, f"must not have a name of {taken[point.name]}", "rename its class")
             found.append(_loaded(point, base, fault))
             taken[point.name] = f"the package {package(point)}"
+        except UserError as error:
+            if broken is None:
+                raise
+            broken.append(error)
     return tuple(found)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from pydantic import Field
 
 from fedsweep.common import plugins
+from fedsweep.common.errors import UserError
 from fedsweep.methods.base import FederatedMethod, Server
 from fedsweep.methods.bounds import AllLarge, AllSmall
 from fedsweep.methods.depthfl import DepthFL
@@ -70,4 +71,11 @@ def _all() -> tuple[type[FederatedMethod], ...]:
     return (*BUILT_IN, *plugins.load("methods", FederatedMethod, map(plugins.name_of, BUILT_IN)))
 
 
-__all__ = ["ALL", "BUILT_IN", "AnyMethod", "FederatedMethod", "MethodConfig", "Server"]
+def usable() -> tuple[tuple[type[FederatedMethod], ...], tuple[UserError, ...]]:
+    """Return all methods except those of broken plug-ins, and the errors about the broken plug-ins."""
+    broken: list[UserError] = []
+    loaded = plugins.load("methods", FederatedMethod, map(plugins.name_of, BUILT_IN), broken=broken)
+    return (*BUILT_IN, *loaded), tuple(broken)
+
+
+__all__ = ["ALL", "BUILT_IN", "AnyMethod", "FederatedMethod", "MethodConfig", "Server", "usable"]

@@ -5,12 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from fedsweep.common.config import flat
-from fedsweep.common.errors import UserError
+from fedsweep.common.errors import UserError, near
 from fedsweep.common.yaml_values import Json, parse_yaml
 from fedsweep.results.arms import (
     ABLATED,
     IN_WORDS,
     Arm,
+    arm_label,
     at_commas,
     identity,
     parse_arm,
@@ -60,6 +61,13 @@ def select(text: str, arms: Sequence[Mapping[str, Json]], order: Sequence[str] =
         or _with_entries(label, arms)
         or [place for place, arm in enumerate(arms) if any(abbreviates(label, one) for one in _in_figures(arm, names))]
     )
+
+
+def unknown_arm(text: str, space: str, arms: Sequence[Mapping[str, Json]]) -> UserError:
+    """Return the error about a name that fits no arm of a search space."""
+    labels = [arm_label(one) for one in arms]
+    known = near(text, labels) or f"; its arms are {'; '.join(labels)}."
+    return UserError(f"no arm of {space} is named `{text}`{known}")
 
 
 def abbreviates(label: str, words: str) -> bool:

@@ -42,6 +42,7 @@ SCRIPTS = {
     "counted": "",
     "engine": "--cohorts 2 --rounds 1 --turns 1",
     "hot_paths": "",
+    "paper_times": "--train 1000 --test 400",
     "optimism": "--searches 2 --samples 2 --rounds 1 --seeds 1 --processes 1",
     "sequential": "--repetitions 4 --adastop 0 --cells 3",
     "sweep": "--trials 2 --rounds 1",

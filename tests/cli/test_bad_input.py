@@ -651,3 +651,15 @@ def test_the_objective_must_be_a_metric_of_every_arm(refused: Refused):
         "`objective.metric` structural_bias/brick_error is not reported by the arm "
         "method.over=fedra, method.brick=false."
     )
+
+
+@pytest.mark.parametrize("words", [["list"], ["status"], ["tune", SPACE, "--dry-run"], ["list", "--format", "json"]])
+def test_a_deleted_working_directory_is_one_sentence(call: Call, tmp_path, monkeypatch, words):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    answer = call(*words)
+    assert answer.code == 2
+    assert answer.err == "fedsweep: the working directory no longer exists; change to another folder.\n"
+    assert call("--version").code == call("tune", "--help").code == 0

@@ -12,6 +12,7 @@ import typer
 
 from fedsweep.cli import app
 from fedsweep.cli.output import page_command
+from fedsweep.cli.panels import PANELS
 from fedsweep.cli.tune import SPACE_OPTIONS
 from tests.cli.conftest import Call
 
@@ -70,6 +71,7 @@ LIGHT = [
     (["run", "fedra_digits", "data.held_out_domains=[foo]"], ["but one is `foo`."], {"numpy"}),
     (["run", "fedra_digits", "lora.alpha=8"], ["exactly one of `lora.alpha` and `lora.scaling`"], {"numpy"}),
     (["tune", "ablations/lora_rank", "lora.alpha=8"], ["exactly one of `lora.alpha` and `lora.sc"], {"numpy"}),
+    (["tune", "ablations/lora_rank", "--exclude", "rank 5"], ["lora_rank is named `rank 5`; its arms"], {"numpy"}),
     (["data", "partition", "fedra_digits", "seeed=1"], ["`seeed` is not a hyper", "mean `seed`"], {"numpy"}),
 ]
 """Each command, parts of its output, and the heavy packages that this or an earlier command may load."""
@@ -183,6 +185,19 @@ def test_every_option_of_tune_changes_the_space_or_is_read_by_the_command():
         "mlflow",
     }
     assert names - {"help"} == read | SPACE_OPTIONS.keys()
+
+
+def test_every_option_of_tune_has_a_panel(call: Call, monkeypatch):
+    names = [parameter.name for parameter in GROUP["tune"].params if parameter.param_type_name == "option"]
+    assert sorted(name for panel in PANELS.values() for name in panel) == sorted([*names, "help"])
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = call("tune", "--help").out.splitlines()
+    assert len(lines) <= 75
+    assert max(map(len, lines)) <= 80
+    assert [line.strip("\u256d\u256e\u2500 ") for line in lines if line[:1] == "\u256d"] == ["Arguments", *PANELS]
+    options = [line.split()[1] for line in lines if line.startswith("\u2502 --")]
+    flags = {parameter.name: max(parameter.opts, key=len) for parameter in GROUP["tune"].params}
+    assert options == [flags.get(name, "--help") for panel in PANELS.values() for name in panel]
 
 
 def test_the_version_is_that_of_the_package(call: Call):

@@ -14,6 +14,9 @@ from fedsweep.results import Outcome, Store
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running.open_sweep import new_sweep
 from tests.cli.conftest import EXPERIMENT, GRID, Call, Refused, write
+from tests.plugin_packages import Install, install
+
+__all__ = ["install"]
 
 
 def files(call: Call, *words: str) -> list[dict]:
@@ -109,3 +112,30 @@ def test_sweeps_are_listed_with_their_progress(call: Call, sweep):
     with locked(sweep.folder / ".lock", "taken"):
         assert is_running(sweep)
         assert "running" in call("list", "sweeps").out
+
+
+def test_methods_are_listed_without_those_of_broken_plugins(call: Call, install: Install):
+    before = json.loads(call("list", "methods", "--format", "json").out)
+    assert before["broken"] == []
+    install("broken = 1 / 0")
+    answer = call("list", "methods")
+    assert answer.code == 2
+    assert "fedra " in answer.out
+    assert answer.err.startswith("fedsweep: the entry point `odd` in group fedsweep.methods of the installed package")
+    assert "(ZeroDivisionError: division by zero); repair it, or uninstall odd-package." in answer.err
+    answer = call("list", "methods", "--format", "json")
+    found = json.loads(answer.out)
+    assert (answer.code, found["methods"]) == (2, before["methods"])
+    assert [f"fedsweep: {one}\n" for one in found["broken"]] == [answer.err]
+    assert call("list", "metrics").code == 0
+    answer = call("list", "methods", "odd")  # the broken one is still named
+    assert (answer.code, answer.out) == (2, "")
+    assert "the entry point `odd`" in answer.err
+
+
+def test_a_usable_plugin_is_listed_next_to_a_broken_one(call: Call, install: Install):
+    install("raise RuntimeError", {"methods": {"even": "even_package:Even"}}, package="even-package")
+    install()
+    answer = call("list", "methods", "--format", "json")
+    assert answer.code == 2
+    assert [one["name"] for one in json.loads(answer.out)["methods"]][-1] == "odd"

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedsweep.cli.excluded import excluded_arms
 from fedsweep.common.errors import UserError
 from fedsweep.results.arms import agrees
 from fedsweep.sweep.plan.plan import Plan
@@ -57,3 +58,39 @@ def test_the_option_leaves_out_arms_as_the_entry_does(tmp_path):
     write_space(tmp_path, "ranks", RANKS)
     words = "tune", "ranks", "--exclude", "lora.rank=1", "--exclude", "lora.rank=8,lora.dropout=0.1", "--dry-run"
     assert "6 trials of fedra_digits" in fedsweep(tmp_path, *words, trains=False).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        ("lora.rank=1", [{"lora.rank": 1}]),
+        ("lora.rank=1.0,lora.dropout=0.1", [{"lora.rank": 1.0, "lora.dropout": 0.1}]),
+        ("rank=8,dropout=0", [{"lora.rank": 8, "lora.dropout": 0.0}]),
+        ("rank 8, dropout 0.1", [{"lora.rank": 8, "lora.dropout": 0.1}]),
+        ("rank 8 \u00b7 dropout 0.1", [{"lora.rank": 8, "lora.dropout": 0.1}]),
+        ("rank 1", [{"lora.rank": 1, "lora.dropout": 0.0}, {"lora.rank": 1, "lora.dropout": 0.1}]),
+        ("rank 1, \u20260.1", [{"lora.rank": 1, "lora.dropout": 0.1}]),
+        ("lora.rank=5", [{"lora.rank": 5}]),  # a mistake that is reported with all others
+    ],
+)
+def test_an_excluded_arm_can_be_named_as_for_drop(tmp_path, monkeypatch, text, entries):
+    monkeypatch.chdir(tmp_path)
+    write_space(tmp_path, "ranks", RANKS)
+    assert excluded_arms([text, text], "ranks", ["federation.rounds=3"], {"exclude": ["x"]}) == [*entries, *entries]
+
+
+@pytest.mark.parametrize(
+    ("space", "text", "message"),
+    [
+        (RANKS, "rank 5", "no arm of wrong is named `rank 5`"),
+        (RANKS, "nonsense", "its arms are lora.rank=1, lora.dropout=0; lora.rank=1, lora.dropout=0.1;"),
+        (SAMPLED, "rank 1", "`--exclude` needs `search` grid, but search space wrong has `search` tpe."),
+        ({**RANKS, "objective": {"mode": "most"}}, "rank 1", "objective.mode"),
+    ],
+)
+def test_a_name_of_no_arm_is_reported(tmp_path, monkeypatch, space, text, message):
+    monkeypatch.chdir(tmp_path)
+    write_space(tmp_path, "wrong", space)
+    with pytest.raises(UserError) as error:
+        excluded_arms([text], "wrong", [], {})
+    assert message in str(error.value)
