@@ -1,12 +1,16 @@
-"""Build the documentation site from mkdocs.yml and docs/ into the folder site/.
+"""Build the documentation site from mkdocs.yml and docs/ into a folder, by default site/.
 
 Zensical builds the HTML pages in strict mode. Pages may link to files outside docs/, such as scripts and measurements:
 these files are copied into the site's folder `files/`. Next to each HTML page, the site contains its Markdown text, and
 `llms.txt` lists these texts for coding agents.
+
+uv run python scripts/build_site.py            # build into site/
+uv run python scripts/build_site.py FOLDER     # build into FOLDER
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -21,6 +25,8 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+TRIAL = "What a trial showed"
+"""The section of the page for coding agents that `llms.txt` leaves out."""
 LINK = re.compile(r"(?<=\]\()([^)#\s]+)")
 
 
@@ -67,18 +73,23 @@ def _place(path: Path) -> Path:
 
 def llms(docs: Path) -> str:
     """Return the text of llms.txt: the page for coding agents, and a link to each page with its first sentence."""
-    agents = (docs / "agents.md").read_text(encoding="utf-8")
+    agents = (docs / "agents.md").read_text(encoding="utf-8").partition(f"\n## {TRIAL}")[0]
     lines = ["# fedsweep", agents.partition("\n")[2]]
     for title, paths in navigation():
         lines += [f"## {title}", ""]
         for path in paths:
-            heading, *others = (docs / path).read_text(encoding="utf-8").split("\n\n")
-            prose = next(one for one in others if re.match(r"\w|\[|`[^`]", one))
-            sentence = re.match(r".+?[.?:](?=\s|$)", " ".join(prose.split()))
-            about = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", sentence[0] if sentence else prose)
-            lines.append(f"- [{heading.removeprefix('# ')}]({path}): {about.removesuffix(':')}")
+            page = (docs / path).read_text(encoding="utf-8")
+            lines.append(f"- [{page.partition(chr(10))[0].removeprefix('# ')}]({path}): {_first_sentence(page)}")
         lines.append("")
     return "\n".join(lines)
+
+
+def _first_sentence(page: str) -> str:
+    """Return the first sentence of a page's prose, without links. Tables, code and comments are no prose."""
+    prose = next(one for one in page.split("\n\n")[1:] if re.match(r"\w|\[|`[^`]", one))
+    text = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", " ".join(prose.split()))
+    sentence = re.match(r".+?(?:[.?](?=\s|$)|:(?=$))", text)
+    return (sentence[0] if sentence else text).removesuffix(":")
 
 
 def build(site: Path) -> None:
@@ -95,5 +106,16 @@ def build(site: Path) -> None:
         shutil.copytree(folder / "site", site)
 
 
+def main() -> None:
+    """Build the site into the folder that the command line names."""
+    parser = argparse.ArgumentParser(description="Build the documentation site.")
+    about = "new folder, or an older site to replace; site/ in the repository by default"
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "site", help=about)
+    site = parser.parse_args().folder
+    if site.exists() and not (site / "llms.txt").is_file():
+        parser.error(f"{site} exists and is not a site that this script has built")
+    build(site)
+
+
 if __name__ == "__main__":
-    build(ROOT / "site")
+    main()

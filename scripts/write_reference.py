@@ -24,7 +24,7 @@ from pydantic.fields import FieldInfo
 import file_reference
 import json_schemas
 import python_reference
-from fedsweep.cli import app, early_check, json_output
+from fedsweep.cli import app, early_check, json_output, json_results
 from fedsweep.common import plugins
 from fedsweep.common.config import Config
 from fedsweep.federation.rounds import ROUND_METRICS
@@ -113,7 +113,7 @@ def command_line() -> str:
     lines = ["# Command line", "", GENERATED, "", f"{group.help}", ""]
     lines += [
         "If your input is invalid, fedsweep prints one sentence to stderr and exits with code 2. "
-        "After Ctrl-C, the exit code is 130.",
+        "After Ctrl-C, the exit code is 130. [JSON output](json.md#errors-and-exit-codes) lists all exit codes.",
         "",
     ]
     for verb, command in _verbs(group):
@@ -198,14 +198,26 @@ def json_documents() -> str:
         "read the lines while the run goes on. Each line is an object with the field `round` and one field for each "
         "metric.",
         "",
-        "If a command ends with an error, the document has only the fields `format`, `error` (the sentence that is "
-        "also printed to stderr) and `exit_code`. A sweep of which trials have failed ends with the usual document.",
+        "Means, differences and intervals have the unit of the objective; accuracies are between 0 and 1. Times are in "
+        "UTC, as in ISO 8601.",
+        "",
+        "## Errors and exit codes",
+        "",
+        *_table(["exit code", "meaning"], [list(one) for one in json_output.EXIT_CODES.items()]),
+        "",
+        "If a command ends with an error, the document has these fields instead:",
+        "",
+        *_table(["field", "content"], [[f"`{name}`", about] for name, about in json_output.ERROR.items()]),
+        "",
+        "A sweep of which trials have failed ends with the usual document and exit code 1. The document lists these "
+        "trials, with their tracebacks, under `failures`.",
         "",
     ]
-    nested = {"A sweep with results": json_output.SWEEP, "The plan of a sweep": json_output.PLAN}
-    for title, fields in [*json_output.FIELDS.items(), *nested.items()]:
-        rows = [[f"`{name}`", about] for name, about in fields.items()]
+    for title, fields in [*json_output.FIELDS.items(), *json_output.NESTED.items()]:
+        rows = [[f"`{name}`".replace(", ", "`, `"), about] for name, about in fields.items()]
         lines += [f"## {title}", "", *_table(["field", "content"], rows), ""]
+    verdicts = [[f"`{name}`".replace(", ", "`, `"), about] for name, about in json_results.VERDICTS.items()]
+    lines += ["## Verdicts", "", *_table(["verdict", "meaning"], verdicts), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -12,6 +12,7 @@ import typer
 
 import fedsweep
 from fedsweep import cli
+from fedsweep.cli import json_results
 from fedsweep.cli.early_check import SCHEMAS
 from fedsweep.cli.init import files, of_images
 from fedsweep.cli.options import check_format, listed
@@ -26,6 +27,7 @@ from fedsweep.preparation.plan import Options
 from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.results.arms import Arm, parse_arm
 from fedsweep.results.table_columns import COLUMNS, check_columns
+from fedsweep.results.tune_command import SPACE_OPTIONS
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace
 from tests.scripts import SCRIPTS, load_script
@@ -326,3 +328,36 @@ def test_the_list_of_pages_for_agents_has_valid_commands():
     pages = re.findall(r"^- \[.+\]\((.+\.md)\): \S.+$", text, re.MULTILINE)
     assert len(pages) == len(list((ROOT / "docs").rglob("*.md")))
     assert {"reference/json.md", "guides/steering.md"} <= {*re.findall(r"\]\((.+?)\)", text)}
+    assert "What a trial showed" not in text
+    (read,) = blocks(text, "bash")
+    assert all(f"{name}" in json_results.ARM for name in re.findall(r"\w+", re.findall(r"\{(.+?)\}", read)[0]))
+    assert {"label", "seed", "traceback"} <= json_results.FAILURE.keys()
+
+
+def test_the_list_of_pages_for_agents_has_whole_sentences():
+    first = load_script("build_site")._first_sentence
+    assert first("# A\n\nOne kind of\nquestion: which? Others.") == "One kind of question: which?"
+    assert first("# A\n\n<!-- no -->\n\n| a |\n\nA [list](b.md):\n\n- one") == "A list"
+
+
+def test_the_script_that_builds_the_site_has_a_help_and_replaces_no_other_folder(monkeypatch, capsys, tmp_path):
+    script = load_script("build_site")
+    monkeypatch.setattr(script, "build", lambda folder: print("built", folder))
+    for words, said in ((["--help"], "new folder, or an older site"), ([str(tmp_path)], "is not a site that")):
+        monkeypatch.setattr("sys.argv", ["build_site.py", *words])
+        with pytest.raises(SystemExit):
+            script.main()
+        printed = capsys.readouterr()
+        assert said in " ".join((printed.out + printed.err).split())
+        assert "built" not in printed.out
+    monkeypatch.setattr("sys.argv", ["build_site.py", str(tmp_path / "new")])
+    script.main()
+    assert capsys.readouterr().out == f"built {tmp_path / 'new'}\n"
+
+
+def test_the_page_on_resuming_lists_the_options_that_are_not_recorded():
+    page = (ROOT / "docs" / "guides" / "resume_and_prune.md").read_text()
+    listed_there = {*re.findall(r"`(--[a-z-]+)`", page.partition("are not recorded.")[2].partition("\n\n")[0])}
+    others = {"at_once", "address", "store", "verify"}
+    assert listed_there == {f"--{name.replace('_', '-')}" for name in others}
+    assert not others & SPACE_OPTIONS.keys()

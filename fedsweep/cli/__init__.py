@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from importlib import metadata
-from typing import Annotated, NoReturn, cast
+from itertools import pairwise
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 from typer.main import get_command
@@ -99,12 +100,14 @@ def _main() -> None:
     except _UsageError as error:
         words = " ".join(error.format_message().split()).rstrip(".").replace(". Did you mean", "; did you mean")
         words = words.replace(": Input should be", ": it must be")
+        if (given_value := _given(error.param if isinstance(error, typer.BadParameter) else None)) is not None:
+            words += f", but it is `{given_value}`" * (": it must be" in words)
         where = error.ctx.command_path if error.ctx else "fedsweep"
         hint = "" if words.endswith("?") else f"; see `{where} --help`."
         _end(f"{words[0].lower()}{words[1:]}{hint}", 2)
     except (KeyboardInterrupt, typer.Abort):
         if json_output.asked(sys.argv):
-            json_output.error("the command was interrupted.", INTERRUPTED)
+            json_output.error("the command was interrupted.", INTERRUPTED, sys.argv[1:])
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:  # the reader of the pipe has ended, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -119,8 +122,19 @@ def _main() -> None:
         raise SystemExit(code)
 
 
+def _given(parameter: Any) -> str | None:
+    """Return the value that the command line gives to an option, or None if it gives none."""
+    for option in parameter.opts if parameter is not None else ():
+        for one, following in pairwise([*sys.argv, ""]):
+            if one == option:
+                return following
+            if one.startswith(f"{option}="):
+                return one.partition("=")[2]
+    return None
+
+
 def _end(sentence: str, code: int) -> NoReturn:
     print(f"fedsweep: {sentence}", file=sys.stderr)
     if json_output.asked(sys.argv):
-        json_output.error(sentence, code)
+        json_output.error(sentence, code, sys.argv[1:])
     raise SystemExit(code) from None

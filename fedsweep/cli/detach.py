@@ -41,7 +41,7 @@ def detach(words: list[str], store: str, as_json: bool = False) -> None:
         home.root.mkdir(parents=True, exist_ok=True)
         output = log.open("wb")
     except OSError as error:
-        raise UserError(f"{home.root} cannot be written: {error.strerror or error}.") from None
+        raise UserError(f"the results folder {home.root} cannot be written: {error.strerror or error}.") from None
     with output:
         command = [sys.executable, "-m", "fedsweep", *words, "--id-file", str(id_file)]
         child = subprocess.Popen(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.cli import json_output, output
+from fedsweep.cli import json_output, json_results, output
 from fedsweep.cli.early_check import check_space
+from fedsweep.results import count_outcomes
+from fedsweep.results.arms import arm_label
 
 if TYPE_CHECKING:
     from fedsweep.report import Report
-    from fedsweep.results import SweepManifest
+    from fedsweep.results import SweepManifest, TrialRecord
     from fedsweep.sweep import TuneOptions
     from fedsweep.sweep.plan.plan import Plan
     from fedsweep.sweep.running.finish import SweepResult
@@ -68,15 +71,16 @@ def _dry_run(options: TuneOptions) -> dict[str, Any]:
         requests = planned_sweeps(options)
         with rehearsed(requests[1], console) as ready:
             plans = [Plan.of(one.request) for one in requests]
-            side, batch, source = one_trial(ready)
-            seconds = sum(planned_seconds(plan, side, batch) for plan in plans)
+            most, batch, source = one_trial(ready)
+            seconds = sum(planned_seconds(plan, most, batch) for plan in plans)
     else:
         with rehearsed(options, console) as ready:
             plan = ready.plan.on(decided(ready.plan.space.resources, ready.cluster))
             most = side_by_side(plan, ready.cluster)
             seconds, _, source = output.estimated_time(plan, ready.store, most, ready.cluster)
             plans = [plan]
-    return {"plans": [of_plan(one) for one in plans], "seconds": seconds, "estimated_from": source}
+    found = [of_plan(one) for one in plans]
+    return {"plans": found, "parallel": most, "seconds": seconds, "estimated_from": source}
 
 
 def of_plan(plan: Plan) -> dict[str, Any]:
@@ -86,7 +90,11 @@ def of_plan(plan: Plan) -> dict[str, Any]:
     found = {
         "space": plan.name,
         "experiment": space.experiment,
+        "objective": space.goal.metric,
+        "mode": space.goal.mode,
         "arms": plan.arms if plan.sampled is None else None,
+        "labels": [arm_label(one) for one in plan.arms] if plan.sampled is None else None,
+        "baseline": space.baseline,
         "sampled": sampled,
         "trials": plan.num_trials,
         "rounds": plan.base.federation.rounds,
@@ -111,23 +119,31 @@ def of_result(result: SweepResult) -> dict[str, Any]:
     """Return the fields of a sweep that has ended (see `json_output.SWEEP`)."""
     status = "interrupted" if result.session.interrupted else "failed" if result.status else "complete"
     manifest = result.session.sweep.manifest()
-    return {**of_sweep(manifest, result.folder, dict(result.tally), result.report), "status": status}
+    return of_sweep(manifest, result.folder, result.trials, result.report, status)
 
 
-def of_sweep(manifest: SweepManifest, folder: Path, tally: dict[Any, int], report: Report | None) -> dict[str, Any]:
-    """Return the fields of a sweep. The table is empty if `report` is None."""
+def of_sweep(
+    manifest: SweepManifest, folder: Path, trials: Sequence[TrialRecord], report: Report | None, status: str
+) -> dict[str, Any]:
+    """Return the fields of a sweep (see `json_output.SWEEP`). The tables are empty if `report` is None."""
     from fedsweep.report.formats.data_frame import records
 
     return {
         "space": manifest.name,
         "id": manifest.id,
+        "status": status,
         "experiment": manifest.experiment,
         "objective": manifest.metric,
         "mode": manifest.mode,
         "seeds": manifest.seeds,
-        "trials": tally,
+        "trials": dict(count_outcomes(trials)),
+        "planned_trials": manifest.trials,
         "folder": folder,
         "files": report.paths if report else [],
+        "arms": [json_results.arm(one) for one in report.arms] if report else [],
         "table": records(report.table) if report else [],
         "findings": report.table.findings() if report else [],
+        "each_trial": [json_results.trial(one, manifest.metric) for one in trials],
+        "failures": json_results.failures(trials, manifest.metric),
+        "changes_made": [json_results.change(one) for one in manifest.changes],
     }

@@ -9,12 +9,13 @@ from rich.text import Text
 from typer import Argument, Option
 
 from fedsweep.api import load_report
-from fedsweep.cli import completion, json_output, json_sweeps
+from fedsweep.cli import completion, json_output, json_results, json_sweeps
 from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, StoreOption, SweepOption, check_format, listed
 from fedsweep.cli.output import progress_console, relative, result_console
 from fedsweep.common.errors import UserError
 from fedsweep.common.progress import loading
-from fedsweep.results import Store, count_outcomes
+from fedsweep.results import Store
+from fedsweep.results.steering import is_running
 
 if TYPE_CHECKING:
     from fedsweep.report.compare_sweeps import Side
@@ -33,8 +34,8 @@ def report(
     space: Annotated[
         str,
         Argument(
-            metavar="SEARCH_SPACE",
-            help="search space of the sweep, e.g. `ablations/lora_rank`",
+            metavar="SEARCH_SPACE[@SWEEP]",
+            help="search space, whose newest sweep is meant, or a sweep, e.g. `ablations/lora_rank`",
             autocompletion=completion.sweeps,
         ),
     ],
@@ -62,8 +63,10 @@ def report(
     asked = None if columns is None else listed(columns)
     made = load_report(space, sweep, store=store, columns=asked, console=progress_console())
     if format == "json":
-        tally = dict(count_outcomes(made.trials))
-        json_output.document("report", sweep=json_sweeps.of_sweep(made.table.manifest, made.folder.parent, tally, made))
+        found, manifest = Store.at(store).find(space, sweep), made.table.manifest
+        status = json_results.status(manifest, made.trials, is_running(found))
+        described = json_sweeps.of_sweep(manifest, made.folder.parent, made.trials, made, status)
+        json_output.document("report", sweep=described)
         return
     if format != "terminal":
         sys.stdout.buffer.write((made.folder / FILES[format]).read_bytes())
@@ -115,7 +118,7 @@ def compare(
         raise UserError(f"`{first}` and `{second}` must both name an arm, or both name a sweep.")
     found = Pairing.of(one, other, by_arm=arm is None)
     if format == "json":
-        json_output.document("compare", comparisons=found.records(), findings=found.findings())
+        json_output.document("compare", comparisons=json_results.comparisons(found), findings=found.findings())
     elif format == "csv":
         sys.stdout.write(found.csv())
     elif format == "markdown":

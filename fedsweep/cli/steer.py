@@ -6,11 +6,11 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from fedsweep.cli import json_output
+from fedsweep.cli import json_output, json_results
 from fedsweep.cli.json_output import FormatOption
 from fedsweep.cli.options import DEFAULT_STORE, StoreOption, SweepArgument, check_format
 from fedsweep.cli.output import awaiting, progress_console
@@ -24,6 +24,9 @@ from fedsweep.results.steering import DropRequest, ExtendRequest, Request, Reque
 if TYPE_CHECKING:
     from fedsweep.sweep.plan.plan import Plan
 
+Command = Literal["extend", "drop", "stop"]
+KINDS: dict[Command, str] = {"extend": "extended", "drop": "dropped", "stop": "stopped"}
+"""The kind of the change that each command makes."""
 LOOK_SECONDS = 0.2
 """Seconds between two looks at a sweep that another process runs."""
 
@@ -52,7 +55,7 @@ def stop(sweep: SweepArgument, format: FormatOption = "terminal", store: StoreOp
         said = f"Stopped with {ended}{of} trials ended. To continue, run `fedsweep tune {name} --resume`."
     else:
         said = f"The sweep has ended by itself, with {ended}{of} trials ended."
-    _tell("stop", found, said, format)
+    _tell("stop", found, said, before, format)
 
 
 def extend(
@@ -71,8 +74,9 @@ def extend(
     check_format(format, ("terminal", "json"))
     home = Store.at(store)
     found = _changeable(home, sweep)
+    before = len(found.manifest().changes)
     asked = ExtendRequest(seeds=_new_seeds(seeds, found.manifest().seeds))
-    _tell("extend", found, _change(home, found, asked), format)
+    _tell("extend", found, _change(home, found, asked), before, format)
 
 
 def drop(
@@ -88,14 +92,14 @@ def drop(
     check_format(format, ("terminal", "json"))
     home = Store.at(store)
     found = _changeable(home, sweep)
-    plan = _plan(found)
+    plan, before = _plan(found), len(found.manifest().changes)
     places = select(arm, plan.arms, found.manifest().varied)
     if len(places) != 1:
         if not places:
             raise unknown_arm(arm, plan.name, plan.arms)
         several = ", ".join(arm_label(plan.arms[place]) for place in places)
         raise UserError(f"`{arm}` fits several arms of {plan.name}: {several}; give more of their values.")
-    _tell("drop", found, _change(home, found, DropRequest(arm=plan.arms[places[0]])), format)
+    _tell("drop", found, _change(home, found, DropRequest(arm=plan.arms[places[0]])), before, format)
 
 
 def _new_seeds(given: str, known: Sequence[int]) -> tuple[int, ...]:
@@ -128,12 +132,23 @@ def _plan(sweep: SweepStore) -> Plan:
         return plan_of(sweep.manifest())
 
 
-def _tell(command: str, sweep: SweepStore, said: str, format: str) -> None:
-    if format == "json":
-        running = is_running(sweep)
-        json_output.document(command, space=sweep.manifest().name, id=sweep.folder.name, running=running, sentence=said)
-    else:
+def _tell(command: Command, sweep: SweepStore, said: str, before: int, format: str) -> None:
+    """Print the result of a command. `before` is the number of changes to the sweep before this command."""
+    if format != "json":
         print(said)
+        return
+    running = is_running(sweep)
+    found = json_results.recorded(sweep, running)
+    made = [one for one in found.pop("changes_made")[before:] if one["kind"] == KINDS[command]]
+    json_output.document(
+        command,
+        space=sweep.manifest().name,
+        id=sweep.folder.name,
+        running=running,
+        sentence=said,
+        change=made[-1] if made else None,
+        **found,
+    )
 
 
 def _change(home: Store, sweep: SweepStore, request: ExtendRequest | DropRequest) -> str:

@@ -12,14 +12,13 @@ from rich.console import Console
 from rich.table import Column, Table
 from typer import Argument
 
-from fedsweep.cli import completion, json_output
+from fedsweep.cli import completion, json_output, json_results
 from fedsweep.cli.json_output import FormatOption
 from fedsweep.cli.options import DEFAULT_STORE, StoreOption, SweepArgument, check_format
 from fedsweep.cli.output import awaiting, progress_console, result_console
 from fedsweep.common.errors import UserError
 from fedsweep.common.progress import TimeLeft, duration, loading
 from fedsweep.results import Store, SweepManifest, SweepStore, TrialRecord
-from fedsweep.results.arms import arm_label
 from fedsweep.results.steering import driver_of, is_running, joined, parallel_trials
 
 REFRESH_SECONDS = 1.0
@@ -71,50 +70,31 @@ def _described(sweep: SweepStore) -> dict[str, Any]:
 
     manifest, trials, driver, others = sweep.manifest(), sweep.trials(), driver_of(sweep), joined(sweep)
     going = driver is not None or is_running(sweep)
-    begun = [one for one in trials if one.outcome is None]
     arms = summarise(manifest, trials) if any(trial.history for trial in trials) else []
     return {
         "space": manifest.name,
         "id": manifest.id,
+        "status": json_results.status(manifest, trials, going),
         "running": going,
         "process": driver.pid if driver else None,
         "machine": driver.machine if driver else None,
         "started": driver.started if driver else manifest.created,
+        "created": manifest.created,
+        "folder": sweep.folder,
         "objective": manifest.metric,
+        "mode": manifest.mode,
         "rounds": manifest.rounds,
-        "trials": {"ended": len(trials) - len(begun), "begun": len(begun), "planned": manifest.trials},
+        "seeds": manifest.seeds,
+        "trials": json_results.counts(manifest, trials),
         "joined": [{"process": one.pid, "machine": one.machine, "parallel": one.parallel} for one in others],
         "parallel": parallel_trials(sweep) or None,
         "seconds_left": _seconds_left(manifest, trials, parallel_trials(sweep)) if going else None,
         "changes": [one.sentence for one in manifest.changes],
-        "trials_begun": [
-            {
-                "arm": one.plan.arm,
-                "label": one.plan.label,
-                "seed": one.plan.seed,
-                "round": max(one.last_round, 0),
-                "value": _last_value(one, manifest.metric),
-            }
-            for one in begun
-        ],
-        "arms": [
-            {
-                "arm": one.arm.values,
-                "label": arm_label(one.arm.values),
-                "n": one.n,
-                "mean": one.mean,
-                "baseline": one.is_baseline,
-                "difference": one.comparison.difference if one.comparison else None,
-                "verdict": one.comparison.verdict if one.comparison else None,
-                "p_holm": one.comparison.p_holm if one.comparison else None,
-            }
-            for one in arms
-        ],
+        "changes_made": [json_results.change(one) for one in manifest.changes],
+        "trials_begun": [json_results.trial(one, manifest.metric) for one in trials if one.outcome is None],
+        "failures": json_results.failures(trials, manifest.metric),
+        "arms": [json_results.arm(one) for one in arms],
     }
-
-
-def _last_value(trial: TrialRecord, metric: str) -> float | None:
-    return next((one.metrics[metric] for one in reversed(trial.history) if metric in one.metrics), None)
 
 
 def _seconds_left(manifest: SweepManifest, trials: Sequence[TrialRecord], parallel: int) -> float | None:

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,16 @@ def check_writable(root: Path) -> None:
     except (OSError, sqlite3.Error) as error:
         reason = error.strerror or error if isinstance(error, OSError) else f"{error} (mlflow.db)"
         raise UserError(f"the results folder {root} cannot be written: {reason}.") from None
+
+
+def check_could_write(root: Path) -> None:
+    """Raise UserError unless the results folder `root` is writable or can be created. Nothing is left behind."""
+    there = next(one for one in (root, *root.parents) if one.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise UserError(f"the results folder {root} cannot be written: {error.strerror or error}.") from None
 
 
 UNNAMED = ".mlflow.new.db"  # a local database whose tables are being created

@@ -472,6 +472,12 @@ def test_a_store_that_cannot_be_written_is_rejected(refused: Refused, tmp_path, 
     assert refused(*words, "--store", str(store)) == f"the results folder {store} cannot be written: {reason}."
 
 
+@pytest.mark.parametrize("option", ["--dry-run", "--detach"])
+def test_a_folder_that_cannot_be_created_is_an_error_before_a_sweep_runs(refused: Refused, option):
+    sentence = "the results folder /dev/null/x cannot be written: Not a directory."
+    assert refused("tune", SPACE, option, "--store", "/dev/null/x") == sentence
+
+
 @pytest.mark.parametrize("words", [(), ("--dry-run",)])
 def test_a_missing_sweep_cannot_be_resumed(refused: Refused, tmp_path, words):
     sentence = refused("tune", SPACE, "--resume", *words)

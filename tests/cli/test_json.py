@@ -5,13 +5,15 @@ import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import typer
 
-from fedsweep.cli import app, json_output, json_sweeps
+from fedsweep.cli import app, json_output, json_results, json_sweeps
 from fedsweep.methods import ALL
-from fedsweep.results import Store
+from fedsweep.report.holm_corrected_tests import Verdict
+from fedsweep.results import Outcome, Store
 from fedsweep.sweep.plan.plan import Plan
 from tests.cli.conftest import GRID, Answer, Call, write
 from tests.cli.test_report import ONE, OTHER, SPACE, record
@@ -104,9 +106,12 @@ def test_plans_and_values(call: Call):
     assert (values["lora.rank"], values["federation.depths"]) == (4, [12, 10, 8, 6, 4, 3])
     plan = document(call("show", SPACE, "--format", "json"), "show")["plan"]
     assert plan["arms"] == [{"lora.rank": rank} for rank in (1, 4, 8, 16)]
+    assert plan["labels"] == [f"lora.rank={rank}" for rank in (1, 4, 8, 16)]
+    assert (plan["objective"], plan["mode"]) == ("accuracy/last_rounds", "max")
+    assert plan["baseline"] == {"lora.rank": 8}
     assert (plan["trials"], plan["rounds"], plan["seeds"], plan["sampled"]) == (32, 10, None, None)
     sampled = document(call("show", "tuning/fedra", "--format", "json"), "show")["plan"]
-    assert sampled["arms"] is None
+    assert (sampled["arms"], sampled["labels"], sampled["baseline"]) == (None, None, None)
     assert sampled["sampled"]["optimizer.lr"].startswith("loguniform")
     assert plan.keys() | {"counts"} == json_output.PLAN.keys()
     (counted,) = document(call("tune", "papers/fedbrick/table3", "--format", "json"), "tune")["plans"]
@@ -120,6 +125,7 @@ def test_a_dry_run(call: Call, monkeypatch):
     found = document(answer, "tune")
     assert (found["seconds"], found["estimated_from"]) == (12.5, "from nothing")
     assert found["plans"][0]["seeds"] == [0, 1, 2]
+    assert found["parallel"] == 2
 
 
 def test_reports_and_comparisons(call: Call, monkeypatch, tmp_path):
@@ -127,13 +133,66 @@ def test_reports_and_comparisons(call: Call, monkeypatch, tmp_path):
     record(tmp_path / "mlruns", "s1", ONE)
     record(tmp_path / "mlruns", "s2", OTHER)
     sweep = document(call("report", SPACE, "--format", "json"), "report")["sweep"]
-    assert sweep.keys() | {"status"} == json_output.SWEEP.keys()
+    assert sweep.keys() == json_output.SWEEP.keys()
     assert (sweep["id"], sweep["trials"]["finished"], len(sweep["table"])) == ("s2", 9, 3)
+    assert (sweep["failures"], sweep["changes_made"], len(sweep["each_trial"])) == ([], [], 9)
+    assert all(one.keys() == json_results.TRIAL.keys() for one in sweep["each_trial"])
+    arm = sweep["arms"][0]
+    assert arm.keys() == json_results.ARM.keys()
+    assert (arm["arm"], arm["label"], arm["n"], arm["baseline"]) == ({"lora.rank": 4}, "lora.rank=4", 3, False)
+    columns = [name for name in arm if name in sweep["table"][0] and name != "arm"]
+    assert {"mean", "interval_low", "interval_high", "p", "p_holm", "verdict"} <= {*columns}
+    assert [{name: one[name] for name in columns} for one in sweep["arms"]] == [
+        {name: one[name] for name in columns} for one in sweep["table"]
+    ]
+    (state,) = document(call("status", SPACE, "--format", "json"), "status")["sweeps"]
+    assert state.keys() == json_output.STATE.keys()
+    assert (state["arms"], state["status"]) == (sweep["arms"], sweep["status"])
     assert sweep["table"][0]["difference"] == pytest.approx(0.56 - 0.60)
     assert sweep["findings"]
     compared = document(call("compare", f"{SPACE}@s1", f"{SPACE}@s2", "--format", "json"), "compare")
     assert [one["arm_a"] for one in compared["comparisons"]] == ["lora.rank=4", "lora.rank=8"]
     assert compared["findings"]
+    one = compared["comparisons"][0]
+    described = {name for names in json_results.COMPARISON for name in names.split(", ")}
+    assert described <= one.keys()
+    assert (one["values_a"], one["correction"], one["p_corrected"]) == ({"lora.rank": 4}, "Holm", one["p_holm"])
+    arms = (f"{SPACE}:lora.rank=4", f"{SPACE}:lora.rank=16")
+    (two,) = document(call("compare", *arms, "--format", "json"), "compare")["comparisons"]
+    assert (two["correction"], two["p_corrected"]) == ("Bonferroni", two["p_bonferroni"])
+
+
+def test_a_failed_and_a_diverged_trial_are_listed_with_their_tracebacks(call: Call, monkeypatch, tmp_path):
+    monkeypatch.setattr("fedsweep.report.write_figures", lambda *_: ())
+    record(tmp_path / "mlruns", "s1", ONE)
+    sweep = Store(tmp_path / "mlruns").find(SPACE)
+    traceback = "Traceback (most recent call last):\n  File ...\nValueError: a test\n"
+    trials = sweep.trials()
+    for trial, outcome in zip(trials, ("failed", "diverged"), strict=False):
+        sweep.trial(trial.plan.key).end(Outcome(outcome=outcome, round=trial.last_round, error=traceback))
+    reported = document(call("report", SPACE, "--format", "json"), "report")["sweep"]
+    (state,) = document(call("status", SPACE, "--format", "json"), "status")["sweeps"]
+    assert reported["failures"] == state["failures"]
+    assert [one["outcome"] for one in state["failures"]] == ["failed", "diverged"]
+    first = state["failures"][0]
+    assert first.keys() == json_results.FAILURE.keys()
+    assert (first["key"], first["label"]) == (trials[0].plan.key, trials[0].plan.label)
+    assert (first["error"], first["traceback"]) == ("ValueError: a test", traceback)
+    assert json_results.status(sweep.manifest(), sweep.trials(), True) == "running"
+
+
+def test_the_status_of_a_sweep_depends_on_its_trials():
+    def status(planned: int | None, *outcomes: str | None) -> str:
+        ended = [None if name is None else SimpleNamespace(outcome=name) for name in outcomes]
+        trials = [SimpleNamespace(outcome=one) for one in ended]
+        return json_results.status(SimpleNamespace(trials=planned), trials, False)  # type: ignore[arg-type]
+
+    assert status(2, "finished", "diverged") == "complete"
+    assert status(2, "finished", "failed") == "failed"
+    assert status(3, "finished", "failed") == "interrupted"
+    assert status(2, "finished", None) == "interrupted"
+    assert status(None, "finished", None) == "interrupted"
+    assert status(None, "finished") == "complete"
 
 
 def test_prepared_data_sets(call: Call, monkeypatch, tmp_path):
@@ -177,8 +236,8 @@ def test_the_results_of_a_sweep_are_one_document_also_if_a_trial_has_failed(call
     plan = Plan.read("mine", {}, {})
     sweep = importlib.import_module("fedsweep.sweep.running.open_sweep").new_sweep(plan, store)
     session = SimpleNamespace(interrupted=False, sweep=sweep)
-    tally = {"finished": 11, "failed": 1}
-    result = SimpleNamespace(session=session, status=1, folder=sweep.folder, tally=tally, report=None)
+    tally = {"finished": 0, "pruned": 0, "diverged": 0, "failed": 0}
+    result = SimpleNamespace(session=session, status=1, folder=sweep.folder, trials=(), report=None)
 
     def run_space(options, dry_run, ended):
         json_sweeps.output.result_console().print("the table")
@@ -209,6 +268,12 @@ def test_numbers_that_are_not_finite_are_null():
 def test_the_reference_describes_every_field():
     page = (Path(__file__).parents[2] / "docs" / "reference" / "json.md").read_text()
     sections = dict(re.findall(r"^## (.*)\n((?:(?!^## ).*\n?)*)", page, re.MULTILINE))
-    assert len(sections) == len(json_output.FIELDS) + 2
-    for command, fields in json_output.FIELDS.items():
-        assert [name for name in fields if f"| `{name}` |" not in sections[command]] == []
+    assert sections.keys() == {
+        "Errors and exit codes", "Verdicts", *json_output.FIELDS, *json_output.NESTED
+    }  # fmt: skip
+    for command, fields in [*json_output.FIELDS.items(), *json_output.NESTED.items()]:
+        names = [name for several in fields for name in several.split(", ")]
+        assert [name for name in names if not re.search(rf"^\| .*`{name}`.* \|", sections[command], re.M)] == []
+    verdicts = {name for several in json_results.VERDICTS for name in several.split(", ")}
+    assert verdicts == {name for kind in get_args(Verdict) for name in (get_args(kind) or (kind,))}
+    assert all(f"`{name}`" in sections["Verdicts"] for name in verdicts)

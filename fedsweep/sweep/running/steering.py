@@ -118,9 +118,10 @@ def _with_seeds(plan: Plan, request: ExtendRequest, where: str) -> Mapping[str, 
             f"`seeds.at_most` {len(seeds)}; start a new sweep with a larger `seeds.at_most`, which reuses all trials."
         )
     if wrong := [seed for seed in request.seeds if seed < 0 or request.seeds.count(seed) > 1]:
-        raise UserError(f"the new seeds must be distinct and not negative, but they contain {wrong[0]}.")
+        raise UserError(f"`--seeds` must be distinct and not negative, but they contain {wrong[0]}.")
     if known := [seed for seed in request.seeds if seed in seeds]:
-        raise UserError(f"seed {known[0]} already belongs to the sweep, whose seeds are {', '.join(map(str, seeds))}.")
+        listed = ", ".join(map(str, seeds))
+        raise UserError(f"`--seeds` must list only new seeds besides {listed}, but it contains {known[0]}.")
     return {"seeds": [*seeds, *request.seeds]}
 
 

@@ -220,6 +220,10 @@ def rehearsed(options: TuneOptions, console: Console) -> Iterator[Prepared]:
 
     No folder is created, no trial is started, and no file is sent to a node.
     """
+    from fedsweep.tracking import check_could_write
+
+    if options.results.uri is None:
+        check_could_write(options.results.root)
     with _prepared(options, console, rehearsal=True) as ready:
         from fedsweep.sweep.plan.warm_start import collect
         from fedsweep.sweep.running.open_sweep import resumed_sweep

@@ -69,8 +69,8 @@ def test_a_changed_sweep_is_the_one_that_was_planned_so(begun):
 @pytest.mark.parametrize(
     ("space", "request_", "message"),
     [
-        (RANKS, ExtendRequest(seeds=(2, 1)), "seed 1 already belongs to the sweep, whose seeds are 0, 1."),
-        (RANKS, ExtendRequest(seeds=(-1,)), "the new seeds must be distinct and not negative, but they contain -1."),
+        (RANKS, ExtendRequest(seeds=(2, 1)), "`--seeds` must list only new seeds besides 0, 1, but it contains 1."),
+        (RANKS, ExtendRequest(seeds=(-1,)), "`--seeds` must be distinct and not negative, but they contain -1."),
         (RANKS, DropRequest(arm={"lora.rank": 4}), "must not leave out the `baseline` lora.rank=4."),
         (RANKS, DropRequest(arm={"lora.rank": 5}), "the arm lora.rank=5 does not belong to the sweep, or has been"),
         (SAMPLED, ExtendRequest(seeds=(2,)), "a sweep of ranks cannot be extended, because `search` is tpe, whose"),
@@ -116,7 +116,7 @@ def test_the_driver_pauses_for_a_valid_request_only(begun):
     wrong = requests.ask(ExtendRequest(seeds=(1,)))
     assert steering.look() is False
     assert steering.paused is False
-    assert "already belongs" in requests.answered(wrong).error
+    assert "only new seeds" in requests.answered(wrong).error
     first, second = requests.ask(ExtendRequest(seeds=(2,))), requests.ask(DROPPED)
     steering.look()
     assert steering.paused
@@ -206,7 +206,14 @@ def test_status_tells_what_runs_and_what_was_changed(begun, tmp_path):
     said = json.loads(fedsweep(tmp_path, "drop", "ranks", "lora.rank=8", "--format", "json").stdout)
     assert (said["command"], said["id"], said["running"]) == ("drop", sweep.folder.name, False)
     assert said["sentence"].startswith("The arm lora.rank=8 was dropped on ")
+    assert (said["status"], said["trials"]) == ("interrupted", {"ended": 2, "begun": 2, "planned": 6})
+    change = said["change"]
+    assert (change["kind"], change["arm"], change["seeds"]) == ("dropped", {"lora.rank": 8}, [])
+    assert change["sentence"] in said["sentence"]
     (one,) = json.loads(fedsweep(tmp_path, "status", "ranks", "--format", "json").stdout)["sweeps"]
+    assert [change["kind"] for change in one["changes_made"]] == ["extended", "dropped"]
+    assert (one["changes_made"][0]["seeds"], one["changes_made"][1]) == ([2], change)
+    assert (one["seeds"], one["changes"]) == ([0, 1, 2], [change["sentence"] for change in one["changes_made"]])
     assert (one["running"], one["trials"]) == (False, {"ended": 2, "begun": 2, "planned": 6})
     assert {(trial["label"], trial["seed"]) for trial in one["trials_begun"]} == {
         ("lora.rank=1", 1),
