@@ -22,8 +22,8 @@ def locked(path: Path, taken: str, seconds: float = 0.5) -> Iterator[None]:
     Args:
         path: The lock file.
         taken: The error message if another process holds the lock.
-        seconds: The time to wait for the lock. A command that checks whether a sweep is running holds the sweep's lock
-            for a moment.
+        seconds: The time to wait for the lock; -1 waits without a limit. A command that checks whether a sweep is
+            running holds the sweep's lock for a moment.
 
     Raises:
         LockedError: Another process holds the lock.

@@ -108,9 +108,9 @@ def taking_part(sweep: SweepStore, parallel: int) -> Iterator[None]:
     """Keep the description of this process, which is not the driver, in the sweep's folder for the block."""
     here = Driver.here(parallel)
     place = sweep.folder / JOINED / f"{secrets.token_hex(8)}.json"
-    write_record(place, here)
     with locked(place.with_suffix(".lock"), "the process already takes part in the sweep"):
         try:
+            write_record(place, here)
             yield
         finally:
             for path in (place, place.with_suffix(".lock")):

@@ -21,7 +21,7 @@ from fedsweep.results import Outcome, Store, SweepManifest, SweepStore, TrialRec
 from fedsweep.results.folders import is_hidden
 from fedsweep.results.records import PLUGINS
 from fedsweep.results.remote.mirror import SCRATCH
-from fedsweep.results.steering import DRIVER, is_running, joined
+from fedsweep.results.steering import DRIVER, JOINED, is_running, joined
 from fedsweep.sweep.cluster.cluster import HERE, Cluster, processor
 from fedsweep.sweep.cluster.node_requirements import Arrival
 from fedsweep.sweep.plan import warm_start
@@ -247,7 +247,8 @@ def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool 
         UserError: The checkpoint of a trial that continues another trial is missing and cannot be copied again.
     """
     if not joined(sweep):
-        shutil.rmtree(sweep.folder / SCRATCH, ignore_errors=True)
+        for name in (SCRATCH, JOINED):
+            shutil.rmtree(sweep.folder / name, ignore_errors=True)
     sweep.remote.clear(SCRATCH)
     taken = {key for one in (sweep.folder / "trials").glob("[!.]*") if sweep.trial(key := one.name).is_taken}
     for torn in (sweep.folder / "trials").glob("*/.*"):

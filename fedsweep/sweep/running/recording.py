@@ -123,12 +123,14 @@ class Recording(Callback, Stopper):
 
     def look(self) -> None:
         """Read what other processes have recorded since the last look."""
-        if self.searcher is None:
-            return
-        news = self.others.news(self.searcher.running)
+        news: list[str] = []
+        if self.searcher is not None:
+            with contextlib.suppress(OSError):  # of a network file system
+                news = self.others.news(self.searcher.running)
         for key in news:
             with contextlib.suppress(UserError, OSError):  # the driver has just dropped its arm
-                if self.sweep.trial(key).planned and self.searcher.notice(self.sweep.trial(key).read().plan):
+                trial = self.sweep.trial(key)
+                if trial.planned and self.searcher is not None and self.searcher.notice(trial.read().plan):
                     self.sync(key)
         if news:
             self.decide()

@@ -61,7 +61,7 @@ def join(ready: Prepared, sweep: SweepStore, console: Console, held: contextlib.
     """
     with taking_part(sweep, side_by_side(ready.plan, ready.cluster)):
         while True:
-            known, following = len(sweep.manifest().changes), Following(ready.plan, sweep)
+            following = Following(ready.plan, sweep)
             outcome = run_session(ready, sweep, console, None, following)
             if following.interrupted or outcome.lost or outcome.disk_full:
                 return replace(outcome, interrupted=True, left=True)
@@ -71,7 +71,7 @@ def join(ready: Prepared, sweep: SweepStore, console: Console, held: contextlib.
                     killed = _lead(sweep, held, wait=nothing_left)
             except KeyboardInterrupt:
                 return replace(outcome, interrupted=True, left=True)
-            changes = sweep.manifest().changes[known:]
+            changes = following.changes()
             if any(one.kind == "stopped" for one in changes):
                 return replace(outcome, interrupted=True, left=True)
             if nothing_left and not killed and not changes:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.files import locked
 from fedsweep.results import SweepStore
 from fedsweep.results.folders import ERROR
+from fedsweep.results.records import Change
 from fedsweep.results.steering import JOINED, has_driver
 from fedsweep.sweep.plan.plan import Plan
 
@@ -114,14 +115,19 @@ class Following:
         """Look whether the driver is still there and has changed the sweep, and return whether it was told to stop."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + LOOK_SECONDS
-            alone = not has_driver(self._sweep)  # first, because a driver records a stop before it ends
-            changes = self._sweep.manifest().changes[self._known :]
-            self._stopped = any(one.kind == "stopped" for one in changes)
-            self.paused = self.paused or alone or bool(changes)
+            with contextlib.suppress(OSError):  # of a network file system
+                alone = not has_driver(self._sweep)  # first, because a driver records a stop before it ends
+                changes = self.changes()
+                self._stopped = any(one.kind == "stopped" for one in changes)
+                self.paused = self.paused or alone or bool(changes)
         return self._stopped
+
+    def changes(self) -> Sequence[Change]:
+        """Return the changes that the driver has made since this object was created."""
+        return self._sweep.manifest().changes[self._known :]
 
     @contextlib.contextmanager
     def planning(self) -> Iterator[bool]:
         """Let only this process write plans within the block, and yield whether its plan of the sweep is current."""
         with planning(self._sweep):
-            yield len(self._sweep.manifest().changes) == self._known
+            yield not self.changes()

@@ -242,6 +242,7 @@ def _first_to_start(options: TuneOptions, console: Console) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with waiting(console, "Waiting for another process that starts the sweep"):
             stack.enter_context(locked(lock, "the sweep is being started", seconds=-1))
+        stack.callback(lock.unlink, missing_ok=True)
         yield
 
 
