@@ -153,6 +153,10 @@ class Browser:
         """Evaluate a JavaScript expression on the page, and return its value."""
         return self._ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
+    def insert(self, text: str) -> None:
+        """Type a text into the field that has the focus."""
+        self._ask("Input.insertText", text=text)
+
     def shot(self, path: Path) -> None:
         """Write a picture of the visible page to a PNG file."""
         path.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"]))

@@ -1,8 +1,8 @@
 """Build the documentation site from mkdocs.yml and docs/ into a folder, by default site/.
 
 Zensical builds the HTML pages in strict mode. Pages may link to files outside docs/, such as scripts and measurements:
-these files are copied into the site's folder `files/`. Next to each HTML page, the site contains its Markdown text, and
-`llms.txt` lists these texts for coding agents.
+these files are copied into the site's folder `files/`, which the site's search leaves out. Next to each HTML page, the
+site contains its Markdown text, and `llms.txt` lists these texts for coding agents.
 
 uv run python scripts/build_site.py            # build into site/
 uv run python scripts/build_site.py FOLDER     # build into FOLDER
@@ -27,6 +27,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 TRIAL = "What a trial showed"
 """The section of the page for coding agents that `llms.txt` leaves out."""
+UNSEARCHED = "---\nsearch: {exclude: true}\n---\n\n"
+"""The head of a page that the site's search leaves out."""
 LINK = re.compile(r"(?<=\]\()([^)#\s]+)")
 
 
@@ -59,7 +61,8 @@ def stage(folder: Path) -> None:
             return os.path.relpath(_place(target), _place(page).parent)
 
         if page.suffix == ".md":
-            copy.write_text(LINK.sub(move, page.read_text(encoding="utf-8")), encoding="utf-8")
+            hidden = "" if page.is_relative_to(DOCS) else UNSEARCHED
+            copy.write_text(hidden + LINK.sub(move, page.read_text(encoding="utf-8")), encoding="utf-8")
         else:
             shutil.copyfile(page, copy)
 
@@ -100,7 +103,8 @@ def build(site: Path) -> None:
         zensical = Path(sys.executable).with_name("zensical")
         subprocess.run([zensical, "build", "--strict"], cwd=folder, check=True, env=os.environ | {"NO_COLOR": "1"})
         for page in (folder / "docs").rglob("*.md"):
-            shutil.copyfile(page, folder / "site" / page.relative_to(folder / "docs"))
+            text = page.read_text(encoding="utf-8").removeprefix(UNSEARCHED)
+            (folder / "site" / page.relative_to(folder / "docs")).write_text(text, encoding="utf-8")
         (folder / "site" / "llms.txt").write_text(llms(folder / "docs"), encoding="utf-8")
         shutil.rmtree(site, ignore_errors=True)
         shutil.copytree(folder / "site", site)

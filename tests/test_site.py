@@ -1,5 +1,6 @@
 """The documentation site, whose pages, links and Markdown files must be complete."""
 
+import json
 import re
 from functools import cache
 from html.parser import HTMLParser
@@ -61,6 +62,14 @@ def test_all_links_and_anchors_of_the_html_pages_exist(site):
                 dead.append(f"{path.relative_to(site)}: {link}")
     assert count >= 2000
     assert dead == []
+
+
+def test_the_search_finds_the_pages_of_the_documentation_alone(site):
+    found = {item["location"].partition("#")[0] for item in json.loads((site / "search.json").read_text())["items"]}
+    assert len(found) >= 42
+    assert "concepts/statistics.html" in found
+    assert [page for page in found if page.startswith("files/")] == []
+    assert (site / "files" / "benchmarks" / "results" / "sequential.md").read_text().startswith("# ")
 
 
 def test_all_links_of_the_markdown_files_exist(site):

@@ -9,13 +9,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from fedsweep.cli import json_output
 from fedsweep.cli.json_output import FormatOption
 from fedsweep.cli.options import DEFAULT_STORE, StoreOption, check_format
 from fedsweep.cli.output import awaiting, relative, result_console
 from fedsweep.common import plugins
 from fedsweep.common.errors import UserError, one_line
-from fedsweep.common.paths import activation_folder, data_folder
+from fedsweep.common.paths import activation_folder, data_folder, with_tilde
 from fedsweep.results import Store
 
 PACKAGES = ("torch", "ray", "mlflow", "optuna", "timm", "peft", "transformers")
@@ -51,12 +55,21 @@ def doctor(
         findings.append(one)
         if format == "terminal":
             mark, style = ("\u2713", "green") if one.works else ("\u2717", "red")
-            console.print(f"[{style}]{mark}[/] {name}: ", end="", markup=True)
-            console.print(one.sentence, soft_wrap=True)
+            _print(console, Text(mark, style), f"{name}: {one.sentence}")
     if format == "json":
         json_output.document("doctor", checks=[one._asdict() for one in findings])
     if not all(one.works for one in findings):
         raise SystemExit(1)
+
+
+def _print(console: Console, mark: Text, sentence: str) -> None:
+    """Print a mark and a sentence. In a terminal, the further lines of a long sentence start below its first word."""
+    if not console.is_terminal:
+        console.print(mark, sentence, soft_wrap=True)
+        return
+    row = Table.grid(padding=(0, 1, 0, 0))
+    row.add_row(mark, Text(sentence))
+    console.print(row)
 
 
 def found(name: str, look: Callable[[str], str], store: str) -> Finding:
@@ -96,7 +109,8 @@ def _processors(store: str) -> str:
     cores = available_cpus()
     memory = psutil.virtual_memory()
     parallel = f"{cores} trial{'s' * (cores > 1)} in parallel by default"
-    return f"{cores} CPU cores ({parallel}), {memory.available / GIGABYTE:.0f} of {memory.total / GIGABYTE:.0f} GB free"
+    free = f"{memory.available / GIGABYTE:.0f} of {memory.total / GIGABYTE:.0f} GB of memory free"
+    return f"{cores} CPU core{'s' * (cores > 1)} ({parallel}), {free}"
 
 
 def _gpus(store: str) -> str:
@@ -148,7 +162,7 @@ def _results(store: str) -> str:
 def _cache(store: str) -> str:
     folder = activation_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    return f"{folder}, {_space(folder)}"
+    return f"{with_tilde(folder)}, {_space(folder)}"
 
 
 def _space(folder: Path) -> str:
@@ -161,9 +175,10 @@ def _space(folder: Path) -> str:
 
 
 def _ray(store: str) -> str:
-    from fedsweep.sweep.cluster.ray_session import answer_of_a_worker
+    from fedsweep.sweep.cluster.ray_session import check_worker
 
-    return f"starts on this machine, and a worker of it answers ({answer_of_a_worker()})"
+    check_worker()
+    return "starts on this machine, and a worker of it answers"
 
 
 CHECKS: dict[str, Callable[[str], str]] = {

@@ -141,9 +141,9 @@ def _show_overview(files: Sequence[dict[str, Any]]) -> None:
     """Print one's own files, and the number of shipped files in each folder."""
     console, own = result_console(), [one for one in files if one["own"]]
     if own:
-        console.print("Yours:", "")
+        console.print("Yours:")
         _show_files(own)
-        console.print("Shipped:", "")
+        console.print("Shipped:")
     table = Table(Column("files", justify="right"), "of", "to list them", box=None)
     for kind, title in TITLES.items():
         shipped = [one["name"] for one in files if one["kind"] == kind and not one["own"]]
@@ -152,7 +152,8 @@ def _show_overview(files: Sequence[dict[str, Any]]) -> None:
             what = f"{title.lower()}{f' in {folder}' if folder else ''}"
             table.add_row(str(count), what, f"fedsweep list {folder or kind}")
     console.print(table, "")
-    console.print("fedsweep list WORD finds names and descriptions, and fedsweep list sweeps lists what was run.")
+    console.print("`fedsweep list WORD` searches the names and the descriptions of all files.")
+    console.print("`fedsweep list sweeps` lists the sweeps that were run.")
 
 
 def list_sweeps(store: Store, words: Sequence[str] = ()) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from fedsweep.cli.output import awaiting, progress_console, result_console
 from fedsweep.common.errors import UserError
 from fedsweep.common.progress import TimeLeft, duration, loading
 from fedsweep.results import Store, SweepManifest, SweepStore, TrialRecord
+from fedsweep.results.arms import is_accuracy, shown_value
 from fedsweep.results.steering import driver_of, is_running, joined, parallel_trials
 
 REFRESH_SECONDS = 1.0
@@ -115,7 +117,8 @@ def _show(console: Console, one: dict[str, Any]) -> None:
     ended, begun, planned = one["trials"]["ended"], one["trials"]["begun"], one["trials"]["planned"]
     name = f"{one['space']}@{one['id']}"
     if one["running"]:
-        who = f" (process {one['process']} on {one['machine']})" if one["process"] else ""
+        where = "" if one["machine"] == platform.node() else f" on {one['machine']}"
+        who = f" (process {one['process']}{where})" if one["process"] else ""
         console.print(f"{name}: running{who}", soft_wrap=True)
         for other in one["joined"]:
             console.print(f"Joined by process {other['process']} on {other['machine']}", soft_wrap=True)
@@ -127,14 +130,15 @@ def _show(console: Console, one: dict[str, Any]) -> None:
     left = "" if one["seconds_left"] is None else f"; about {duration(one['seconds_left'])} left"
     parallel = one["parallel"] or 0  # 0: unknown, for example while the sweep starts
     word = "running" if begun <= parallel else "unfinished"  # trials of an earlier session may wait
-    console.print(f"{ended}{of} trials have ended, {begun} {'are' if begun != 1 else 'is'} {word}{left}")
+    trials_have = f"{'trial' if ended == 1 and not of else 'trials'} {'has' if ended == 1 else 'have'}"
+    console.print(f"{ended}{of} {trials_have} ended, {begun} {'are' if begun != 1 else 'is'} {word}{left}")
     for sentence in one["changes"]:
         console.print(sentence, soft_wrap=True)
     right = (Column(heading, justify="right") for heading in ("seed", "round", one["objective"]))
     trials = Table(Column(f"{word} trial", overflow="fold"), *right, box=None, pad_edge=False)
     for trial in one["trials_begun"][:MOST_RUNNING]:
-        value = "" if trial["value"] is None else f"{trial['value']:.4f}"
-        trials.add_row(trial["label"], str(trial["seed"]), f"{trial['round']}/{one['rounds']}", value)
+        value, rounds = shown_value(one["objective"], trial["value"]), f"{trial['round']}/{one['rounds']}"
+        trials.add_row(trial["label"], str(trial["seed"]), rounds, value)
     if more := one["trials_begun"][MOST_RUNNING:]:
         trials.add_row(f"... and {len(more)} more")
     if begun:
@@ -145,16 +149,21 @@ def _show(console: Console, one: dict[str, Any]) -> None:
 
 
 def _arms(one: dict[str, Any]) -> Table:
-    until = any(arm["verdict"] for arm in one["arms"])
+    until, metric = any(arm["verdict"] for arm in one["arms"]), one["objective"]
     right = [Column(heading, justify="right") for heading in ("n", "mean", "difference")]
     table = Table(Column("arm", overflow="fold"), *right, "verdict" if until else "Holm p", box=None, pad_edge=False)
     for arm in one["arms"]:
-        mean = "-" if arm["mean"] is None else f"{arm['mean']:.4f}"
-        difference = "-" if arm["difference"] is None else f"{arm['difference']:+.4f}"
+        mean, difference = shown_value(metric, arm["mean"], "-"), _shown_difference(metric, arm["difference"])
         p = "-" if arm["p_holm"] is None else f"{arm['p_holm']:.3f}"
         judged = (arm["verdict"] or "-") if until else p
         table.add_row(arm["label"], str(arm["n"]), mean, "baseline" if arm["baseline"] else difference, judged)
     return table
+
+
+def _shown_difference(metric: str, difference: float | None) -> str:
+    if difference is None:
+        return "-"
+    return f"{100 * difference:+.2f} points" if is_accuracy(metric) else f"{difference:+.4f}"
 
 
 def attach(sweep: SweepArgument, store: StoreOption = DEFAULT_STORE) -> None:

@@ -163,6 +163,12 @@ def relative(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
+def with_tilde(path: Path) -> str:
+    """Return a path as text, with `~` instead of the user's home folder."""
+    top = _user_home()
+    return f"~/{path.relative_to(top)}" if top and path != top and path.is_relative_to(top) else str(path)
+
+
 def shown_place(path: Path, line: int, column: int) -> str:
     """Return a place in a file as editors and terminals read it, e.g. `experiments/mine.yaml:3:9`.
 

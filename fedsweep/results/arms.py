@@ -89,6 +89,17 @@ def is_accuracy(metric: str) -> bool:
     return metric.removeprefix(VALIDATION).startswith("accuracy/")
 
 
+def shown_value(metric: str, value: float | None, nothing: str = "") -> str:
+    """Return a value of a metric as text, in percent for accuracies. The text for None is `nothing`.
+
+    >>> shown_value("accuracy/mean", 0.70712), shown_value("loss/test", 0.70712)
+    ('70.71%', '0.7071')
+    """
+    if value is None:
+        return nothing
+    return f"{value:.2%}" if is_accuracy(metric) else f"{value:.4f}"
+
+
 def identity(values: Json | Mapping[str, Json]) -> str:
     """Return the values as JSON text that can be used as a dict key.
 

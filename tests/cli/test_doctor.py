@@ -1,10 +1,13 @@
 """The command `fedsweep doctor`."""
 
 import importlib
+import io
 import json
 from importlib import metadata
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from fedsweep.common import plugins
 from fedsweep.common.errors import UserError
@@ -45,6 +48,25 @@ def test_a_failed_check_is_named_with_its_remedy_and_does_not_stop_the_others(ca
     assert moon == "\u2717 moon: the moon is full; wait for a week."
     assert code == "\u2717 code: RuntimeError: a b"
     assert packages.startswith("\u2713 packages: fedsweep ")
+
+
+def test_a_terminal_indents_the_further_lines_of_a_long_sentence():
+    text = io.StringIO()
+    doctor._print(
+        Console(file=text, width=20, force_terminal=True, color_system=None), Text("x"), "one: two three four 5"
+    )
+    assert [line.rstrip() for line in text.getvalue().splitlines()] == ["x one: two three", "  four 5"]
+
+
+def test_the_cache_is_shown_below_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.delenv("FEDSWEEP_CACHE", raising=False)
+    sentence = doctor.found("cache", doctor.CHECKS["cache"], "").sentence
+    assert sentence.startswith("~/.cache/fedsweep/activations, ")
+    monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "elsewhere"))
+    assert doctor.found("cache", doctor.CHECKS["cache"], "").sentence.startswith(f"{tmp_path}, ")
 
 
 def test_a_results_folder_that_cannot_be_written_is_found(call: Call, monkeypatch, tmp_path):

@@ -299,8 +299,8 @@ class OwnRay:
         self._stack.close()
 
 
-def answer_of_a_worker() -> str:
-    """Start Ray on this machine, let a worker return the name of the machine, and stop Ray.
+def check_worker() -> None:
+    """Start Ray on this machine, wait for the answer of a worker, and stop Ray.
 
     Raises:
         UserError: Ray does not start on this machine.
@@ -311,7 +311,7 @@ def answer_of_a_worker() -> str:
         with own.session(HERE):
             import ray
 
-            return str(ray.get(ray.remote(platform.node).remote(), timeout=WORKER_SECONDS))
+            ray.get(ray.remote(platform.node).remote(), timeout=WORKER_SECONDS)
 
 
 def _silence() -> None:

@@ -123,7 +123,10 @@ class SeedState(RecordedTrials):
     def open_comparisons(self) -> list[str]:
         """Return a line about each of the first open comparisons, and the number of further ones."""
         going = [(pair, one) for pair, one in self.verdicts.items() if one.verdict == "open"]
-        lines = [f"Open after {one.seeds} seeds: {self._described(pair, one)}" for pair, one in going[:LINES]]
+        lines = [
+            f"Open after {one.seeds} seed{'s' * (one.seeds != 1)}: {self._described(pair, one)}"
+            for pair, one in going[:LINES]
+        ]
         return lines + [f"Open: {len(going) - LINES} further comparisons"] * (len(going) > LINES)
 
     def _described(self, pair: Pair, one: Verdict) -> str:

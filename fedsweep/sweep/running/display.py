@@ -8,12 +8,14 @@ from typing import get_args
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
 from fedsweep.common.progress import LeftColumn, TimeLeft
 from fedsweep.results import OutcomeName, TrialRecord
+from fedsweep.results.arms import shown_value
 
 ROWS = 24
 """The largest number of trials in the table."""
@@ -107,26 +109,35 @@ class LiveTable:
 
         If the terminal is too low for all of them, trials are left out, so that the progress bar stays visible.
         """
-        numbers = (Column(heading, justify="right") for heading in ("seed", "round", self.metric))
-        table = Table("trial", *numbers, "status", box=None, pad_edge=False, header_style="bold")
         running = [trial for trial in self.trials.values() if trial.outcome is None]
         ended = [trial for trial in self.trials.values() if trial.outcome]
         counts = [Text(f"Ended: {self._outcomes()}.")] if self._narrow and self._outcomes() else []
         below = [*map(Text, self.notes()), *counts]
         lines = sum(1 + len(text) // self.console.width for text in below)
-        rows = min(ROWS, max(self.console.height - lines - FIXED, FEWEST))
+        room = max(self.console.height - lines - FIXED, FEWEST)
+        table = self._table(running, ended, rows := min(ROWS, room))
+        while rows > FEWEST and (high := len(self.console.render_lines(table)) - 1) > room:  # long names are wrapped
+            rows = max(FEWEST, min(rows - 1, rows * room // high))
+            table = self._table(running, ended, rows)
+        left = len(running) - rows
+        more = [Text(f"{left} more {'trial is' if left == 1 else 'trials are'} running.")] if left > 0 else []
+        return Group(table, *more, *below, Padding(self.progress, (0, len("^C"), 0, 0)))  # a terminal echoes Ctrl-C
+
+    def _table(self, running: Sequence[TrialRecord], ended: Sequence[TrialRecord], rows: int) -> Table:
+        """Return a table of at most `rows` trials: the running ones, preceded by those that ended last."""
+        numbers = (Column(heading, justify="right") for heading in ("seed", "round", self.metric))
+        table = Table("trial", *numbers, "status", box=None, pad_edge=False, header_style="bold")
         recent = ended[len(ended) - min(max(rows - len(running), 0), len(ended)) :]
         for trial in [*recent, *running[:rows]]:
             table.add_row(*self._cells(trial), style="dim" if trial.outcome else "")
-        more = [Text(f"{len(running) - rows} more trials are running.")] if len(running) > rows else []
-        return Group(table, *more, *below, self.progress)
+        return table
 
     def _cells(self, trial: TrialRecord) -> tuple[str, str, str, str, str]:
         measured = [one.metrics[self.metric] for one in trial.history if self.metric in one.metrics]
         value = measured[-1] if measured else None
         state = trial.outcome.outcome if trial.outcome else "running" if trial.history else "starting"
-        shown = "" if value is None else f"{value:.4f}"
-        return trial.plan.label, str(trial.plan.seed), f"{max(trial.last_round, 0)}/{self.rounds}", shown, state
+        shown, rounds = shown_value(self.metric, value), f"{max(trial.last_round, 0)}/{self.rounds}"
+        return trial.plan.label, str(trial.plan.seed), rounds, shown, state
 
     def _line(self, trial: TrialRecord) -> str:
         label, seed, rounds, value, state = self._cells(trial)

@@ -190,6 +190,10 @@ def test_higher_means_a_larger_value_even_if_smaller_values_are_better(mode):
     folder = Folder({8: [0.5, 0.51, 0.5, 0.51], 4: [0.9, 0.92, 0.91, 0.93]}, until)
     state = state_of(folder, until, mode)
     assert state.open_comparisons() == ["Open after 0 seeds: rank 4"]
+    for trial in (folder.trial(plan.key) for plan in folder.plans if plan.seed == 0):
+        trial.planned, trial.round = True, ROUNDS
+        state.refresh(trial.key)
+    assert state.open_comparisons() == ["Open after 1 seed: rank 4 (difference +40.00 points)"]
     for trial in folder.trials.values():
         trial.planned, trial.round = True, ROUNDS
         state.refresh(trial.key)

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from fedsweep.common.progress import TimeLeft
 from fedsweep.results import Outcome, TrialPlan, TrialRecord
+from fedsweep.results.arms import Arm
 from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.running.display import LiveTable
 from tests.common.test_progress import Clock
@@ -48,9 +49,33 @@ def test_the_live_table_fits_into_80_columns_and_24_rows(running, notes):
     assert max(map(len, lines)) <= 80
     assert lines[-1].startswith("100 of 1000 trials ")
     assert lines[-1].rstrip().endswith(" left")
+    assert len(lines[-1].rstrip()) <= 78  # Ctrl-C, which a terminal shows as `^C`, starts no new line
     assert lines[-2].strip() == "Ended: 100 finished."
     assert sum("running" in line for line in lines) == min(running, 19 - notes) + (running == 40)
     assert (f"{40 - 19 + notes} more trials are running." in file.getvalue()) == (running == 40)
+
+
+@pytest.mark.parametrize("running", [2, 30])
+def test_the_live_table_fits_into_24_rows_if_names_are_wrapped(running):
+    file = io.StringIO()
+    console = Console(file=file, width=80, height=24, force_terminal=True, color_system=None, legacy_windows=False)
+    shown = LiveTable(console, "accuracy/mean", ROUNDS, 100, [], parallel=running)
+    for number in range(40):
+        arm: Arm = {"method": "fedbrick", "method.over": "inclusivefl", "optimizer.lr": number / 100}
+        plan = TrialPlan(key=f"key{number}", number=number, arm=arm, seed=0, config={})
+        shown.update(TrialRecord(plan, Outcome(outcome="finished", round=ROUNDS) if number >= running else None, []))
+    console.print(shown.render(), end="")
+    lines = file.getvalue().rstrip("\n").split("\n")
+    assert 18 <= len(lines) <= 23
+    assert lines[-1].startswith(f"{40 - running} of 100 trials ")
+    assert any(line.startswith("optimizer.lr=") for line in lines)
+    assert (" more trials are running." in file.getvalue()) == (running == 30)
+
+
+def test_accuracies_are_shown_in_percent():
+    text = io.StringIO()
+    table(Clock(), text=text).update(trial(0, [1.0] * 13, outcome=True))
+    assert "finished at round 12/12, accuracy/mean 50.00%" in text.getvalue()
 
 
 def test_recorded_rounds_and_the_start_of_ray_do_not_count_after_a_resume():
