@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +110,12 @@ def build(site: Path) -> None:
         shutil.copytree(folder / "site", site)
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Build the site into the folder that the command line names."""
     parser = argparse.ArgumentParser(description="Build the documentation site.")
     about = "new folder, or an older site to replace; site/ in the repository by default"
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "site", help=about)
-    site = parser.parse_args().folder
+    site = parser.parse_args(words).folder
     if site.exists() and not (site / "llms.txt").is_file():
         parser.error(f"{site} exists and is not a site that this script has built")
     build(site)

@@ -361,3 +361,13 @@ def test_the_page_on_resuming_lists_the_options_that_are_not_recorded():
     others = {"at_once", "address", "store", "verify"}
     assert listed_there == {f"--{name.replace('_', '-')}" for name in others}
     assert not others & SPACE_OPTIONS.keys()
+
+
+def test_messages_name_existing_pages_and_no_folder_that_a_wheel_lacks():
+    code = [*(ROOT / "fedsweep").rglob("*.py"), *(ROOT / "fedsweep").rglob("*.jinja")]
+    texts = {path: path.read_text() for path in code}
+    shown = {path: re.sub(r'"""[\s\S]*?"""', "", text) for path, text in texts.items()}
+    assert [path.name for path, text in shown.items() if re.search(r"docs/\S+\.md", text)] == []
+    named = {page for text in shown.values() for page in re.findall(r"(\S+\.md) in the documentation", text)}
+    assert {"concepts/statistics.md", "guides/tuning.md", "(cluster.md"} <= named
+    assert all((ROOT / "docs" / page.lstrip("(")).is_file() for page in named)

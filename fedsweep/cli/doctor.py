@@ -50,8 +50,11 @@ def doctor(
     check_format(format, ("terminal", "json"))
     console, findings = result_console(), list[Finding]()
     for name, look in CHECKS.items():
-        with awaiting(f"Checking: {name}"):
-            one = found(name, look, store)
+        if name in NEED_PLUGINS and any(one.check == PLUGINS and not one.works for one in findings):
+            one = Finding(name, False, f"not checked, because a plug-in is broken; see `{PLUGINS}`.")
+        else:
+            with awaiting(f"Checking: {name}"):
+                one = found(name, look, store)
         findings.append(one)
         if format == "terminal":
             mark, style = ("\u2713", "green") if one.works else ("\u2717", "red")
@@ -153,10 +156,14 @@ def _results(store: str) -> str:
     try:
         opened = Store.at(store)
         opened.check_writable()
+        existed = opened.root.exists()
         check_writable(opened.root)
+        free = _space(opened.root)
+        if not existed:
+            opened.root.rmdir()  # `doctor` leaves no folder behind
     except UserError as error:
         raise UserError(f"{str(error).rstrip('.')}; choose another results folder with `--store`.") from None
-    return f"{store if opened.uri else relative(opened.root)} is writable, {_space(opened.root)}"
+    return f"{store if opened.uri else relative(opened.root)} is writable, {free}"
 
 
 def _cache(store: str) -> str:
@@ -181,9 +188,12 @@ def _ray(store: str) -> str:
     return "starts on this machine, and a worker of it answers"
 
 
+PLUGINS = "plug-ins"
+NEED_PLUGINS = ("shipped data", "Ray")
+"""The checks that import all plug-ins, and therefore fail if one of them is broken."""
 CHECKS: dict[str, Callable[[str], str]] = {
     "packages": _packages,
-    "plug-ins": _plugins,
+    PLUGINS: _plugins,
     "processors": _processors,
     "GPUs": _gpus,
     "shipped data": _shipped,

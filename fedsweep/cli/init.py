@@ -191,7 +191,7 @@ def files(project: Project) -> dict[str, str]:
         f"search_spaces/{SPACE}.yaml": FOR_EDITOR.format("search_space") + ABLATION.replace("EXPERIMENT", project.name),
         **schemas,
         "README.md": README.format(commands="\n".join(lines), experiment=project.name),
-        ".gitignore": "# results, prepared images and downloaded weights\n/mlruns/\n/data/\n",
+        ".gitignore": GITIGNORE,
         MARKER: f"# {MARKER_TEXT}\n",
     }
 
@@ -257,6 +257,12 @@ search: {name: grid}              # every arm with every seed; or random | tpe
 scheduler: {name: none}           # run every trial to its end
 
 resources: {cpus_per_trial: 1, gpus_per_trial: 0}
+"""
+GITIGNORE = """\
+# results, prepared images, downloaded weights, and figures of `fedsweep data partition`
+/mlruns/
+/data/
+/partition-*.png
 """
 README = """\
 # A fedsweep project

@@ -73,7 +73,7 @@ def list_files(
 
 
 def _list_names(kind: str, words: Sequence[str], format: str) -> None:
-    """Print the methods or the metrics whose description contains all words.
+    """Print the methods or the metrics whose description contains all words, or only the one that the words name.
 
     If the method of a plug-in cannot be used, the other methods are printed, and the exit code is 2.
     """
@@ -82,7 +82,8 @@ def _list_names(kind: str, words: Sequence[str], format: str) -> None:
     every, broken = method_list.list_methods() if kind == METHODS else (method_list.list_metrics(), [])
     for sentence in broken:
         print(f"fedsweep: {sentence}", file=sys.stderr)
-    found = [one for one in every if _has(" ".join(map(str, one.values())), words)]
+    found = [one for one in every if [one["name"].lower()] == [*words]]
+    found = found or [one for one in every if _has(" ".join(map(str, one.values())), words)]
     if not found:
         hint = near(words[0], [one["name"] for one in every]) or f"; see `fedsweep list {kind}`."
         raise UserError(f"no {kind.removesuffix('s')} has {_and(words)} in its name or description{hint}")

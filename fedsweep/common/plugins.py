@@ -15,6 +15,7 @@ from importlib import metadata
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path, PurePath
+from traceback import extract_tb
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from fedsweep.common.code_digest import code_files, digest, is_code
@@ -91,7 +92,7 @@ def _loaded(point: EntryPoint, base: type[Listed], fault: Callable[[Any], str | 
     except UserError:
         raise
     except Exception as error:  # any line of the module can fail
-        cause = f"{type(error).__name__}: {one_line(error)}"
+        cause = f"{type(error).__name__}: {one_line(error)}{_line(point, error)}"
         raise _broken(point, f"must be importable, but `{point.value}` is not ({cause})", "repair it") from None
     required = f"must name a class that inherits from {base.__module__}.{base.__name__}"
     if not (inspect.isclass(found) and issubclass(found, base)):
@@ -107,6 +108,16 @@ def _loaded(point: EntryPoint, base: type[Listed], fault: Callable[[Any], str | 
     if (rule := fault(found)) is not None:
         raise _broken(point, f"must name a class that {rule}", "correct the class")
     return found
+
+
+def _line(point: EntryPoint, error: Exception) -> str:
+    """Return the last line of the plug-in's own code that led to an error, as " at FILE:LINE"; empty if there is none.
+
+    A syntax error states its line itself.
+    """
+    own = {path.resolve() for path in _code([point]).values()}
+    frames = [one for one in extract_tb(error.__traceback__) if Path(one.filename).resolve() in own]
+    return f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 def _is_constant(found: type) -> bool:

@@ -58,9 +58,9 @@ class FederatedMethod(Config, ABC):
     """A federated method, with its hyperparameters as fields.
 
     A run calls the functions in the order in which this class defines them. By default, they implement FedAvg on the
-    LoRA adapters and the head. A method overrides the functions in which it differs from these defaults. A method never
-    inherits from another method, but it may inherit capabilities, such as personal models
-    (`fedsweep.methods.capabilities`).
+    LoRA adapters and the head. A method overrides the functions in which it differs from these defaults. A method of
+    fedsweep never inherits from another method, but it may inherit capabilities, such as personal models
+    (`fedsweep.methods.capabilities`). A method of another package may also inherit from a method of fedsweep.
     """
 
     name: str

@@ -51,7 +51,10 @@ def copies_warnings(found: CopiesCard | None) -> list[str]:
         have = _count(found.groups, "group of images has", "groups of images have")
         classes = f", {found.other_classes} of them in different classes" if found.other_classes else ""
         same = " = ".join(found.example[:SHOWN])
-        warnings.append(f"{have} identical pixels{classes}, e.g. {same}; each group is kept together, see `{COPIES}`")
+        warnings.append(
+            f"{have} identical pixels{classes}, e.g. {same}; each group is kept together, and `{COPIES}` in the "
+            "folder of the data set lists all groups"
+        )
     if found.both_splits:
         have = _count(
             found.both_splits, "group of copies or related images has", "groups of copies or related images have"

@@ -247,7 +247,7 @@ class Effects:
         if manifest.until_decided is not None:
             found = "the numbers of seeds depend on the results"
         if isinstance(found, str):
-            return cls(missing=f"No main effects: {found}." if len(dotted) > 1 else "")
+            return cls(missing=f"Main effects are not computed, because {found}." if len(dotted) > 1 else "")
         shares = [*(Share(one.name, one.share) for one in found.effects), *found.unexplained]
         # After a name such as `rank`, the percentage would look like a value of the hyperparameter.
         said = "; ".join(f"{100 * one.share:.0f}% for {one.name} ({one.verdict})" for one in found.effects)

@@ -201,7 +201,7 @@ def _about_best(
     if len(arms) > 1:
         found.append(
             f"{arms_were} chosen from {len(arms)} arms by {means_are} therefore optimistic. "
-            f"{NEW_SEEDS} Choose {them} by validation images instead (docs/guides/tuning.md)."
+            f"{NEW_SEEDS} Choose {them} by validation images instead (guides/tuning.md in the documentation)."
         )
     return found
 

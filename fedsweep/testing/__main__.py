@@ -30,7 +30,7 @@ def main(words: Sequence[str]) -> int:
         print(HELP, end="")
         return 0
     if find_spec("pytest") is None:
-        print("fedsweep: the conformance tests need the package pytest; install it.", file=sys.stderr)
+        print("fedsweep: the conformance tests need the package pytest; run `pip install pytest`.", file=sys.stderr)
         return 2
     import pytest
 

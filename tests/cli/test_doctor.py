@@ -4,6 +4,7 @@ import importlib
 import io
 import json
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -38,6 +39,7 @@ def test_every_check_states_facts_about_this_machine(call: Call, monkeypatch):
     assert "digits in 6 styles" in said["shipped data"]
     assert "`fedsweep data prepare` adds data sets" in said["prepared data sets"]
     assert said["results folder"].startswith("mlruns is writable")
+    assert not Path("mlruns").exists()
 
 
 def test_a_failed_check_is_named_with_its_remedy_and_does_not_stop_the_others(call: Call, monkeypatch):
@@ -99,3 +101,13 @@ def test_the_plugins_are_listed_or_the_broken_one_is_named(install, call: Call, 
     assert answer.code == 1
     assert answer.out.startswith("\u2717 plug-ins: the entry point `odd` in group fedsweep.methods")
     assert answer.out.endswith("repair it, or uninstall odd-package.\n")
+
+
+def test_checks_that_need_plugins_are_skipped_if_one_is_broken(call: Call, monkeypatch):
+    monkeypatch.setattr(doctor, "CHECKS", {"plug-ins": failing, "shipped data": broken, "cache": broken, "Ray": broken})
+    answer = call("doctor")
+    assert answer.code == 1
+    _, shipped, cache, ray = answer.out.splitlines()
+    skipped = "not checked, because a plug-in is broken; see `plug-ins`."
+    assert (shipped, ray) == (f"\u2717 shipped data: {skipped}", f"\u2717 Ray: {skipped}")
+    assert cache == "\u2717 cache: RuntimeError: a b"

@@ -57,7 +57,7 @@ def test_without_images_the_project_uses_the_shipped_digits(call: Call, monkeypa
     assert answer.out.splitlines()[-1] == "cd study && fedsweep tune lora_rank"
     assert sorted(one.name for one in Path("study").iterdir()) == WRITTEN
     assert check_project("study", monkeypatch).data.name == "digits"
-    assert {*Path(".gitignore").read_text().splitlines()[1:]} == {"/mlruns/", "/data/"}
+    assert {*Path(".gitignore").read_text().splitlines()[1:]} == {"/mlruns/", "/data/", "/partition-*.png"}
 
 
 def test_the_working_directory_can_become_a_project(call: Call):

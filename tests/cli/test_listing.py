@@ -139,3 +139,9 @@ def test_a_usable_plugin_is_listed_next_to_a_broken_one(call: Call, install: Ins
     answer = call("list", "methods", "--format", "json")
     assert answer.code == 2
     assert [one["name"] for one in json.loads(answer.out)["methods"]][-1] == "odd"
+
+
+def test_the_exact_name_of_a_method_lists_only_this_method_with_its_paper(call: Call):
+    listed = json.loads(call("list", "methods", "FedRA", "--format", "json").out)["methods"]
+    assert [one["name"] for one in listed] == ["fedra"]
+    assert "A Random Allocation Strategy" in " ".join(call("list", "methods", "fedra").out.split())

@@ -1,6 +1,7 @@
 """Classes of other installed packages, found by their entry points."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -129,7 +130,14 @@ def test_a_broken_entry_point_is_reported_with_its_package_the_rule_and_the_reme
     install(code, {"methods": points})
     with pytest.raises(UserError) as caught:
         assert fedsweep.methods.ALL
-    assert str(caught.value) == f"the entry point {ODD} {rule}, {REMOVE}"
+    assert re.sub(r", at \S+odd_package\.py:\d+", "", str(caught.value)) == f"the entry point {ODD} {rule}, {REMOVE}"
+
+
+def test_an_error_in_a_plugins_module_is_reported_with_the_line_of_the_plugin(install: Install) -> None:
+    for mistake in ("1 / 0", "import odd_unknown", "import json; json.loads('x')"):
+        path = install(f"\n\n{mistake}\n{METHOD}") / "odd_package.py"
+        with pytest.raises(UserError, match=rf"\(\w+: .*, at {re.escape(str(path))}:3\); repair it"):
+            assert fedsweep.methods.ALL
 
 
 def test_a_taken_name_is_reported(install: Install) -> None:

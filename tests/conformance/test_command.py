@@ -22,3 +22,13 @@ def test_the_exit_code_is_0_1_or_2(monkeypatch: pytest.MonkeyPatch, of_pytest: i
     """Pytest ends with 2 if it is interrupted, 3 if it fails itself, 4 for a wrong option, and 5 without any test."""
     monkeypatch.setattr(pytest, "main", lambda words: of_pytest)
     assert main([]) == code
+
+
+def test_without_pytest_the_command_that_installs_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedsweep.testing.__main__.find_spec", lambda name: None)
+    assert main(["--method", "fedra"]) == 2
+    assert capsys.readouterr().err == (
+        "fedsweep: the conformance tests need the package pytest; run `pip install pytest`.\n"
+    )

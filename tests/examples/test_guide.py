@@ -1,5 +1,6 @@
 """The guide on methods of other packages, whose files are written and whose commands are run in miniature."""
 
+import inspect
 import os
 import re
 import shlex
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsweep.methods.base import FederatedMethod
 from tests.plugin_packages import write_metadata
 from tests.test_docs import PLUGIN, ROOT, blocks
 
@@ -42,6 +44,15 @@ def test_the_guide_shows_three_files_and_seven_commands() -> None:
         ["python", "-m"],
         *(["fedsweep", verb] for verb in ("tune", "report")),
     ]
+
+
+def test_the_table_of_functions_has_the_order_and_the_arguments_of_the_base_class() -> None:
+    shown = re.findall(r"^\| `(\w+)\((.+?)\)` \|", (ROOT / PLUGIN).read_text(), re.MULTILINE)
+    functions = {name: one for name, one in vars(FederatedMethod).items() if inspect.isfunction(one) and name[0] != "_"}
+    assert [name for name, _ in shown] == [*functions][[*functions].index("begin_round") :]
+    for name, arguments in shown:
+        known = [*inspect.signature(functions[name]).parameters][1:]
+        assert arguments.removesuffix(", ...").split(", ") == (known[:3] if arguments.endswith("...") else known)
 
 
 @pytest.mark.slow

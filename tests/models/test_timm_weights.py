@@ -109,7 +109,8 @@ def test_without_cache_and_network_there_is_one_error_message_at_once(caplog):
     assert said.startswith(f"timm's weights {MODEL} {what}")
     assert said.endswith(
         "); load them once with network access, or set `backbone.pretrained` to a file that contains them, to a "
-        "file that `fedsweep pretrain` wrote, or to none for random weights (`pretrained: none`)."
+        "file that `fedsweep pretrain` wrote, or to none for random weights (on the command line, add "
+        "`backbone.pretrained=none`)."
     )
     assert "\n" not in said
     assert not caplog.records

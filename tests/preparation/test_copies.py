@@ -134,7 +134,8 @@ def test_the_split_of_the_data_set_is_kept_and_a_warning_printed(copied):
     }
     expected = (
         "3 groups of images have identical pixels, 1 of them in different classes, e.g. photo:photo/bus/0.png = "
-        "photo:photo/bus/1.png = photo:photo/bus/2.png; each group is kept together, see `copies.txt`",
+        "photo:photo/bus/1.png = photo:photo/bus/2.png; each group is kept together, and `copies.txt` in the folder "
+        "of the data set lists all groups",
         "1 group of copies or related images has both training and test images, because the split of the data set is "
         "kept or all images of a domain are copies; the accuracy on such test images is too high",
     )

@@ -148,7 +148,10 @@ def test_trials_with_equal_final_values_have_no_effects(manifest, trials):
 def test_an_arm_that_lacks_a_factor_prevents_the_decomposition(manifest, trials):
     fill(trials, noisy())
     trials.add({"lora.rank": 4}, 0, [0.2, 0.3])
-    assert decomposed(manifest, trials) == "some arms lack a hyperparameter that other arms have"
+    reason = "some arms lack a hyperparameter that other arms have"
+    assert decomposed(manifest, trials) == reason
+    effects = Effects.of(manifest(), summarise(manifest(), trials.records))
+    assert effects.missing == f"Main effects are not computed, because {reason}."
 
 
 def test_names_that_vary_together_are_one_factor(manifest, trials):

@@ -205,7 +205,7 @@ def test_a_sampled_search_is_ranked_and_warns_that_the_best_arm_is_optimistic(ma
     assert table.findings()[0] == "Best: rank 8, lr 0.02 with accuracy/mean 60.00% (n = 1)."
     assert table.findings()[1] == (
         "This arm was chosen from 3 arms by its mean on the test images, which is therefore optimistic. "
-        f"{NEW_SEEDS} Choose it by validation images instead (docs/guides/tuning.md)."
+        f"{NEW_SEEDS} Choose it by validation images instead (guides/tuning.md in the documentation)."
     )
     assert "the test images stay the same" in NEW_SEEDS
     assert "p_holm" not in data_frame.csv(table)

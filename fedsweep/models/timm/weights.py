@@ -71,5 +71,6 @@ def _unreachable(model: str, error: Exception) -> UserError:
     return UserError(
         f"timm's weights {model} are not in the cache and cannot be downloaded ({type(error).__name__}: {first_line}); "
         "load them once with network access, or set `backbone.pretrained` to a file that contains them, to a file that "
-        "`fedsweep pretrain` wrote, or to none for random weights (`pretrained: none`)."
+        "`fedsweep pretrain` wrote, or to none for random weights (on the command line, add "
+        "`backbone.pretrained=none`)."
     )

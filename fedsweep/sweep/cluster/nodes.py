@@ -46,7 +46,7 @@ def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, del
     if not cluster.address.startswith("127.") and any(found.open_to_all for found in findings.values()):
         console.print(
             f"Warning: anyone who can connect to {cluster.address} can run code on the cluster, because it was started "
-            "without RAY_AUTH_MODE=token (docs/cluster.md, Security)."
+            "without RAY_AUTH_MODE=token (cluster.md in the documentation, Security)."
         )
     return Arrival(needs, library)
 

@@ -45,7 +45,7 @@ LOCAL_SETTINGS = {
 }
 JOINING_SETTINGS = {"RAY_NUM_REDIS_GET_RETRIES": "3"}  # try 3 times, not 20, if a cluster rejects the token
 HOST_AND_PORT = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})")
-TOKEN_HINT = "set RAY_AUTH_TOKEN_PATH to the file with the cluster's token (docs/cluster.md, Security)"  # noqa: S105
+TOKEN_HINT = "set RAY_AUTH_TOKEN_PATH to the file with the cluster's token (cluster.md in the documentation, Security)"  # noqa: S105
 
 
 WORKER_SECONDS = 120.0
@@ -57,7 +57,7 @@ def check_address(address: str) -> None:
     if address.startswith("ray://"):
         raise UserError(
             f"`--address` {address} is an address of Ray Client, which fedsweep does not support; use `ray job submit "
-            "-- fedsweep tune ...` to run the command on the cluster's head (docs/cluster.md)."
+            "-- fedsweep tune ...` to run the command on the cluster's head (cluster.md in the documentation)."
         )
     if address not in (LOCAL, "auto") and not HOST_AND_PORT.fullmatch(address):
         raise UserError(

@@ -65,11 +65,16 @@ def train(
         os.environ.update(environment)  # a worker has another working directory than the driver
     local = SweepStore(Path(sweep)).trial(config["trial"])
     # Only one process runs a sweep in a remote store, so its trials need no lock.
-    with nullcontext(True) if remote is not None else local.take() as is_mine:
-        if not is_mine:
-            _report_end(local.history()[-1:], kind="taken")
-            return
-        _train(config, local, threads, device, arrival, remote, system_metrics, compared)
+    try:
+        with nullcontext(True) if remote is not None else local.take() as is_mine:
+            if is_mine:
+                _train(config, local, threads, device, arrival, remote, system_metrics, compared)
+            else:
+                _report_end(local.history()[-1:], kind="taken")
+    except OSError as error:  # the lock cannot be created
+        if not disk_is_full(error):
+            raise
+        _report_end(local.history()[-1:], kind="full", error=traceback.format_exc())
 
 
 def _train(

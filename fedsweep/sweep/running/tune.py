@@ -300,7 +300,7 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
         space, second = plan.space, plan.space.goal.against
         chosen = space.goal.metric, space.search.name, space.scheduler.name, second.metric if second else None
         if warned := choice_by_test_images(*chosen):
-            console.print(f"{warned} See docs/guides/tuning.md.", style="yellow", soft_wrap=True)
+            console.print(f"{warned} See guides/tuning.md in the documentation.", style="yellow", soft_wrap=True)
         if options.verify:
             with waiting(console, "Reading all pixels"):
                 check_pixels(plan.reachable())
