@@ -27,7 +27,7 @@ from fedsweep.results.steering import is_running
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
-    from fedsweep.results import Store
+    from fedsweep.results import Store, SweepStore
     from fedsweep.results.remote import Remote
     from fedsweep.sweep.cluster.cluster import Cluster
     from fedsweep.sweep.plan.plan import Plan
@@ -200,8 +200,10 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
     if result.report_error is not None and not disk_is_full(result.report_error):
         console.print(f"The report could not be written: {one_line(result.report_error)}.", style="yellow")
     if session.left:
-        goes_on = "; another process goes on with it, and `fedsweep status` shows it" * is_running(session.sweep)
-        console.print(f"This process has left sweep {session.sweep.manifest().label}{goes_on}.", soft_wrap=True)
+        cause = f" because {session.lost} was killed or has crashed" if session.lost else ""
+        cause = " because the disk is full" if result.disk_full else cause
+        label = session.sweep.manifest().label
+        console.print(f"This process has left sweep {label}{cause}. {_others(session.sweep)}".rstrip(), soft_wrap=True)
         raise SystemExit(result.status)
     report = relative(result.folder / "report") if (result.folder / "report").exists() else "none yet"
     console.print(f"Report: {report}\nMLflow: {page_command}\nSweep:  {result.folder.name}", soft_wrap=True)
@@ -228,7 +230,7 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
         again = "the same command with --resume"
         if (manifest := session.sweep.manifest()).seeds_or_arms_changed:  # the same command would undo the changes
             again = f"`fedsweep tune {manifest.label} --resume`"
-        console.print(f"{cause} To continue, run {again}.")
+        console.print(f"{cause} {_others(session.sweep) or f'To continue, run {again}.'}")
     elif tally["failed"]:
         failed = "1 trial" if tally["failed"] == 1 else f"{tally['failed']} trials"
         console.print(f"{failed} failed; see the tracebacks in MLflow and in {folder}.")
@@ -243,6 +245,15 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
         console.print(f"All trials have ended and are recorded; run `fedsweep report {name}` to try again.")
     if result.status:
         raise SystemExit(result.status)
+
+
+def _others(sweep: SweepStore) -> str:
+    """Return a sentence if other processes go on with the sweep, or else an empty string."""
+    manifest = sweep.manifest()
+    stopped = bool(manifest.changes) and manifest.changes[-1].kind == "stopped"
+    if stopped or not is_running(sweep):
+        return ""
+    return f"Another process goes on with the sweep; `fedsweep status {manifest.name}` shows it."
 
 
 def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:

@@ -209,6 +209,7 @@ def run_space(
     from fedsweep.sweep import tune as run_sweep
     from fedsweep.sweep.cluster.ray_session import not_followed
     from fedsweep.sweep.running.tune import rehearsed
+    from fedsweep.tracking import Destination
 
     check_space(options.request)
     if options.request.counted:
@@ -229,7 +230,8 @@ def run_space(
         return
     result = run_sweep(options, console, lambda report: output.result_console().print(report.renderable))
     ended(result)
-    output.show_sweep(result, output.page_command(options.store, options.destination.server))
+    server = Destination.of_sweep(options.results.root, result.folder, options.mlflow).server
+    output.show_sweep(result, output.page_command(options.store, server))
 
 
 def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,6 +36,15 @@ def locked(path: Path, taken: str, seconds: float = 0.5) -> Iterator[None]:
         yield
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether another process holds the lock on an existing file."""
+    try:
+        with locked(path, "taken", seconds=0):
+            return False
+    except LockedError:
+        return True
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that readers see either the old or the new content, even after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,9 +11,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from filelock import FileLock, Timeout
+
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
-from fedsweep.common.files import LockedError, locked, write_atomically
+from fedsweep.common.files import LockedError, is_locked, locked, write_atomically
 from fedsweep.common.paths import inside
 from fedsweep.common.yaml_values import read_json
 from fedsweep.results.checkpoint import load_history
@@ -31,6 +33,7 @@ Record = TypeVar("Record", bound=Config)
 TAKEN = ".taken"
 """The lock file in the folder of a trial, which the worker that runs the trial holds."""
 ERROR = "error.json"
+"""The file in the folder of a trial with its error, which need not be its outcome yet."""
 
 
 def read_record(kind: type[Record], path: Path) -> Record:
@@ -63,6 +66,40 @@ def is_hidden(path: Path) -> bool:
     return path.name.startswith(".")
 
 
+class Taken:
+    """The lock of a trial that a worker of this process runs."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = FileLock(path)
+
+    @contextlib.contextmanager
+    def held(self, seconds: float) -> Iterator[Taken | None]:
+        """Hold the lock for the block, and yield this object, or None if another process holds it."""
+        try:
+            self._lock.acquire(timeout=seconds)
+        except Timeout:
+            yield None
+            return
+        try:
+            yield self
+        finally:
+            self._lock.release()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Release the lock within the block, in which the trial may be stopped.
+
+        Raises:
+            LockedError: Another process has taken the trial in the meantime.
+        """
+        self._lock.release()
+        yield
+        try:
+            self._lock.acquire(timeout=0.5)
+        except Timeout:
+            raise LockedError("another process runs the trial") from None
+
+
 class TrialStore:
     """The folder of one trial, with the trial's plan, checkpoint, outcome and attempts.
 
@@ -86,39 +123,27 @@ class TrialStore:
         return (self.folder / "trial.json").exists()
 
     @contextlib.contextmanager
-    def take(self, seconds: float = 0.5) -> Iterator[bool]:
-        """Take the trial for the block, so that no other process runs it, and yield whether this was possible.
+    def take(self, seconds: float = 0.5) -> Iterator[Taken | None]:
+        """Take the trial for the block, so that no other process runs it.
 
-        It is not possible if another process has taken the trial, or if the trial has no plan, for example because its
-        arm has just been dropped. The operating system ends the lock of a process that is killed.
+        The operating system ends the lock of a process that is killed. The lock file stays, because a network file
+        system does not reliably tell other processes that a locked file was deleted.
 
         Args:
             seconds: The time to wait for another process; -1 waits until the trial is free.
+
+        Yields:
+            The lock; None if another process has taken the trial, or if the trial has no plan, for example because its
+            arm has just been dropped.
         """
-        lock = self.folder / TAKEN
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(locked(lock, "the trial is taken", seconds))
-            except LockedError:
-                yield False
-                return
-            stack.callback(lock.unlink, missing_ok=True)
-            if not self.planned:
-                lock.unlink()
-                with contextlib.suppress(OSError):  # not empty
-                    self.folder.rmdir()  # the lock has created it
-            yield self.planned
+        with Taken(self.folder / TAKEN).held(seconds) as lock:
+            yield lock if lock is not None and self.planned else None
 
     @property
     def is_taken(self) -> bool:
         """True if a worker on any machine runs the trial at the moment."""
-        try:
-            if (lock := self.folder / TAKEN).exists():
-                with locked(lock, "the trial is taken", seconds=0):
-                    pass
-        except LockedError:
-            return True
-        return False
+        lock = self.folder / TAKEN
+        return lock.exists() and is_locked(lock)
 
     def recorded(self) -> Sequence[RoundRecord]:
         """Return the records of all rounds in the local checkpoint, or an empty list if there is no checkpoint."""

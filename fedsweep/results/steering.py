@@ -23,7 +23,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
-from fedsweep.common.files import LockedError, locked
+from fedsweep.common.files import is_locked, locked
 from fedsweep.results.arms import Arm
 from fedsweep.results.folders import SweepStore, read_record, write_record
 from fedsweep.results.records import StoredRecord
@@ -87,20 +87,11 @@ def is_running(sweep: SweepStore) -> bool:
 
 def has_driver(sweep: SweepStore) -> bool:
     """Return whether a process holds the sweep's lock."""
+    lock = sweep.folder / ".lock"
     try:
-        return _is_locked(sweep.folder / ".lock")
+        return lock.exists() and is_locked(lock)
     except OSError:  # the folder belongs to somebody else, so its lock cannot be tried
         return (sweep.folder / DRIVER).exists()
-
-
-def _is_locked(lock: Path) -> bool:
-    try:
-        if lock.exists():
-            with locked(lock, "taken", seconds=0):
-                pass
-    except LockedError:
-        return True
-    return False
 
 
 @contextlib.contextmanager
@@ -118,11 +109,11 @@ def taking_part(sweep: SweepStore, parallel: int) -> Iterator[None]:
 
 
 def joined(sweep: SweepStore) -> list[Driver]:
-    """Return the processes that take part in the sweep beside its driver. Those that were killed are left out."""
+    """Return the processes that take part in the sweep besides its driver. Those that were killed are left out."""
     found = []
     for path in sorted((sweep.folder / JOINED).glob("*.json")):
         with contextlib.suppress(UserError, OSError):  # the process has just ended
-            if _is_locked(path.with_suffix(".lock")):
+            if is_locked(path.with_suffix(".lock")):
                 found.append(read_record(Driver, path))
     return found
 

@@ -179,6 +179,8 @@ class Packing:
 
     def _offer(self, plan: TrialPlan, until: int, gpus: float) -> Offer:
         if gpus > 0:
+            # Another process of the sweep may have run the trial.
+            self._attempts[self._name(plan)][plan.key] = self._sweep.trial(plan.key).attempts()
             self._put(plan, (*self._of(plan).attempts, Attempt(gpus=gpus)))
         return Offer(plan, until, gpus)
 
@@ -191,6 +193,9 @@ class Packing:
             del self._probes[self._name(plan)]
         attempts = self._of(plan).attempts
         if result is None or not attempts:
+            return
+        if result.get("kind") == "taken":
+            self._attempts[self._name(plan)][plan.key] = self._sweep.trial(plan.key).attempts()
             return
         told = {
             "round": result.get("round"),

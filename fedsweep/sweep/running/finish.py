@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fedsweep.common.errors import disk_is_full
 from fedsweep.common.progress import waiting
-from fedsweep.report import Report, write_report
+from fedsweep.report import AblationTable, Report, summarise, write_report
 from fedsweep.results import OutcomeName, TrialRecord, count_outcomes
 from fedsweep.sweep.running.display import delivering
 from fedsweep.sweep.running.ray_tuner import SessionOutcome
@@ -80,11 +80,16 @@ def finish(
     if session.left:  # its driver writes the report
         return SweepResult(session, None, None, interrupted_status)
     try:
-        if any(trial.history for trial in session.trials):
+        if session.recorder is None:  # its driver has written the report
+            manifest = session.sweep.manifest()
+            table = AblationTable(manifest, summarise(manifest, session.trials))
+            report = Report(table, session.trials, (), folder, tuple(sorted(folder.glob("*"))))
+        elif any(trial.history for trial in session.trials):
             with waiting(console, "Writing the report"):
                 report = write_report(session.sweep.manifest(), session.trials, folder)
     except Exception as error:
-        shutil.rmtree(folder, ignore_errors=True)  # an incomplete report would look complete
+        if session.recorder is not None:
+            shutil.rmtree(folder, ignore_errors=True)  # an incomplete report would look complete
         failed = error
     if report is not None:
         show(report)

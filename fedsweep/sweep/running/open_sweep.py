@@ -18,7 +18,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.files import LockedError, locked
 from fedsweep.common.progress import waiting
 from fedsweep.results import Outcome, Store, SweepManifest, SweepStore, TrialRecord
-from fedsweep.results.folders import is_hidden
+from fedsweep.results.folders import TAKEN, is_hidden
 from fedsweep.results.records import PLUGINS
 from fedsweep.results.remote.mirror import SCRATCH
 from fedsweep.results.steering import DRIVER, JOINED, is_running, joined
@@ -28,6 +28,7 @@ from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.plan.reuse import ReusedTrials, all_reusable
 from fedsweep.sweep.pruning.seed_state import SeedState
+from fedsweep.sweep.running.shared_sweep import planning
 from fedsweep.tracking import Destination, check_writable
 from fedsweep.tracking.sweep_description import git_commit
 from fedsweep.training.round_metrics import titles_of
@@ -239,22 +240,31 @@ def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool 
         sweep: The sweep to resume.
         rounds: Number of rounds of a complete trial.
         retry: Whether failed trials are reopened so that they run again. A sampled search does not reopen them, because
-            later samples depend on the failure.
+            later samples depend on the failure. While other processes take part in the sweep, they are not reopened.
         together: Whether the outcome of a trial depends on other trials (see `decides_jointly`). If so, complete trials
             are not marked here, because they may have been pruned.
 
     Raises:
         UserError: The checkpoint of a trial that continues another trial is missing and cannot be copied again.
     """
-    if not joined(sweep):
-        for name in (SCRATCH, JOINED):
-            shutil.rmtree(sweep.folder / name, ignore_errors=True)
+    with planning(sweep):  # a process that joins the sweep meanwhile waits before it starts a trial
+        alone = not joined(sweep)
+        if alone:
+            _clear_files(sweep)
+        _reopen_trials(sweep, rounds, retry and alone, together)
+
+
+def _clear_files(sweep: SweepStore) -> None:
+    for name in (SCRATCH, JOINED):
+        shutil.rmtree(sweep.folder / name, ignore_errors=True)
     sweep.remote.clear(SCRATCH)
-    taken = {key for one in (sweep.folder / "trials").glob("[!.]*") if sweep.trial(key := one.name).is_taken}
     for torn in (sweep.folder / "trials").glob("*/.*"):
-        # A folder such as `.ipynb_checkpoints` is not ours, and other processes write the files of their trials.
-        if torn.is_file() and not is_hidden(torn.parent) and torn.parent.name not in taken:
+        # A folder such as `.ipynb_checkpoints` is not ours.
+        if torn.is_file() and torn.name != TAKEN and not is_hidden(torn.parent):
             torn.unlink()
+
+
+def _reopen_trials(sweep: SweepStore, rounds: int, retry: bool, together: bool) -> None:
     for outcome in (sweep.folder / "trials").glob("*/outcome.json"):
         if not (trial_folder := sweep.trial(outcome.parent.name)).planned and not is_hidden(outcome.parent):
             trial_folder.reopen()
@@ -264,7 +274,7 @@ def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool 
         store = sweep.trial(trial.plan.key)
         ended = trial.outcome or store.error()
         failed = ended is not None and ended.outcome == "failed"
-        if (trial.missing or (failed and retry)) and trial.plan.key not in taken:
+        if (trial.missing or (failed and retry)) and not store.is_taken:
             store.reopen()
         _restore_start(sweep, trial)
 

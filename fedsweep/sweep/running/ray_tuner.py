@@ -98,11 +98,13 @@ def run_session(
     if known := warm_start.read(sweep):
         console.print(known.note(rounds))
     until, together, writes = plan.space.until_decided, decided_together(plan), WriteGuard()
-    with waiting(console, "Looking for earlier trials"), steering.planning():
+    with waiting(console, "Looking for earlier trials"):
         reuse = Reuse(ready.store, sweep, compared_rounds(scheduler, rounds))
         planned = None if plan.sampled else [*plan.grid()]
         if planned is not None and recorder is not None:
-            planned = [reuse.give(one, together=together) for one in planned]
+            for place, one in enumerate(planned):
+                with steering.planning():
+                    planned[place] = reuse.give(one, together=together)
         trials = sweep.trials()
     done = [trial for trial in trials if trial.outcome is not None]
     parallel = side_by_side(plan, ready.cluster)
@@ -141,7 +143,7 @@ def run_session(
     steering.interrupted = recording.stop.asked
     changing = steering.paused and not recording.stop.asked and not lost
     for trial in trials:
-        if trial.outcome is None and not changing and recorder is not None:
+        if trial.outcome is None and not changing and recorder is not None and trial.plan.key not in others.taken:
             recorder.interrupt(trial)
     interrupted = interrupted and not changing
     return SessionOutcome(plan, sweep, recorder, trials, interrupted, writes.disk_full, writes.remote_error, lost)

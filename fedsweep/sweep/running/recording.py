@@ -206,6 +206,8 @@ class Recording(Callback, Stopper):
         if self.state is None:
             self.end(key, error)
         else:
+            with self.writes.catching():
+                self.sweep.trial(key).keep_error(error)
             self.state.record_error(key, error)
             self.decide()
 

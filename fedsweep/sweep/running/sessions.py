@@ -5,6 +5,7 @@ This module imports Ray (see `ray_tuner`).
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from fedsweep.common.files import LockedError
 from fedsweep.common.progress import waiting
 from fedsweep.results import SweepStore
 from fedsweep.results.steering import driving, taking_part
-from fedsweep.sweep.running.open_sweep import Prepared, clear_leftovers, exclusively
+from fedsweep.sweep.running.open_sweep import Prepared, anything_left, clear_leftovers, exclusively
 from fedsweep.sweep.running.ray_tuner import SessionOutcome, decided_together, retried, run_session
 from fedsweep.sweep.running.shared_sweep import LOOK_SECONDS, Following
 from fedsweep.sweep.running.steering import Steering, as_dropped, plan_of, set_aside
@@ -53,34 +54,50 @@ def run(
         ready = replace(ready, plan=steering.plan)
 
 
-def join(ready: Prepared, sweep: SweepStore, console: Console, held: contextlib.ExitStack) -> SessionOutcome:
+def join(
+    ready: Prepared, sweep: SweepStore, console: Console, held: contextlib.ExitStack, connect: Callable[[], object]
+) -> SessionOutcome:
     """Run trials of a sweep whose driver is another process, and return the outcome of the session.
 
     If the driver ends while trials are left, or is killed before it has written the report, this process becomes the
-    driver. Otherwise, this process waits for the end of the driver. The arguments are those of `run`.
+    driver. Otherwise, this process waits for the end of the driver.
+
+    Args:
+        ready: The checked plan.
+        sweep: The sweep.
+        console: The console for progress messages.
+        held: The stack at whose end this process is no longer the driver.
+        connect: A function that connects to Ray, unless this process is connected. It is called before trials run.
     """
-    with taking_part(sweep, side_by_side(ready.plan, ready.cluster)):
+    known = len(sweep.manifest().changes)
+    with taking_part(sweep, side_by_side(ready.plan, ready.cluster)), contextlib.ExitStack() as leading:
         while True:
-            following = Following(ready.plan, sweep)
+            following = Following(ready.plan, sweep, known)
+            if anything_left(ready.plan, sweep):
+                connect()
             outcome = run_session(ready, sweep, console, None, following)
-            if following.interrupted or outcome.lost or outcome.disk_full:
+            if following.interrupted or outcome.disk_full or (outcome.lost and outcome.interrupted):
                 return replace(outcome, interrupted=True, left=True)
             nothing_left = not outcome.interrupted and not following.paused
             try:
                 with waiting(console, "Waiting for the process that writes the report", always=nothing_left):
-                    killed = _lead(sweep, held, wait=nothing_left)
+                    killed = _lead(sweep, leading, wait=nothing_left)
             except KeyboardInterrupt:
                 return replace(outcome, interrupted=True, left=True)
             changes = following.changes()
+            known += len(changes)
             if any(one.kind == "stopped" for one in changes):
                 return replace(outcome, interrupted=True, left=True)
             if nothing_left and not killed and not changes:
                 return outcome
-            if changes:
+            if changes or following.outdated:
                 ready = replace(ready, plan=plan_of(sweep.manifest()).on(ready.plan.space.resources))
             if killed is not None:
                 break
+        held.enter_context(leading.pop_all())
     console.print("The process that ran the sweep has ended, so this process continues.", soft_wrap=True)
+    if anything_left(ready.plan, sweep):
+        connect()
     return run(ready, sweep, console, held, retry=False)
 
 

@@ -1,8 +1,8 @@
 """Sweeps that several processes run together, on one machine or on machines that share the results folder.
 
 One process, the driver, holds the lock of the sweep. The other processes only train trials. Each worker locks the
-folder of its trial, so no trial runs twice. Decisions, such as which arm is pruned, depend on recorded metrics alone,
-so all processes make the same decisions. If the driver ends, another process becomes the driver.
+folder of its trial while it trains, so no trial runs twice. Decisions, such as which arm is pruned, depend on recorded
+metrics alone, so all processes make the same decisions. If the driver ends, another process becomes the driver.
 
 This module does not import ray.
 """
@@ -14,14 +14,17 @@ import os
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.files import locked
 from fedsweep.results import SweepStore
 from fedsweep.results.folders import ERROR
 from fedsweep.results.records import Change
-from fedsweep.results.steering import JOINED, has_driver
-from fedsweep.sweep.plan.plan import Plan
+from fedsweep.results.steering import has_driver, joined
+
+if TYPE_CHECKING:
+    from fedsweep.sweep.plan.plan import Plan
 
 LOOK_SECONDS = 1.0
 """Seconds between two looks at the trials of other processes."""
@@ -56,8 +59,13 @@ class OtherTrials:
         self.present = present
         """True if another process takes part in the sweep, or has done so in this session."""
         self.taken: set[str] = set()
-        """The keys of the trials that other processes were running at the last look."""
+        """The keys of the unfinished trials that other processes were running at one of the last two looks.
+
+        A worker unlocks its trial for a moment after each round, so a single look can miss a running trial.
+        """
         self._sweep, self._next = sweep, 0.0
+        self._locked: set[str] = set()
+        self._ended: set[str] = set()
         self._seen: dict[str, tuple[tuple[int, int], ...]] = {}
 
     def news(self, own: Collection[str]) -> list[str]:
@@ -71,25 +79,31 @@ class OtherTrials:
         if time.monotonic() < self._next:
             return []
         self._next = time.monotonic() + LOOK_SECONDS
-        self.present = self.present or any((self._sweep.folder / JOINED).glob("*.json"))
+        self.present = self.present or bool(joined(self._sweep))
         if not self.present:
             return []
-        self.taken.clear()
-        found = []
+        before, self._locked, found = self._locked, set(), []
         for folder in (self._sweep.folder / "trials").glob("[!.]*"):
+            key = folder.name
+            if key in self._ended:
+                continue
             # A trial is released after its last round is written, so this order misses no round.
-            if folder.name not in own and self._sweep.trial(folder.name).is_taken:
-                self.taken.add(folder.name)
+            if key not in own and self._sweep.trial(key).is_taken:
+                self._locked.add(key)
             seen = tuple(map(_stamp, (folder / name for name in WATCHED)))
-            if seen != self._seen.get(folder.name):
-                self._seen[folder.name] = seen
-                found += [folder.name] * (folder.name not in own)
+            if seen != self._seen.get(key):
+                self._seen[key] = seen
+                found += [key] * (key not in own)
+            self._ended |= {key} if (folder / "outcome.json").exists() else set()
+        self.taken.clear()
+        self.taken |= (before | self._locked) - {*own} - self._ended
         return found
 
     def keep_away(self, key: str) -> None:
         """Leave a trial alone until the next look, because a worker has found that another process runs it."""
         self.present = True
         self.taken.add(key)
+        self._locked.add(key)
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -104,12 +118,20 @@ def _stamp(path: Path) -> tuple[int, int]:
 class Following:
     """A sweep whose driver is another process. It stands in the place of `Steering`."""
 
-    def __init__(self, plan: Plan, sweep: SweepStore) -> None:
+    def __init__(self, plan: Plan, sweep: SweepStore, known: int) -> None:
+        """Follow a sweep.
+
+        Args:
+            plan: The plan of the sweep.
+            sweep: The sweep.
+            known: The number of changes that the plan contains.
+        """
         self.plan, self.interrupted = plan, False
-        self.paused = False
+        self.outdated = sweep.manifest().digests.get("definition") != plan.digests()["definition"]
+        """True if the driver has changed the sweep since the plan was made."""
+        self.paused = self.outdated
         """True if the driver has changed the sweep or has ended, so that the running trials must end their rounds."""
-        self._sweep, self._known = sweep, len(sweep.manifest().changes)
-        self._next, self._stopped = 0.0, False
+        self._sweep, self._known, self._next, self._stopped = sweep, known, 0.0, False
 
     def look(self) -> bool:
         """Look whether the driver is still there and has changed the sweep, and return whether it was told to stop."""
@@ -123,11 +145,11 @@ class Following:
         return self._stopped
 
     def changes(self) -> Sequence[Change]:
-        """Return the changes that the driver has made since this object was created."""
+        """Return the changes that the driver has made and that the plan does not contain."""
         return self._sweep.manifest().changes[self._known :]
 
     @contextlib.contextmanager
     def planning(self) -> Iterator[bool]:
         """Let only this process write plans within the block, and yield whether its plan of the sweep is current."""
         with planning(self._sweep):
-            yield not self.changes()
+            yield not self.outdated and not self.changes()

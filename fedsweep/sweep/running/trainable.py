@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
@@ -13,12 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from ray import tune
 
 from fedsweep.common.errors import DivergenceError, disk_is_full
+from fedsweep.common.files import LockedError
 from fedsweep.results import Outcome, SweepStore, TrialStore
+from fedsweep.results.folders import Taken
 from fedsweep.results.remote import Place
 from fedsweep.results.remote.mirror import Mirror
 from fedsweep.results.remote.objects import UnreachableError, persistently
 from fedsweep.sweep.cluster.gpus import Meter, meter, ran_out
 from fedsweep.sweep.cluster.temporary_folders import private_folder
+from fedsweep.sweep.running.shared_sweep import LOOK_SECONDS
 
 if TYPE_CHECKING:
     from fedsweep.federation.build_and_run import Device
@@ -66,11 +70,11 @@ def train(
     local = SweepStore(Path(sweep)).trial(config["trial"])
     # Only one process runs a sweep in a remote store, so its trials need no lock.
     try:
-        with nullcontext(True) if remote is not None else local.take() as is_mine:
-            if is_mine:
-                _train(config, local, threads, device, arrival, remote, system_metrics, compared)
-            else:
+        with local.take() if remote is None else nullcontext() as lock:
+            if lock is None and remote is None:
                 _report_end(local.history()[-1:], kind="taken")
+                return
+            _train(config, local, lock, threads, device, arrival, remote, system_metrics, compared)
     except OSError as error:  # the lock cannot be created
         if not disk_is_full(error):
             raise
@@ -80,6 +84,7 @@ def train(
 def _train(
     config: dict[str, Any],
     local: TrialStore,
+    lock: Taken | None,
     threads: int,
     device: Device,
     arrival: Arrival | None,
@@ -89,7 +94,7 @@ def _train(
 ) -> None:
     measure, memory = Meter(), dict[str, int]()
     with _trial_folder(remote, config["trial"], local) as (store, send):
-        recorded = len(store.history())
+        recorded, last_round = len(store.history()), max((one.round for one in store.history()), default=0)
         if (known := store.error()) is not None:
             _report_end(store.history()[-1:], kind=known.outcome, error=known.error)
             return
@@ -103,17 +108,41 @@ def _train(
                     if number >= recorded:
                         memory = measure.read()
                         send()
-                    tune.report({**record.metrics, "round": record.round, "seconds": record.seconds, **memory})
+                    # The driver may stop the trial here, and another process may then continue it.
+                    with _unlocked(lock, store, max(record.round, last_round)):
+                        tune.report({**record.metrics, "round": record.round, "seconds": record.seconds, **memory})
         except UnreachableError:
             raise
+        except LockedError:
+            _report_end(store.history()[-1:], kind="taken")
         except Exception as error:
             kind, text, last = kind_of(error), traceback.format_exc(), store.history()[-1:]
             if kind in ("diverged", "failed"):  # only these end a trial
-                with suppress(OSError):
+                with suppress(OSError):  # the driver records it too
                     store.keep_error(Outcome(outcome=kind, round=last[0].round if last else 0, error=text))
             _report_end(last, kind=kind, error=text, **memory)
         finally:  # only now, because the error's traceback kept tensors alive
             measure.release()
+
+
+@contextmanager
+def _unlocked(lock: Taken | None, store: TrialStore, round: int) -> Iterator[None]:
+    """Release the lock of a trial within the block, and raise LockedError if another process has then continued it.
+
+    Args:
+        lock: The lock; None if the trial needs none.
+        store: The folder of the trial.
+        round: The last recorded round.
+    """
+    if lock is None:
+        yield
+        return
+    began = time.monotonic()
+    with lock.paused():
+        yield
+    # Other processes leave a trial alone that was locked at one of their last two looks.
+    if time.monotonic() - began > LOOK_SECONDS and (last := store.history()[-1:]) and last[0].round > round:
+        raise LockedError("another process has continued the trial")
 
 
 def _report_end(last: Sequence[RoundRecord], **end: object) -> None:

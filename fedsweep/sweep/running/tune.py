@@ -195,6 +195,7 @@ def tune_one(
         prepare_environment(ready.cluster)
         with contextlib.ExitStack() as joined:
 
+            @functools.cache
             def connect() -> None:
                 begin()
                 joined.enter_context(ray.session(ready.cluster))
@@ -206,7 +207,7 @@ def tune_one(
             with waiting(console, "Loading Ray Tune"), without_collections():
                 from fedsweep.sweep.running.sessions import join, run  # imports ray, which reads the environment
 
-            session = (run if is_driver else join)(ready, sweep, console, held)
+            session = run(ready, sweep, console, held) if is_driver else join(ready, sweep, console, held, connect)
         ray.keep() if more and not session.stopped and not session.lost else ray.end()
         with waiting(console, "Loading the report"), without_collections():
             from fedsweep.sweep.running.finish import finish  # imports the report, which would delay the trials
@@ -310,7 +311,7 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
             with waiting(console, "Checking MLflow"):
                 check_server(destination, None if rehearsal else plan.name)
         except UserError as error:
-            if not options.resume:
+            if options.resumed is None:
                 raise
             console.print(f"{error} Missing rounds are sent to MLflow once it answers again.", style="yellow")
         arrival = None
