@@ -17,7 +17,8 @@ def shown(machine: str, objective: str) -> list[str]:
     trial = {"label": "lora.rank=4", "seed": 1, "round": 2, "value": 0.5961}
     sweep = {
         "space": "ranks", "id": "one", "running": True, "process": 7, "machine": machine, "joined": [],
-        "objective": objective, "rounds": 10, "trials": {"ended": 1, "begun": 1, "planned": None}, "parallel": 2, "seconds_left": None,
+        "objective": objective, "rounds": 10,
+        "trials": {"ended": 1, "begun": 1, "planned": None}, "parallel": 2, "seconds_left": None,
         "changes": [], "trials_begun": [trial], "arms": arms,
     }  # fmt: skip
     text = io.StringIO()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+import ray
 from rich.console import Console
 
 from fedsweep.common.errors import UserError
@@ -55,8 +56,22 @@ def starts(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., l
     return use
 
 
-def test_a_ray_that_takes_too_long_to_start_gives_a_clear_error(starts: Callable[..., list[str]]) -> None:
+def test_a_ray_that_takes_too_long_to_start_gives_a_clear_error(
+    starts: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     called, said = starts(*[Exception(LATE)] * 4), io.StringIO()
+    waits, show, init = threading.Event(), LocalRay._show_start, ray.init
+
+    def show_start(self: LocalRay) -> None:
+        waits.set()
+        show(self)
+
+    def slow_init(**options: object) -> None:
+        waits.wait(10)  # or else Ray fails before anybody waits for it, and nothing is said
+        init(**options)
+
+    monkeypatch.setattr(LocalRay, "_show_start", show_start)
+    monkeypatch.setattr("ray.init", slow_init)
     with pytest.raises(UserError) as refused, begun(Console(file=said, width=200), ONE) as starting:
         starting.wait()
     assert str(refused.value) == (
