@@ -37,12 +37,6 @@ def site(tmp_path_factory) -> Path:
     return folder
 
 
-def test_help_builds_nothing(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        load_script("build_site").main(["--help"])
-    assert "folder of the site" in capsys.readouterr().out
-
-
 def test_each_page_is_there_as_html_and_as_markdown(site):
     pages = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
     assert len(pages) >= 42

@@ -112,7 +112,8 @@ def test_the_guide_to_a_project_of_ones_own_works_in_miniature(program, tmp_path
     subprocess.run([program.with_name("python"), "-c", drawing], cwd=tmp_path, check=True)
     start, rest, *_ = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     shown = run(program, tmp_path, *shlex.split(start)[1:]).stdout
-    assert shown.splitlines() == re.findall(r"^```text\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[0].splitlines()
+    _, written, *_ = re.findall(r"^```text\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert shown == written
     enter, *lines = rest.splitlines()
     assert shown.endswith(f"{enter} && {lines[0]}\n")
     below = tmp_path / "study" / "notes"

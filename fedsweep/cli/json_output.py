@@ -36,7 +36,10 @@ _CODE = "exit code of the command: 0, 1 if a trial or the report failed, or 128 
 _STATUS = "`complete`, `failed` (a trial has failed), `interrupted` (trials are left to run) or `running`"
 _CHANGES = "list of the changes made by hand, oldest first: see [a change](#a-change)"
 _FAILURES = "list of the trials that have failed or diverged: see [a failure](#a-failure)"
-_TRIALS = "the numbers `ended`, `begun` (begun but not ended) and `planned` (null if unknown)"
+_TRIALS = (
+    "the numbers `ended`, `begun` (begun but not ended) and `planned` (null if unknown; for a running sweep with seeds "
+    "until decided, the number until the next decision)"
+)
 SWEEP = {
     "space": "name of the search space",
     "id": "id of the sweep",

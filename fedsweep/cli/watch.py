@@ -72,6 +72,9 @@ def _described(sweep: SweepStore) -> dict[str, Any]:
 
     manifest, trials, driver, others = sweep.manifest(), sweep.trials(), driver_of(sweep), joined(sweep)
     going = driver is not None or is_running(sweep)
+    planned = manifest.trials
+    if planned is None and driver is not None and driver.planned is not None:
+        planned = max(driver.planned, len(trials))
     arms = summarise(manifest, trials) if any(trial.history for trial in trials) else []
     return {
         "space": manifest.name,
@@ -87,10 +90,10 @@ def _described(sweep: SweepStore) -> dict[str, Any]:
         "mode": manifest.mode,
         "rounds": manifest.rounds,
         "seeds": manifest.seeds,
-        "trials": json_results.counts(manifest, trials),
+        "trials": {**json_results.counts(manifest, trials), "planned": planned},
         "joined": [{"process": one.pid, "machine": one.machine, "parallel": one.parallel} for one in others],
         "parallel": parallel_trials(sweep) or None,
-        "seconds_left": _seconds_left(manifest, trials, parallel_trials(sweep)) if going else None,
+        "seconds_left": _seconds_left(manifest, trials, planned, parallel_trials(sweep)) if going else None,
         "changes": [one.sentence for one in manifest.changes],
         "changes_made": [json_results.change(one) for one in manifest.changes],
         "trials_begun": [json_results.trial(one, manifest.metric) for one in trials if one.outcome is None],
@@ -99,7 +102,9 @@ def _described(sweep: SweepStore) -> dict[str, Any]:
     }
 
 
-def _seconds_left(manifest: SweepManifest, trials: Sequence[TrialRecord], parallel: int) -> float | None:
+def _seconds_left(
+    manifest: SweepManifest, trials: Sequence[TrialRecord], planned: int | None, parallel: int
+) -> float | None:
     """Return the estimated time until all planned trials have ended, from the rounds that are recorded."""
     from fedsweep.sweep.running.display import time_left
 
@@ -108,9 +113,7 @@ def _seconds_left(manifest: SweepManifest, trials: Sequence[TrialRecord], parall
         for one in trial.history:
             if one.round:  # round 0 only evaluates
                 time.add(one.seconds)
-    if manifest.trials is None:
-        return None
-    return time_left(time, trials, manifest.rounds, manifest.trials, parallel or 1)
+    return None if planned is None else time_left(time, trials, manifest.rounds, planned, parallel or 1)
 
 
 def _show(console: Console, one: dict[str, Any]) -> None:

@@ -11,8 +11,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from filelock import FileLock, Timeout
-
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
 from fedsweep.common.files import LockedError, is_locked, locked, write_atomically
@@ -23,6 +21,7 @@ from fedsweep.results.history import RoundRecord
 from fedsweep.results.records import RIGHT, Attempts, Outcome, OutcomeName, SweepManifest, TrialPlan, TrialRecord
 from fedsweep.results.remote import NOTHING, Remote
 from fedsweep.results.remote.objects import persistently
+from fedsweep.results.trial_lock import TAKEN, Taken
 from fedsweep.results.tsne_files import FILES
 
 if TYPE_CHECKING:
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 Record = TypeVar("Record", bound=Config)
 
-TAKEN = ".taken"
-"""The lock file in the folder of a trial, which the worker that runs the trial holds."""
 ERROR = "error.json"
 """The file in the folder of a trial with its error, which need not be its outcome yet."""
 
@@ -64,40 +61,6 @@ def is_hidden(path: Path) -> bool:
     Hidden files and folders in the results folder are no records: other programs, or interrupted writes, left them.
     """
     return path.name.startswith(".")
-
-
-class Taken:
-    """The lock of a trial that a worker of this process runs."""
-
-    def __init__(self, path: Path) -> None:
-        self._lock = FileLock(path)
-
-    @contextlib.contextmanager
-    def held(self, seconds: float) -> Iterator[Taken | None]:
-        """Hold the lock for the block, and yield this object, or None if another process holds it."""
-        try:
-            self._lock.acquire(timeout=seconds)
-        except Timeout:
-            yield None
-            return
-        try:
-            yield self
-        finally:
-            self._lock.release()
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Release the lock within the block, in which the trial may be stopped.
-
-        Raises:
-            LockedError: Another process has taken the trial in the meantime.
-        """
-        self._lock.release()
-        yield
-        try:
-            self._lock.acquire(timeout=0.5)
-        except Timeout:
-            raise LockedError("another process runs the trial") from None
 
 
 class TrialStore:

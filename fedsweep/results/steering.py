@@ -72,6 +72,9 @@ class Driver(Config):
     machine: str = Field(description="name of the machine on which the process runs")
     started: str = Field(description="time in UTC at which the process started to run the sweep, as in ISO 8601")
     parallel: int = Field(description="largest number of trials that run at the same time")
+    planned: int | None = Field(
+        None, description="number of trials until the next decision, for a sweep with seeds until decided"
+    )
 
     @classmethod
     def here(cls, parallel: int) -> Driver:
@@ -127,6 +130,12 @@ def driving(sweep: SweepStore, parallel: int) -> Iterator[None]:
         yield
     finally:
         (sweep.folder / DRIVER).unlink(missing_ok=True)
+
+
+def keep_planned(sweep: SweepStore, planned: int) -> None:
+    """Add the number of planned trials to the description of this process, which is the driver of the sweep."""
+    path = sweep.folder / DRIVER
+    write_record(path, read_record(Driver, path).model_copy(update={"planned": planned}))
 
 
 def driver_of(sweep: SweepStore) -> Driver | None:

@@ -14,6 +14,7 @@ from fedsweep.results.steering import (
     driver_of,
     driving,
     is_running,
+    keep_planned,
 )
 
 
@@ -50,6 +51,8 @@ def test_a_process_runs_a_sweep_as_long_as_it_holds_the_lock(tmp_path):
         assert driver_of(sweep) is None
         with driving(sweep, parallel=2):
             assert (driver_of(sweep).pid, driver_of(sweep).parallel) == (os.getpid(), 2)
+            keep_planned(sweep, 20)
+            assert (driver_of(sweep).planned, driver_of(sweep).parallel) == (20, 2)
         assert driver_of(sweep) is None
     assert not is_running(sweep)
     assert driver_of(sweep) is None

@@ -18,10 +18,11 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.files import LockedError, locked
 from fedsweep.common.progress import waiting
 from fedsweep.results import Outcome, Store, SweepManifest, SweepStore, TrialRecord
-from fedsweep.results.folders import TAKEN, is_hidden
+from fedsweep.results.folders import is_hidden
 from fedsweep.results.records import PLUGINS
 from fedsweep.results.remote.mirror import SCRATCH
 from fedsweep.results.steering import DRIVER, JOINED, is_running, joined
+from fedsweep.results.trial_lock import TAKEN
 from fedsweep.sweep.cluster.cluster import HERE, Cluster, processor
 from fedsweep.sweep.cluster.node_requirements import Arrival
 from fedsweep.sweep.plan import warm_start

@@ -23,6 +23,7 @@ from fedsweep.common.progress import waiting
 from fedsweep.results import SweepStore, TrialPlan, TrialRecord
 from fedsweep.results.records import TAKEN_FROM
 from fedsweep.results.remote.mirror import SCRATCH
+from fedsweep.results.steering import keep_planned
 from fedsweep.sweep.cluster.cluster import concurrency, most_on_a_gpu
 from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.plan import warm_start
@@ -125,6 +126,8 @@ def run_session(
     if until is not None:
         state = SeedState(plan, until, sweep, planned or ())
         display.total, display.notes = state.planned, state.open_comparisons
+        if recorder is not None:
+            keep_planned(sweep, state.planned)
     elif scheduler.name == "pbt":
         state = Generations(plan, sweep)
     elif scheduler.name == "arms":

@@ -16,10 +16,10 @@ from ray import tune
 from fedsweep.common.errors import DivergenceError, disk_is_full
 from fedsweep.common.files import LockedError
 from fedsweep.results import Outcome, SweepStore, TrialStore
-from fedsweep.results.folders import Taken
 from fedsweep.results.remote import Place
 from fedsweep.results.remote.mirror import Mirror
 from fedsweep.results.remote.objects import UnreachableError, persistently
+from fedsweep.results.trial_lock import Taken
 from fedsweep.sweep.cluster.gpus import Meter, meter, ran_out
 from fedsweep.sweep.cluster.temporary_folders import private_folder
 from fedsweep.sweep.running.shared_sweep import LOOK_SECONDS

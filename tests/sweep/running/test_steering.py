@@ -10,7 +10,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.files import locked
 from fedsweep.results import Outcome, Store, TrialStore
 from fedsweep.results.history import RoundRecord
-from fedsweep.results.steering import DropRequest, ExtendRequest, Requests, is_running
+from fedsweep.results.steering import DropRequest, ExtendRequest, Requests, driving, is_running, keep_planned
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running.open_sweep import new_sweep
 from fedsweep.sweep.running.steering import Steering, change_at_rest, changed_plan, plan_of
@@ -90,6 +90,19 @@ def test_changes_that_would_alter_what_has_run_are_refused(space, request_, mess
     with pytest.raises(UserError) as refused:
         changed_plan(Plan.read("ranks", {}, {}), request_)
     assert message in str(refused.value)
+
+
+def test_status_knows_the_trials_until_the_next_decision(tmp_path, monkeypatch):
+    write_space(tmp_path, "ranks", {**RANKS, "seeds": {"until": "decided", "at_most": 8}})
+    monkeypatch.chdir(tmp_path)
+    plan, store = Plan.read("ranks", {}, {}), Store(tmp_path / "mlruns")
+    sweep = new_sweep(plan, store)
+    with locked(sweep.folder / ".lock", "taken"), driving(sweep, parallel=1):
+        keep_planned(sweep, 9)
+        (one,) = json.loads(fedsweep(tmp_path, "status", "--format", "json").stdout)["sweeps"]
+    assert one["trials"] == {"ended": 0, "begun": 0, "planned": 9}
+    (one,) = json.loads(fedsweep(tmp_path, "status", "ranks", "--format", "json").stdout)["sweeps"]
+    assert one["trials"]["planned"] is None
 
 
 def test_an_arm_of_a_sweep_with_seeds_until_decided_can_be_dropped(tmp_path, monkeypatch):
