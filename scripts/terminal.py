@@ -67,7 +67,8 @@ class Terminal:
         )  # fmt: skip
         os.close(theirs)
         self._lock, self._changed, self._rows = threading.Lock(), time.monotonic(), list[Text]()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         self.until(_ready)
 
     def __enter__(self) -> Self:
@@ -78,6 +79,7 @@ class Terminal:
     ) -> None:
         self._process.send_signal(signal.SIGHUP)
         self._process.wait(30)
+        self._reader.join(30)  # or else it may read from the next terminal, whose file can have the same number
         os.close(self._file)
 
     def _read(self) -> None:
