@@ -151,6 +151,15 @@ def play_alone(folder: Path, name: str) -> None:
         write_report(sweep.manifest(), sweep.trials(), sweep.folder / "report")
 
 
+def planned_sweep(folder: Path, name: str) -> tuple[Plan, Store, SweepStore]:
+    """Create a sweep in the working directory `folder`, with the plan of each trial of its grid. No trial has run."""
+    plan, store = Plan.read(name, {}, {}), Store(folder / "mlruns")
+    sweep = new_sweep(plan, store)
+    for trial in plan.grid():
+        sweep.trial(trial.key).plan(trial)
+    return plan, store, sweep
+
+
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     """Start the command line in the working directory `folder`, in a new process group."""
     return subprocess.Popen(

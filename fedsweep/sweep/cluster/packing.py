@@ -179,8 +179,7 @@ class Packing:
 
     def _offer(self, plan: TrialPlan, until: int, gpus: float) -> Offer:
         if gpus > 0:
-            # Another process of the sweep may have run the trial.
-            self._attempts[self._name(plan)][plan.key] = self._sweep.trial(plan.key).attempts()
+            self._read(plan)
             self._put(plan, (*self._of(plan).attempts, Attempt(gpus=gpus)))
         return Offer(plan, until, gpus)
 
@@ -195,7 +194,7 @@ class Packing:
         if result is None or not attempts:
             return
         if result.get("kind") == "taken":
-            self._attempts[self._name(plan)][plan.key] = self._sweep.trial(plan.key).attempts()
+            self._read(plan)
             return
         told = {
             "round": result.get("round"),
@@ -226,6 +225,10 @@ class Packing:
             return None
         known.sort(key=lambda arm: _most_of(arm)[0])
         return f"{len(known)} arms, from {_measured(known[0], self._most)} to {_measured(known[-1], self._most)}."
+
+    def _read(self, plan: TrialPlan) -> None:
+        """Read the attempts of a trial, which another process of the sweep may have run."""
+        self._attempts[self._name(plan)][plan.key] = self._sweep.trial(plan.key).attempts()
 
     def _put(self, plan: TrialPlan, attempts: tuple[Attempt, ...]) -> None:
         known = self._attempts[self._name(plan)][plan.key] = Attempts(attempts=attempts)

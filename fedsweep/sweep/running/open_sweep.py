@@ -97,7 +97,7 @@ def opened(
             raise
         is_driver = False
     resumed_sweep(plan, store, sweep)  # another process may have changed it until now
-    if anything_left(plan, sweep):
+    if is_driver and anything_left(plan, sweep):  # otherwise, `join` looks what is left
         connect()
     return sweep, is_driver
 

@@ -35,8 +35,6 @@ WATCHED = ("trial.json", "checkpoint.safetensors", "outcome.json", ERROR)
 def check_shareable(plan: Plan) -> None:
     """Raise UserError if several processes cannot run the sweep of a plan together."""
     scheduler = plan.space.scheduler.name
-    if plan.request.stage is not None:
-        raise UserError(f"{plan.name} cannot be joined, because its arms are tuned one by one (`tune_each`).")
     if scheduler in ("asha_async", "median", "pbt"):
         rule = "copies trials" if scheduler == "pbt" else "decides in the order in which trials report"
         raise UserError(

@@ -94,9 +94,10 @@ def _train(
 ) -> None:
     measure, memory = Meter(), dict[str, int]()
     with _trial_folder(remote, config["trial"], local) as (store, send):
-        recorded, last_round = len(store.history()), max((one.round for one in store.history()), default=0)
+        history = store.history()
+        recorded, last_round = len(history), history[-1].round if history else 0
         if (known := store.error()) is not None:
-            _report_end(store.history()[-1:], kind=known.outcome, error=known.error)
+            _report_end(history[-1:], kind=known.outcome, error=known.error)
             return
         try:
             if arrival is not None:

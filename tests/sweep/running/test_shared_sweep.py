@@ -16,7 +16,7 @@ from fedsweep.results.records import Change
 from fedsweep.results.steering import joined, parallel_trials, taking_part
 from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.running.open_sweep import clear_leftovers, new_sweep
+from fedsweep.sweep.running.open_sweep import clear_leftovers
 from fedsweep.sweep.running.shared_sweep import Following, OtherTrials, check_shareable
 from fedsweep.sweep.running.tune import TuneOptions
 from fedsweep.sweep.search.ray_searchers import PlannedSearch
@@ -30,6 +30,7 @@ from tests.sweep.helpers import (
     fedsweep,
     kill,
     newest,
+    planned_sweep,
     start,
     table,
     wait_for_rounds,
@@ -64,10 +65,7 @@ def begun(tmp_path, monkeypatch):
     """Create a sweep over two ranks and two seeds, whose trials have plans only."""
     write_space(tmp_path, "ranks", GRID)
     monkeypatch.chdir(tmp_path)
-    plan, store = Plan.read("ranks", {}, {}), Store(tmp_path / "mlruns")
-    sweep = new_sweep(plan, store)
-    for trial in plan.grid():
-        sweep.trial(trial.key).plan(trial)
+    plan, _, sweep = planned_sweep(tmp_path, "ranks")
     return plan, sweep, [trial.key for trial in plan.grid()]
 
 

@@ -22,6 +22,7 @@ from tests.sweep.helpers import (
     kill,
     launch,
     newest,
+    planned_sweep,
     runs,
     start,
     wait_for_rounds,
@@ -37,10 +38,8 @@ def begun(tmp_path, monkeypatch):
     """Create a sweep over three ranks and two seeds, in which each arm has finished the first seed."""
     write_space(tmp_path, "ranks", RANKS)
     monkeypatch.chdir(tmp_path)
-    plan, store = Plan.read("ranks", {}, {}), Store(tmp_path / "mlruns")
-    sweep = new_sweep(plan, store)
+    plan, store, sweep = planned_sweep(tmp_path, "ranks")
     for trial in plan.grid():
-        sweep.trial(trial.key).plan(trial)
         if trial.seed == 0:
             sweep.trial(trial.key).end(Outcome(outcome="failed", round=1, error="a test"))
     return store, sweep
