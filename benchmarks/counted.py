@@ -145,10 +145,10 @@ def serve(federation: Federation, updates: list[ClientUpdate]) -> None:
     """Aggregate updates, and compute the metrics of a round that depend on them."""
     state, server = federation.initial_state(), federation.server
     rows = {one.client: ROW for one in updates}
-    received = {one: list(updates[0].adapter) for one in rows}
-    round_costs(federation.model, state.adapter, rows, received, updates)
-    lora_residual(state.adapter, updates, server.aggregation)
-    federation.method.aggregate(state, updates, server)
+    received = [{name: state.adapter[name] for name in updates[0].adapter} for _ in rows]
+    round_costs(federation.model, rows, received, updates)
+    aggregate = federation.method.aggregate(state, updates, server)
+    lora_residual(state.adapter, updates, server.aggregation, aggregate.adapter)
 
 
 def measure() -> dict[str, Counts]:

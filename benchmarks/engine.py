@@ -90,10 +90,11 @@ class Bench:
         for number in range(work.rounds):
             tasks = [LocalTask(one, state, row, cross_entropy) for one in clients]
             updates = trainer.at(number + 1).fit(tasks)
-            received = {one: [*updates[0].adapter] for one in rows}
-            round_costs(self.model, state, rows, received, updates)
-            lora_residual(state, updates, self.config)
-            state = layerwise_mean(state, updates, self.config)
+            received = [{name: state[name] for name in updates[0].adapter} for _ in rows]
+            round_costs(self.model, rows, received, updates)
+            mean = layerwise_mean(state, updates, self.config)
+            lora_residual(state, updates, self.config, mean)
+            state = mean
 
     def plain(self, work: Work) -> None:
         """Run the rounds in a plain loop with one model per client and torch's own optimizer."""

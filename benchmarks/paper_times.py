@@ -115,6 +115,7 @@ def work(config: RunConfig, train: int, test: int) -> Work:
     state = config.method.init(model, clients, server)
     run: Any = SimpleNamespace(clients=clients, seed=config.seed, config=config.federation, model=model, compared=())
     run._chosen = lambda round: Federation._chosen(run, round)
+    run._drawn = lambda *given: Federation._drawn(run, *given)
     fewest, rounds, passes = min(len(one.train) for one in clients), config.federation.rounds, 0
     for round in range(1, rounds + 1):
         cohort = Federation.cohort(run, round)

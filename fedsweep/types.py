@@ -183,6 +183,8 @@ class FederatedData:
 class Client:
     """A client with its images and its `capacity`, the number of blocks that the client can hold (L_i in FedRA).
 
+    `rank` is the rank of the client's LoRA adapters (r_i); None for the full rank, `lora.rank`.
+
     Some methods use `validation` images to control training. `test` images are used only for evaluation. Each of the
     two is None if the partition reserves no such images. `synthetic` images are images of the client's domain that the
     server generated and sent to the client.
@@ -195,6 +197,7 @@ class Client:
     validation: ImageSet | None = None
     test: ImageSet | None = None
     synthetic: ImageSet | None = None
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -204,11 +207,15 @@ class LayerAllocation:
     The client also holds and trains the tensors outside of blocks, except for tensors whose names begin with one of
     `excluded_prefixes`. In DepthFL, for example, the heads after blocks that the client does not hold are excluded. In
     FedBRICK, the BRICKs (modules that replace blocks) of other domains are excluded.
+
+    A client with a `rank` holds and trains only the first `rank` rows of each LoRA factor A and the first `rank`
+    columns of each factor B. None stands for the full rank.
     """
 
     held: tuple[int, ...]
     trained: tuple[int, ...]
     excluded_prefixes: tuple[str, ...] = ()
+    rank: int | None = None
 
     @classmethod
     def of(cls, layers: tuple[int, ...] | list[int]) -> LayerAllocation:
@@ -220,6 +227,9 @@ class LayerAllocation:
 @dataclass(frozen=True)
 class ClientUpdate:
     """A client's update for the server: the tensors that the client trained, keyed by their names in the full model.
+
+    If the client has a smaller rank r, its factors A are (r, ...) and its factors B are (out, r, ...). The factors B
+    are expressed in the server's scaling, so that s B A is the client's change of a layer for every scaling.
 
     `private` are trained tensors that the client does not send, so communication costs do not count them. `extra` are
     tensors that the client sends although they are not part of a model. `local_copy` is the client's whole trained

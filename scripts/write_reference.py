@@ -27,6 +27,7 @@ import python_reference
 from fedsweep.cli import app, early_check, json_output, json_results
 from fedsweep.common import plugins
 from fedsweep.common.config import Config
+from fedsweep.federation.lora_metrics import ENERGY
 from fedsweep.federation.rounds import ROUND_METRICS
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.capabilities import OwnMetrics
@@ -59,10 +60,12 @@ def pages() -> dict[str, str]:
 def schemas() -> str:
     """Return a JSON document with the schemas of `RunConfig` and `PretrainConfig`, without titles and descriptions.
 
-    The document also lists the metrics that depend on no option, and the methods that report other metrics.
+    The document also lists the metrics that depend on no option, those among them that only runs with
+    `federation.ranks` report, and the methods that report other metrics.
     """
     found: dict[str, Any] = {"declarations": early_check.declarations()}
-    found["metrics"] = [*ROUND_METRICS, *COST_METRICS]
+    found["metrics"] = [*ROUND_METRICS, ENERGY, *COST_METRICS]
+    found["metrics_of_ranks"] = [ENERGY]
     methods = (one for one in _nested(RunConfig) if issubclass(one, OwnMetrics))
     found["methods_with_own_metrics"] = sorted(str(one.model_fields["name"].default) for one in methods)
     for root in (RunConfig, PretrainConfig):

@@ -186,7 +186,7 @@ def test_an_invalid_command_is_detected(working_directory, command):
 
 def test_the_files_that_a_guide_shows_are_valid(working_directory):
     found = sorted(working_directory.rglob("*.yaml"))
-    assert len(found) == 21 + 2
+    assert len(found) == 22 + 2
     for path in found:
         kind, *parts = path.relative_to(working_directory).with_suffix("").parts
         if kind == "experiments":
@@ -285,7 +285,7 @@ def test_a_page_has_no_local_path_and_its_links_work(page):
 
 
 def test_all_pages_are_found():
-    assert len(PAGES) == 51
+    assert len(PAGES) == 52
 
 
 def anchors(page: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""Tables of parameter counts and upload sizes, computed without training."""
+"""Tables of parameter counts and of the costs of clients, computed without training."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -16,18 +16,20 @@ NARROWEST = 80  # minimum width of a table; in a narrower terminal, its lines wr
 
 
 def show_counts(plan: Plan) -> None:
-    """Print the parameter counts and upload sizes of each arm.
+    """Print the parameter counts of each arm, and the costs of its clients.
 
     If the plan contains values that a paper reports (`plan.reference`), also print these values.
     """
     measure, console = plan.space.measure, result_console()
     classes = measure.classes if isinstance(measure, Parameters) else 0
     arms = plan.arms
-    counted = [count_parameters(plan.resolve(arm, plan.space.planned_seeds[0]), classes) for arm in arms]
+    counted = [count_parameters(plan.resolve(arm, plan.space.planned_seeds[0]), classes, costs=True) for arm in arms]
     console.print(plan.name, style="bold")
     console.width = max(console.width, NARROWEST)
     for table in (*models(arms, counted, plan.reference, console.width), *clients(arms, counted)):
         console.print(table)
+    for note in notes(counted):
+        console.print(note)
     console.print(f"Counted from tensor shapes, with a head for {classes} classes. Nothing was trained or recorded.")
     if plan.reference is not None:
         console.print(f"Paper: {plan.reference.source}.")
@@ -73,15 +75,16 @@ def row_name(metric: str) -> str:
     return ", ".join([word, *stage])
 
 
-def clients(arms: Sequence[Arm], counted: Sequence[Counted]) -> tuple[Table, Table]:
-    """Return a table of the clients' parameter counts, and a table of the sizes and durations of their uploads.
+def clients(arms: Sequence[Arm], counted: Sequence[Counted]) -> tuple[Table, Table, Table]:
+    """Return tables of the clients' parameter counts, of their uploads, and of the costs of their training.
 
-    Both tables have one row for each combination of arm, client depth and training stage.
+    All tables have one row for each combination of arm, client depth and training stage.
     """
     bricks = any(client.bricks for one in counted for client in one.clients)
     heads = ["parameters\nheld", *(["BRICKs\nof these", "%\nmore"] if bricks else []), "trained", "% of the\nbackbone"]
     held = _of_clients(heads)
     sent = _of_clients(["upload\nin bf16,\nbytes", *(f"upload\nin fp32, s\nat {speed:g} MB/s" for speed in BANDWIDTHS)])
+    cost = _of_clients(["forward,\nGFLOPs", "backward,\nGFLOPs", "memory,\nMB", "received,\nMB", "sent,\nMB"])
     for arm, one in zip(arms, counted, strict=True):
         for place, client in enumerate(one.clients):
             who = client.stage if place else f"{arm_label(arm)} {client.stage}".strip(), str(client.depth)
@@ -89,7 +92,21 @@ def clients(arms: Sequence[Arm], counted: Sequence[Counted]) -> tuple[Table, Tab
             stand_ins = (more if client.bricks else ("", "")) if bricks else ()
             held.add_row(*who, f"{client.held:,}", *stand_ins, f"{client.trained:,}", f"{client.percent:.4g}")
             sent.add_row(*who, f"{client.bytes_up:,}", *(f"{client.seconds(speed):,.5g}" for speed in BANDWIDTHS))
-    return held, sent
+            if (costs := client.costs) is not None:
+                per_step = (_in_units(value, 1e9) for value in (costs.forward, costs.backward))
+                in_bytes = (_in_units(value, 1e6) for value in (costs.memory, costs.bytes_down, costs.bytes_up))
+                cost.add_row(*who, *per_step, *in_bytes)
+    return held, sent, cost
+
+
+def notes(counted: Sequence[Counted]) -> Iterator[str]:
+    """Yield sentences that explain the table of costs, and its missing values."""
+    yield (
+        "The GFLOPs (10^9 operations) are those of one local step with `local.batch_size` images. The memory is the "
+        "peak during the training of this client alone. A client receives and sends float32 values. A MB is 10^6 bytes."
+    )
+    costs = (client.costs for one in counted for client in one.clients)
+    yield from dict.fromkeys(one.missing for one in costs if one is not None and one.missing)
 
 
 def _of_clients(heads: Sequence[str]) -> Table:
@@ -107,6 +124,13 @@ def _rounded(value: float | None) -> str:
     if value >= 1e6:
         return f"{value / 1e6:.1f}M"
     return f"{value / 1e3:.1f}K" if value >= 1e4 else f"{value:g}"
+
+
+def _in_units(value: int | None, unit: float) -> str:
+    """Format a number of FLOPs or bytes in GFLOPs or MB with four digits, or as a dash if it is unknown."""
+    if value is None:
+        return "-"
+    return f"{value / unit:,.0f}" if value >= 1000 * unit else f"{value / unit:.4g}"
 
 
 def _number(value: float | None) -> str:

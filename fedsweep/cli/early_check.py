@@ -22,9 +22,9 @@ from pydantic import Field, TypeAdapter, create_model
 from fedsweep.common import plugins
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
-from fedsweep.common.rules import domains_fit, known_domains_fit, one_scale
+from fedsweep.common.rules import domains_fit, known_domains_fit, one_scale, sets_ranks, sizes_given
 from fedsweep.common.yaml_values import Json, read_yaml
-from fedsweep.results.history import LAST_ROUNDS, TESTED
+from fedsweep.results.history import LAST_ROUNDS, SIMULATED, TESTED
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
@@ -53,6 +53,7 @@ RULES = {
 """Map the keywords of JSON schemas to pydantic's arguments."""
 OF_SEVERAL_FIELDS: dict[str, Callable[[Any], Iterator[str]]] = {
     "DigitsData": known_domains_fit,
+    "FederationConfig": sizes_given,
     "LoraConfig": one_scale,
     "PreparedData": domains_fit,
 }
@@ -136,12 +137,15 @@ def metrics(config: RunConfig) -> list[str] | None:
     if asked or config.partition.test_share or config.method.name in stored["methods_with_own_metrics"]:
         return None
     trained = [f"accuracy/domain/{name}" for name in data.domains if name not in data.held_out_domains]
-    others = [f"accuracy/out_of_domain/{name}" for name in data.held_out_domains]
-    held_out = ["accuracy/out_of_domain_mean", *others] if others else []
+    untrained = [f"accuracy/out_of_domain/{name}" for name in data.held_out_domains]
+    held_out = ["accuracy/out_of_domain_mean", *untrained] if untrained else []
     averaged = [LAST_ROUNDS] if config.evaluation.last_rounds is not None else []
     means = ("accuracy/mean", "accuracy/worst_domain", "accuracy/domain_spread", *averaged)
     validated = [f"validation/{name}" for name in (*means, *trained, "loss") if data.validation_fraction]
-    return [*means, *trained, *held_out, "loss/test", TESTED, *validated, "loss/train", *stored["metrics"]]
+    absent = () if sets_ranks(config.federation) else stored["metrics_of_ranks"]
+    simulated = [] if config.devices == "none" else [SIMULATED]
+    always = ["loss/train", *(name for name in stored["metrics"] if name not in absent), *simulated]
+    return [*means, *trained, *held_out, "loss/test", TESTED, *validated, *always]
 
 
 @contextmanager

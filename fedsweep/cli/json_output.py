@@ -75,7 +75,7 @@ PLAN = {
     "seeds": "list of the seeds, or null with seeds until decided",
     "search": "name of the search",
     "scheduler": "name of the scheduler",
-    "counts": "list of arms with their parameter counts; only for a search space that counts parameters",
+    "counts": "list of arms with their parameter counts and their clients' costs; only if the space counts parameters",
 }
 """The fields of the plan of a sweep."""
 STATE = {

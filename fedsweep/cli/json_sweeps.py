@@ -112,7 +112,7 @@ def _counts(plan: Plan) -> list[dict[str, Any]]:
     measure = plan.space.measure
     classes = measure.classes if isinstance(measure, Parameters) else 0
     seed = plan.space.planned_seeds[0]
-    return [{"arm": arm, **asdict(count_parameters(plan.resolve(arm, seed), classes))} for arm in plan.arms]
+    return [{"arm": arm, **asdict(count_parameters(plan.resolve(arm, seed), classes, costs=True))} for arm in plan.arms]
 
 
 def of_result(result: SweepResult) -> dict[str, Any]:

@@ -181,13 +181,16 @@ def estimated_time(plan: Plan, store: Store, most: int, cluster: Cluster) -> tup
 
 
 def show_plan_notes(console: Console, plan: Plan) -> None:
-    """Print the expected numbers of seeds of a sweep with seeds until decided, and changes that arms do not name."""
+    """Print the expected numbers of seeds until comparisons are decided, unnamed changes, and the clients' budgets."""
+    from fedsweep.cli.budget_table import budget_table
     from fedsweep.sweep.running.time_estimate import seed_forecast
 
     for line in seed_forecast(plan):
         console.print(line)
     for change in plan.unnamed_changes():
         console.print(f"{change}.", style="yellow")
+    if table := budget_table(plan):
+        console.print(table)
 
 
 def show_sweep(result: SweepResult, page_command: str) -> None:

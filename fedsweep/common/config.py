@@ -296,7 +296,8 @@ def _dotted(location: tuple[int | str, ...], data: Any) -> str:
     for part in location:
         if not isinstance(node, dict | list):
             break
-        if isinstance(part, str) and "[" in part:  # pydantic's name of a type in a union
+        # Pydantic's name of a type in a union, such as `tuple[int, ...]` or the name of a class.
+        if isinstance(part, str) and ("[" in part or (part[:1].isupper() and part not in node)):
             continue
         entries = node if isinstance(node, dict) else dict(enumerate(node))
         # Pydantic adds the name of the list type if a union allows other types too.

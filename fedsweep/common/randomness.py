@@ -36,7 +36,7 @@ STREAMS: Final[dict[StreamName, StreamGroup]] = {
         "the split of the images among clients and server, and the choice of malicious clients",
         frozenset({"dirichlet", "iid", "proxy", "test", "validation", "malicious"}),
     ),
-    "cohort": StreamGroup("the cohorts, and dynamic depths", frozenset({"cohort", "depth"})),
+    "cohort": StreamGroup("the cohorts, and dynamic depths and ranks", frozenset({"cohort", "depth", "rank"})),
     "allocation": StreamGroup("the blocks that each client trains", frozenset({"allocation"})),
     "batches": StreamGroup(
         "the order of the training images and dropout",
@@ -45,7 +45,7 @@ STREAMS: Final[dict[StreamName, StreamGroup]] = {
     "initial": StreamGroup(
         "the initial values of weights",
         frozenset({"adapter", "adapter attention", "backbone", "brick", "context", "domain adapter", "gate", "head"})
-        | {"image adapter"},
+        | {"fresh adapter", "image adapter"},
     ),
     "synthetic": StreamGroup("the synthetic images", frozenset({"surrogate", "synthetic"})),
     "evaluation": StreamGroup(

@@ -55,6 +55,7 @@ class ExportCard(_Entry):
     format: Literal[1] = 1
     fedsweep: str = Field(description="the version of fedsweep that wrote the export")
     form: Literal["peft", "whole"] = Field(description="PEFT's files and a backbone, or all weights in one file")
+    folded: bool = Field(False, description="whether the backbone contains changes that the server folded into it")
     backbone: Recipe
     cut: dict[str, int] = Field(
         description="for each shortened list of blocks, the number of first blocks that are kept; empty if all are kept"

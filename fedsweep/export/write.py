@@ -30,7 +30,7 @@ from fedsweep.models import ClipBackbone, DigitsClip, LayeredModel
 from fedsweep.models.base import Recipe
 from fedsweep.models.checkpoint_folder import CONFIG, PREPROCESSOR, TOKENS
 from fedsweep.models.lora import write_adapter
-from fedsweep.models.names import layer_of, names_within
+from fedsweep.models.names import FOLDED, is_folded, layer_of, names_within
 from fedsweep.models.weights_file import digest
 from fedsweep.results.checkpoint import Checkpoint
 from fedsweep.results.checkpoint import load as load_checkpoint
@@ -103,6 +103,7 @@ def write(
     card = ExportCard(
         fedsweep=metadata.version("fedsweep"),
         form="peft" if config.method.needs.lora else "whole",
+        folded=any(map(is_folded, model.movable())),
         backbone=recipe,
         cut=model.cut(layers),
         weights=backbone.fingerprint(),
@@ -131,10 +132,17 @@ def _write_tensors(folder: Path, config: RunConfig, model: LayeredModel, layers:
     """Write the tensors, and return the recipe for building the network from the files in `folder`.
 
     If the method uses LoRA, write the adapter and the head. Also write the backbone, unless timm or Hugging Face's hub
-    provides the same weights. If the method does not use LoRA, write all weights to one file.
+    provides the same weights. Changes that the server folded into frozen weights are added to the backbone, which no
+    library provides then. If the method does not use LoRA, write all weights to one file.
     """
     state = {name: one for name, one in model.state_dict().items() if name.startswith("backbone.")}
     recipe, whole = config.backbone.recipe(len(model.class_names)), not config.method.needs.lora
+    folded = {name: state.pop(name) for name in list(state) if is_folded(name)}
+    if folded:
+        recipe = recipe.model_copy(update={"fetched": False})
+    for name, change in folded.items():
+        weight = f"{name.removesuffix(FOLDED)}.base_layer.weight"
+        state[weight] = state[weight] + change
     if not whole:
         walked = names_within(state, layers)
         tuned = [name for name in walked if ".lora_" in name or name.startswith(model.head_prefix)]

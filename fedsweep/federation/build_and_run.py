@@ -19,6 +19,7 @@ from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.data.synthetic.generated import Diffusers, Folder
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.federation.run_config import RunConfig
+from fedsweep.federation.simulated_time import Clock, check_devices
 from fedsweep.methods import Server
 from fedsweep.methods.base import synthetic_of
 from fedsweep.methods.capabilities import OwnWeights
@@ -105,13 +106,14 @@ def check_pixels(configs: Iterable[RunConfig]) -> None:
 def check_content(config: RunConfig) -> None:
     """Raise UserError if a run's data or weights cannot be used.
 
-    Also raise UserError if the environment variable FEDSWEEP_CACHE_GB is invalid, or if the data have too few classes
-    or test images for the run's t-SNE.
+    Also raise UserError if the environment variable FEDSWEEP_CACHE_GB is invalid, if the data have too few classes or
+    test images for the run's t-SNE, or if the run has devices but the FLOPs of its clients cannot be counted.
     """
     data, _ = split(config)
     config.backbone.check_weights(len(data.class_names), data.class_names)
     OwnWeights.of_method(config.method).check_weights(config.backbone, data.class_names)
     activation_bytes()
+    check_devices(config)
     if (classes := config.evaluation.tsne_classes) is not None:
         draw(data.domains, data.class_names, classes, config.evaluation.tsne_images, config.streams)
 
@@ -128,7 +130,8 @@ def build(
         compared: Rounds that are evaluated in addition to those of `federation.evaluate_every`.
     """
     data, parts = split(config)
-    method, clients = config.method, list(parts.clients)
+    method, ranks = config.method, config.client_ranks()
+    clients = [replace(one, rank=ranks[one.id]) for one in parts.clients]
     if method.needs.synthetic:
         clients = [replace(one, synthetic=synthetic_of(one.domain, parts.synthetic)) for one in clients]
     freeze_a, lora = config.aggregation.lora == "freeze_a", config.lora if method.needs.lora else None
@@ -136,6 +139,7 @@ def build(
     method.prepare(model, config.depths(), set(config.client_domains().values()), config.streams)
     model.to(device)
     depths = tuple(sorted(config.depths()))
+    levels = tuple(sorted(config.ranks())) if config.federation.sets_ranks else ()
     kept = FrozenRows.of(sources(data, parts.synthetic, _of_synthetic(config, data)))
     return Federation(
         method=method,
@@ -145,7 +149,7 @@ def build(
         domains=data.domains,
         held_out=data.held_out,
         class_names=data.class_names,
-        server=Server(model.num_layers, config.aggregation, depths, parts.proxy, parts.synthetic),
+        server=Server(model.num_layers, config.aggregation, depths, lora, parts.proxy, parts.synthetic, levels),
         trainer=CohortTrainer(
             model,
             config.optimizer,
@@ -163,12 +167,14 @@ def build(
                 _plain_identity(config, data.class_names),
                 ResidentImages.on(model.mean.device),
             ),
+            lora=lora,
         ),
         config=config.federation,
         evaluation=config.evaluation,
         seed=config.streams,
         compared=compared,
         data_digest=data.digest,
+        clock=Clock.of(config, min(len(client.train) for client in clients)),
         precision=config.precision,
     )
 

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from fedsweep.common.randomness import stream
 from fedsweep.federation.federation_config import FederationConfig
+from fedsweep.federation.lora_metrics import NORM, RESIDUAL, of_average
+from fedsweep.federation.simulated_time import Clock
 from fedsweep.methods import FederatedMethod, Server
-from fedsweep.methods.base import Allocations
+from fedsweep.methods.base import Allocations, with_ranks
 from fedsweep.methods.capabilities import (
     DomainModels,
     FrozenBlocks,
@@ -25,7 +27,6 @@ from fedsweep.methods.capabilities import (
 )
 from fedsweep.models import LayeredModel, relative_norm
 from fedsweep.results.tsne_files import Embedding
-from fedsweep.training.aggregation import lora_residual
 from fedsweep.training.attacks import attacked, malicious_clients
 from fedsweep.training.costs import round_costs
 from fedsweep.training.coverage import GAMMA, GAMMA_STAR, IDLE, coverage
@@ -47,7 +48,6 @@ from fedsweep.training.round_metrics import MeasuredRound, measure, names_of
 from fedsweep.training.tsne import draw, embed
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, Domain, RoundResult, ServerState
 
-RESIDUAL, NORM = "lora/residual", "lora/relative_norm"
 PROBED = 16
 """Number of test images of each domain on which client drift is measured."""
 ROUND_METRICS = [GAMMA, GAMMA_STAR, IDLE, RESIDUAL, NORM]
@@ -73,6 +73,8 @@ class Federation:
     """Rounds that are evaluated in addition to those of `federation.evaluate_every`."""
     data_digest: str = ""
     precision: Precision = "float32"
+    clock: Clock | None = None
+    """The clock of the simulated time; None if the run has no devices."""
 
     def initial_state(self) -> ServerState:
         """Return the server's state before the first round.
@@ -85,14 +87,33 @@ class Federation:
     def cohort(self, round: int) -> list[Client]:
         """Return the clients of a round, sorted by id.
 
-        If `federation.depths` is `dynamic`, the depth of each client is drawn anew for the round.
+        If `federation.depths` is `dynamic`, the depth of each client is drawn anew for the round, and if
+        `federation.ranks` is `dynamic`, so is its rank.
         """
         chosen = self._chosen(round)
-        if self.config.depths != "dynamic":
-            return chosen
-        draws = [stream(self.seed, "depth", round, client.id) for client in chosen]
-        depths = [int(rng.integers(1, self.model.num_layers + 1)) for rng in draws]
-        return [replace(client, capacity=depth) for client, depth in zip(chosen, depths, strict=True)]
+        if self.config.depths == "dynamic":
+            depths = self._drawn("depth", round, chosen, self.model.num_layers)
+            chosen = [replace(client, capacity=depth) for client, depth in zip(chosen, depths, strict=True)]
+        if self.config.ranks == "dynamic" and self.server.lora is not None:
+            ranks = self._drawn("rank", round, chosen, self.server.lora.rank)
+            chosen = [replace(client, rank=rank) for client, rank in zip(chosen, ranks, strict=True)]
+        return chosen
+
+    def _drawn(self, purpose: str, round: int, clients: Sequence[Client], most: int) -> list[int]:
+        draws = [stream(self.seed, purpose, round, client.id) for client in clients]
+        return [int(rng.integers(1, most + 1)) for rng in draws]
+
+    def allocate(self, state: ServerState, cohort: Sequence[Client], round: int) -> Allocations:
+        """Return the blocks and the ranks that each client of the cohort runs and trains in a round."""
+        rng = stream(self.seed, "allocation", round)
+        return with_ranks(self.method.allocate(state, cohort, self.server, rng), cohort)
+
+    def sent(self, state: ServerState, allocations: Allocations) -> list[AdapterState]:
+        """Return the tensors that the server sends in a round: to each client of the cohort, and to all clients."""
+        messages = Messages.of_method(self.method)
+        everyone = messages.broadcast(state)
+        own = [messages.received(state, client, row) for client, row in allocations.items()]
+        return [*own, *([everyone] * len(self.clients) if everyone else [])]
 
     def _chosen(self, round: int) -> list[Client]:
         clients = sorted(self.clients, key=lambda client: client.id)
@@ -289,22 +310,22 @@ def _federate(federation: Federation, start: RoundResult | None) -> Iterator[Rou
         cohort, trainer = federation.cohort(round), federation.trainer.at(round, state.client_memory)
         state = method.begin_round(state, server, trainer)
         trainer = trainer.at(round, state.client_memory)  # the method may have cleared the memory
-        allocations = method.allocate(state, cohort, server, stream(federation.seed, "allocation", round))
+        allocations = federation.allocate(state, cohort, round)
         sent = state
         trained = method.local_updates(state, cohort, allocations, trainer)
         sent_to = {
             one: SeparateModels.of_method(method).sent_adapter(sent, one) for one in malicious & allocations.keys()
         }
         updates = attacked(sent_to, trained, federation.config.attack)
-        messages = Messages.of_method(method)
-        received = {client: messages.received_names(sent, client, row) for client, row in allocations.items()}
-        costs = round_costs(federation.model, state.adapter, allocations, received, updates)
-        residual = lora_residual(state.adapter, updates, server.aggregation)
+        costs = round_costs(federation.model, allocations, federation.sent(sent, allocations), updates)
+        if federation.clock is not None:
+            costs |= federation.clock.measure(sent, cohort, allocations, updates)
         covered = coverage(state, allocations)
         evaluates = federation.evaluates(round)
         placed = federation.placed(cohort, allocations) if evaluates else []
         biased = federation.biased(state, placed, round)
         aggregate = method.aggregate(state, updates, server)
+        averaged = of_average(method, federation.model, server, state, aggregate, updates)
         state = federation.trainer.base.conclude(sent, aggregate, updates, shares)
         if malicious:  # a malicious client remembers the tensors that it trained, not those that it sent
             honest = federation.trainer.base.conclude(sent, aggregate, trained, shares)
@@ -316,7 +337,8 @@ def _federate(federation: Federation, start: RoundResult | None) -> Iterator[Rou
         scores = federation.evaluate(state, round, right) if evaluates else {}
         if not evaluates:  # the evaluation loads the state's adapter into the model
             federation.model.load_adapter(state.adapter)
-        lora = {RESIDUAL: residual, NORM: relative_norm(federation.model, state.layers)}
+        norm = relative_norm(federation.model, state.layers)
+        lora = {RESIDUAL: averaged.pop(RESIDUAL), NORM: norm, **averaged}
         own = OwnMetrics.of_method(method).measure(state, updates)
         images = sum(update.num_examples for update in updates)
         loss = sum(update.metrics["loss"] * update.num_examples for update in updates) / images

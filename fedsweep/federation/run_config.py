@@ -1,6 +1,6 @@
 """The complete configuration of a run, including checks that involve several of its parts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -10,12 +10,18 @@ from fedsweep.common.config import Config
 from fedsweep.common.randomness import STREAMS, PartialSeed, StreamName
 from fedsweep.data.data_config import DataConfig, PartitionConfig, SyntheticConfig
 from fedsweep.data.synthetic.generated import NoSynthetic
+from fedsweep.federation.budget import Size, fitted
+from fedsweep.federation.client_sizes import check_ranks, of_clients
+from fedsweep.federation.devices import DeviceProfile, Devices, devices_of
 from fedsweep.federation.extended import AnyAggregationConfig, AnyEvaluationConfig, check_rule
 from fedsweep.federation.federation_config import FederationConfig
+from fedsweep.federation.lora_metrics import ENERGY
 from fedsweep.federation.rounds import ROUND_METRICS
+from fedsweep.federation.run_checks import check_backbone, check_shared_model
 from fedsweep.methods import MethodConfig
 from fedsweep.methods.capabilities import OwnMetrics, SeparateModels, StandIns
 from fedsweep.models import BackboneConfig, LoraConfig
+from fedsweep.results.history import SIMULATED
 from fedsweep.results.records import PLUGINS, SYNTHETIC
 from fedsweep.training.attacks import malicious_clients
 from fedsweep.training.base_optimizers import BaseOptimizerConfig, FedAvg
@@ -47,6 +53,12 @@ class RunConfig(Config):
     partition: PartitionConfig
     synthetic: SyntheticConfig = NoSynthetic()  # the default, so that experiments without this entry stay valid
     federation: FederationConfig
+    devices: Devices = Field(
+        "none",
+        description="profiles of the clients' devices, for the metric `simulated/seconds`, listed like "
+        "`federation.depths`: `phone`, `laptop`, `jetson`, or `{flops_per_second, megabytes_per_second_up, "
+        "megabytes_per_second_down}`; `none`: no time is simulated",
+    )
     local: LocalConfig
     optimizer: OptimizerConfig
     base_optimizer: BaseOptimizerConfig = FedAvg()  # the default, so that experiments without this entry stay valid
@@ -70,7 +82,8 @@ class RunConfig(Config):
 
     def _streams_fit(self) -> None:
         unused: set[StreamName] = set() if self.trains_on_synthetic else {"synthetic"}
-        if self.federation.clients_per_round is None and self.federation.depths != "dynamic":
+        drawn = "dynamic" in (self.federation.depths, self.federation.ranks)
+        if self.federation.clients_per_round is None and not drawn:
             unused.add("cohort")
         if self.seed_streams != "all" and unused >= {*self.seed_streams}:
             raise ValueError(
@@ -82,18 +95,25 @@ class RunConfig(Config):
     def _parts_fit(self) -> Self:
         layers, size = self.backbone.depth, self.federation.clients_per_round
         self._streams_fit()
-        capacities = self.capacities()
+        if self.data.size != self.backbone.image_size:
+            raise ValueError(
+                f"`backbone` {self.backbone.name} needs images that are {self.backbone.image_size} pixels wide, "
+                f"but the images of `data` {self.data.name} are {self.data.size} pixels wide"
+            )
+        check_backbone(self)
+        if self.lora.rank > (most := self.backbone.largest_rank(self.lora.position)):
+            raise ValueError(
+                f"`lora.rank` must be at most {most}, the smallest dimension of the layers that LoRA adapts in "
+                f"{self.backbone.name}, but it is {self.lora.rank}"
+            )
+        check_ranks(self)
+        capacities, _ = self.capacities(), self.client_ranks()  # a budget needs a model that fits
         for depth in self.depths():
             if not 1 <= depth <= layers:
                 raise ValueError(
                     f"`federation.depths` must contain numbers from 1 to {layers}, the number of blocks of "
                     f"{self.backbone.name}, but one is {depth}"
                 )
-        if self.data.size != self.backbone.image_size:
-            raise ValueError(
-                f"`backbone` {self.backbone.name} needs images that are {self.backbone.image_size} pixels wide, "
-                f"but the images of `data` {self.data.name} are {self.data.size} pixels wide"
-            )
         if isinstance(size, int) and size > len(capacities):
             raise ValueError(
                 f"`federation.clients_per_round` must be at most {len(capacities)}, the number of clients, "
@@ -104,12 +124,10 @@ class RunConfig(Config):
                 f"`federation.clients_per_round` one_per_domain needs clients that have images of only one domain, "
                 f"but the clients of `partition` {self.partition.name} have images of all domains"
             )
-        self._backbone_fits()
-        if self.lora.rank > (most := self.backbone.largest_rank(self.lora.position)):
-            raise ValueError(
-                f"`lora.rank` must be at most {most}, the smallest dimension of the layers that LoRA adapts in "
-                f"{self.backbone.name}, but it is {self.lora.rank}"
-            )
+        check_backbone(self)
+        self.client_ranks()
+        self.client_devices()
+        check_ranks(self)
         if self.base_optimizer.name == "feddyn" and self.aggregation.lora == "product_svd":
             raise ValueError(
                 "`base_optimizer` feddyn stores gradients of LoRA's A and B and cannot be combined with "
@@ -133,7 +151,7 @@ class RunConfig(Config):
                 rule = "be 0 if there is only one client"
             raise ValueError(f"`federation.malicious_share` must {rule}, but it is {share:g}")
         if isinstance(self.method, SeparateModels):
-            self._compares_models()
+            check_shared_model(self)
         self.method.check(self._smallest_cohort(capacities), layers, self.aggregation)
         return self
 
@@ -214,51 +232,12 @@ class RunConfig(Config):
                 "above 0, but it is 0"
             )
 
-    def _compares_models(self) -> None:
-        method = self.method.name
-        if self.base_optimizer.name == "feddyn":
-            raise ValueError(
-                f"`base_optimizer` feddyn corrects the mean of the clients' models, but `method` {method} does not "
-                "average them"
-            )
-        if self.evaluation.metrics:
-            raise ValueError(
-                f"`evaluation.metrics` {self.evaluation.metrics[0]} compares clients with a shared model, but the "
-                f"clients of `method` {method} do not share a model"
-            )
-        if self.evaluation.tsne_classes is not None:
-            raise ValueError(
-                f"`evaluation.tsne_classes` shows the features of a shared model, but the clients of `method` {method} "
-                "do not share a model"
-            )
-
-    def _backbone_fits(self) -> None:
-        backbone = self.backbone
-        if self.method.needs.text and not backbone.has_text:
-            raise ValueError(
-                f"`method` {self.method.name} needs a `backbone` with a text encoder, clip or digits_clip, "
-                f"but it is {backbone.name}"
-            )
-        if self.method.needs.head and not backbone.has_head:
-            raise ValueError(
-                f"`method` {self.method.name} needs a `backbone` with a head, such as timm, but it is {backbone.name}"
-            )
-        if "drift" in self.evaluation.metrics and not backbone.has_head:
-            raise ValueError(
-                f"`evaluation.metrics` drift compares heads, but `backbone` {backbone.name} has text prompts instead"
-            )
-        if self.lora.position not in backbone.positions:
-            raise ValueError(
-                f"`lora.position` must be {', '.join(backbone.positions[:-1])} or {backbone.positions[-1]} for "
-                f"`backbone` {backbone.name}, but it is {self.lora.position}"
-            )
-        if self.lora.patch_embed and backbone.has_text:
-            raise ValueError(f"`lora.patch_embed` must be false for `backbone` {backbone.name}, but it is true")
-
     def depths(self) -> set[int]:
         """Return all depths (numbers of blocks) that a client of this run can have."""
         depths = self.federation.depths
-        return set(range(1, self.backbone.depth + 1)) if depths == "dynamic" else set(depths)
+        if depths == "dynamic":
+            return set(range(1, self.backbone.depth + 1))
+        return set(self.capacities().values() if depths is None else depths)
 
     def capacities(self) -> dict[ClientId, int]:
         """Return the number of blocks that fit on each client, keyed by client id.
@@ -266,29 +245,56 @@ class RunConfig(Config):
         If `federation.depths` is `dynamic`, all numbers are 1, the smallest depth that can be drawn.
 
         Raises:
-            ValueError: The length of `federation.depths` is neither 1 nor the number of clients or domains.
+            ValueError: The length of `federation.depths` or `federation.capacity` is neither 1 nor the number of
+                clients or domains, or no depth or rank is within a budget.
         """
         depths, domains = self.federation.depths, self.client_domains()
+        if depths is None:
+            return {client: size.depth for client, size in self._fitted().items()}
         if depths == "dynamic":
             return dict.fromkeys(domains, 1)
-        if len(depths) == len(domains):
-            return dict(zip(domains, depths, strict=True))
-        if len(depths) == 1:
-            return dict.fromkeys(domains, depths[0])
-        training = self.data.training_domains
-        if len(depths) == len(training) and not self._pooled:
-            of_domain = dict(zip(training, depths, strict=True))
-            return {client: of_domain[domain] for client, domain in domains.items()}
-        if len(domains) == 1:
-            raise ValueError(
-                f"`federation.depths` must have one depth for the only client, but it has {len(depths)}: {list(depths)}"
-            )
-        several = not self._pooled and len(training) < len(domains)
-        by_domain = f", one for each of the {len(training)} domains" if several else ""
-        raise ValueError(
-            f"`federation.depths` must have one depth for each of the {len(domains)} clients{by_domain}, or one for "
-            f"all clients, but it has {len(depths)}: {list(depths)}"
-        )
+        return of_clients("federation.depths", depths, domains, self._listed_domains)
+
+    def client_ranks(self) -> dict[ClientId, int | None]:
+        """Return the rank of each client's adapters, keyed by client id; None for the full rank, `lora.rank`.
+
+        If `federation.ranks` is `dynamic`, the ranks are drawn in each round, and all are None.
+
+        Raises:
+            ValueError: As in `capacities`.
+        """
+        ranks, domains = self.federation.ranks, self.client_domains()
+        if self.federation.depths is None:
+            return {client: size.rank for client, size in self._fitted().items()}
+        if ranks is None or ranks == "dynamic":
+            return dict.fromkeys(domains)
+        return dict(of_clients("federation.ranks", ranks, domains, self._listed_domains))
+
+    def _fitted(self) -> Mapping[ClientId, Size]:
+        capacity, domains = self.federation.capacity or (), self.client_domains()
+        return fitted(self, of_clients("federation.capacity", capacity, domains, self._listed_domains))
+
+    def client_devices(self) -> dict[ClientId, DeviceProfile]:
+        """Return the device of each client, keyed by client id; empty if `devices` is `none`.
+
+        Raises:
+            ValueError: The length of `devices` is neither 1 nor the number of clients or domains.
+        """
+        return devices_of(self.devices, self.client_domains(), self._listed_domains)
+
+    def ranks(self) -> set[int]:
+        """Return all ranks that a client's adapters can have, as far as `federation` decides them."""
+        if self.federation.ranks == "dynamic":
+            return set(range(1, self.lora.rank + 1))
+        return {self.lora.rank if rank is None else rank for rank in self.client_ranks().values()}
+
+    def least_rank(self) -> int:
+        """Return the smallest rank that a client's adapters can have."""
+        return min(self.ranks())
+
+    @property
+    def _listed_domains(self) -> Sequence[str]:
+        return () if self._pooled else self.data.training_domains
 
     @property
     def _pooled(self) -> bool:
@@ -327,7 +333,9 @@ class RunConfig(Config):
             *of_clients,
             "loss/train",
             *ROUND_METRICS,
+            *([ENERGY] if self.federation.sets_ranks else []),
             *COST_METRICS,
+            *([] if self.devices == "none" else [SIMULATED]),
             *own,
             *drift,
             *bias,

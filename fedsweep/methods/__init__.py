@@ -19,12 +19,19 @@ from fedsweep.methods.depthfl import DepthFL
 from fedsweep.methods.fedag.method import FedAG
 from fedsweep.methods.fedbrick.method import FedBRICK
 from fedsweep.methods.fedclip import FedCLIP
+from fedsweep.methods.fedex_lora import FedExLoRA
 from fedsweep.methods.fedms.method import FedMS
 from fedsweep.methods.fedot import FedOT
 from fedsweep.methods.fedra import FedRA
+from fedsweep.methods.fedsa_lora import FedSALoRA
+from fedsweep.methods.flexlora import FlexLoRA
+from fedsweep.methods.flora import FLoRA
 from fedsweep.methods.ft import FT, LFFT
+from fedsweep.methods.hetlora import HetLoRA
 from fedsweep.methods.inclusivefl import InclusiveFL
 from fedsweep.methods.promptfl import PromptFL
+from fedsweep.methods.raflora import RaFLoRA
+from fedsweep.methods.rolora import RoLoRA
 from fedsweep.methods.zero_shot import ZeroShot
 
 AnyMethod = (
@@ -42,6 +49,13 @@ AnyMethod = (
     | FedCLIP
     | FedOT
     | ZeroShot
+    | HetLoRA
+    | FlexLoRA
+    | RaFLoRA
+    | FLoRA
+    | FedExLoRA
+    | RoLoRA
+    | FedSALoRA
 )
 BUILT_IN: tuple[type[FederatedMethod], ...] = get_args(AnyMethod)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedsweep.common.config import Config
 from fedsweep.data.image_sets import pool
 from fedsweep.models.layered import Images, LayeredModel
+from fedsweep.models.lora import LoraConfig
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.training.local_training import CohortTrainer, LocalTask, Objective, cross_entropy
 from fedsweep.types import Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
@@ -48,10 +49,14 @@ class Server:
     aggregation: AggregationConfig
     depths: tuple[int, ...]
     """All depths L_i that a client can have, in ascending order."""
+    lora: LoraConfig | None = None
+    """The options of the adapters, with the full rank; None for a method without adapters."""
     proxy: Mapping[str, ImageSet] = field(default_factory=dict)
     """Real images that only the server has, keyed by domain; empty if `partition.proxy_share` is 0."""
     synthetic: Mapping[str, ImageSet] = field(default_factory=dict)
     """Synthetic images, keyed by domain; empty if `synthetic.name` is none."""
+    ranks: tuple[int, ...] = ()
+    """All ranks r_i of clients, in ascending order; empty if clients have no ranks of their own."""
 
 
 class FederatedMethod(Config, ABC):
@@ -118,7 +123,8 @@ class FederatedMethod(Config, ABC):
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
         """Return the state after aggregation; by default, each tensor is averaged over the clients that trained it."""
-        return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))
+        mean = layerwise_mean(state.adapter, updates, server.aggregation, ranks=server.ranks)
+        return replace(state, adapter=mean)
 
     def end_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
         """Return the state after the server's own training at the end of a round; by default, `state` itself."""
@@ -170,3 +176,12 @@ def first_blocks(cohort: Sequence[Client]) -> Allocations:
     This is the standard split by depth (FedRA, Section 3.1).
     """
     return {client.id: LayerAllocation.of(tuple(range(client.capacity))) for client in cohort}
+
+
+def with_ranks(allocations: Allocations, cohort: Sequence[Client]) -> Allocations:
+    """Return the allocations in which each client has its own rank, unless the method has chosen another one."""
+    ranks = {client.id: client.rank for client in cohort}
+    return {
+        client: row if row.rank is not None or ranks[client] is None else replace(row, rank=ranks[client])
+        for client, row in allocations.items()
+    }

@@ -9,12 +9,13 @@ from typing import Literal
 from pydantic import Field
 
 from fedsweep.methods.base import FederatedMethod, Server
+from fedsweep.methods.capabilities import UnequalRanks
 from fedsweep.models.layered import LayeredModel
 from fedsweep.training.aggregation import AggregationConfig
 from fedsweep.types import Client, ServerState
 
 
-class AllLarge(FederatedMethod):
+class AllLarge(FederatedMethod, UnequalRanks):
     """FedAvg in which every client trains all blocks (FedRA, Section 4.1, baseline 1).
 
     The hyperparameter `federation.depths` is ignored.
@@ -23,7 +24,7 @@ class AllLarge(FederatedMethod):
     name: Literal["all_large"] = "all_large"
 
 
-class AllSmall(FederatedMethod):
+class AllSmall(FederatedMethod, UnequalRanks):
     """FedAvg on a small model that consists of the first blocks of the backbone (FedRA, Section 4.1, baseline 2).
 
     The option `depth` sets the number of these blocks. The default is the number of blocks that fit on the smallest

@@ -17,8 +17,9 @@ from torch import Tensor
 from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server
 from fedsweep.models import BackboneConfig
 from fedsweep.models.base import Reader
+from fedsweep.models.client_rank import cut
 from fedsweep.models.layered import Images, LayeredModel, Step
-from fedsweep.models.names import names_within
+from fedsweep.models.names import names_within, not_folded
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
 
@@ -58,15 +59,34 @@ class Messages(Capability):
     """
 
     def received_names(self, state: ServerState, client: ClientId, row: LayerAllocation) -> list[str]:
-        """Return the names of the tensors that the server sends to a client with the allocation `row`."""
-        return names_within(state.adapter, row.held, row.excluded_prefixes)
+        """Return the names of the tensors that the server sends to a client with the allocation `row`.
+
+        Changes that the server folded into frozen weights are not among them. A method sends each round's changes with
+        `broadcast`.
+        """
+        held = names_within(state.adapter, row.held, row.excluded_prefixes)
+        return not_folded(held)
+
+    def received(self, state: ServerState, client: ClientId, row: LayerAllocation) -> AdapterState:
+        """Return the tensors that the server sends to a client of the cohort with the allocation `row`.
+
+        By default, they are the tensors named by `received_names`, cut to the client's rank.
+        """
+        return cut({name: state.adapter[name] for name in self.received_names(state, client, row)}, row.rank)
+
+    def broadcast(self, state: ServerState) -> AdapterState:
+        """Return the tensors that the server sends to every client of the run before a round; by default, none.
+
+        Clients outside the cohort receive them too, because a later round needs them.
+        """
+        return {}
 
     def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
         """Return the subset of `names` whose tensors are sent back by a client with the allocation `row`.
 
         By default, a client sends back every tensor that it trains.
         """
-        return names_within(names, row.trained, row.excluded_prefixes)
+        return not_folded(names_within(names, row.trained, row.excluded_prefixes))
 
     def trained_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
         """Return the subset of `names` whose tensors are trained by a client with the allocation `row`.
@@ -172,7 +192,7 @@ class SideInputs(Capability):
 class Stages(Capability):
     """A base class for methods that run in several stages.
 
-    In each stage, clients hold, train or send different tensors.
+    In each stage, clients hold, train or send different tensors. A method overrides both functions or none.
     """
 
     def stage_states(self, state: ServerState, rounds: int) -> dict[str, ServerState]:
@@ -181,6 +201,32 @@ class Stages(Capability):
         `fedsweep counts` uses these states to list the clients' parameter counts in each stage.
         """
         return {"": state}
+
+    def stage_of(self, state: ServerState) -> str:
+        """Return the name of the stage to which a state belongs, a key of the dict that `stage_states` returns."""
+        return ""
+
+
+class UnequalRanks:
+    """A base class for methods whose clients can have LoRA adapters of unequal rank (`federation.ranks`)."""
+
+
+class LoraRule(UnequalRanks):
+    """A base class for methods with a rule of their own for aggregating LoRA's factors.
+
+    `lora/residual` then compares the mean of the clients' products B A with the result of the method's `aggregate`.
+    `aggregation.lora` and `aggregation.rule` must have their defaults, because the method replaces them.
+    """
+
+    folds: ClassVar[bool] = False
+    """True if the server folds changes into the frozen weights (`fedsweep.models.lora.add_folds`)."""
+    keeps_factors: ClassVar[bool] = True
+    """False if factors A and B of different rounds do not correspond, so that FedDyn cannot remember gradients."""
+
+    @property
+    def changes_ranks(self) -> bool:
+        """True if the method itself changes the clients' ranks, so that `federation.ranks` must not be `dynamic`."""
+        return False
 
 
 class OwnMetrics(Capability):

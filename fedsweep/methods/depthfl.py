@@ -18,14 +18,14 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server, first_blocks
-from fedsweep.methods.capabilities import ExportObstacle
+from fedsweep.methods.capabilities import ExportObstacle, UnequalRanks
 from fedsweep.models.layered import Images, LayeredModel, Walk
 from fedsweep.training.aggregation import AggregationConfig
 from fedsweep.training.local_training import Objective
 from fedsweep.types import Client, ServerState
 
 
-class DepthFL(FederatedMethod, ExportObstacle):
+class DepthFL(FederatedMethod, UnequalRanks, ExportObstacle):
     """A method with classification heads at several depths, which teach each other. Clients hold the first blocks.
 
     Source: FedRA, Section 4.1, baseline 4.

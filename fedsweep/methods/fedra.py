@@ -20,11 +20,12 @@ from numpy.random import Generator
 from pydantic import Field
 
 from fedsweep.methods.base import Allocations, FederatedMethod, Server
+from fedsweep.methods.capabilities import UnequalRanks
 from fedsweep.training.aggregation import AggregationConfig
 from fedsweep.types import Client, LayerAllocation, ServerState
 
 
-class FedRA(FederatedMethod):
+class FedRA(FederatedMethod, UnequalRanks):
     """A method that allocates random blocks: in each round, client i runs and trains L_i randomly drawn blocks.
 
     L_i is the number of blocks that fit on client i.

@@ -27,8 +27,10 @@ class ZeroShot(FrozenEncoders):
     ) -> list[ClientUpdate]:
         """Measure CLIP's loss on the training images of each client, and return one update per client.
 
-        An update contains the loss, but no tensors.
+        An update contains the loss, but no tensors. If the trainer only counts costs, there are no updates.
         """
+        if trainer.counts_only:
+            return []
         trainer.model.load_adapter(state.adapter)
         updates = []
         for client in cohort:

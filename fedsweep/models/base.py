@@ -15,6 +15,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
 from fedsweep.models.activation_cache import FrozenFunction, FrozenRows, walk_key
 from fedsweep.models.layered import Images, LayeredModel, Walk
+from fedsweep.models.names import is_folded
 from fedsweep.models.resident_images import ResidentImages
 from fedsweep.types import AdapterState, Batch, ImageSet, RoundListener
 
@@ -252,7 +253,7 @@ class Reader:
         """Return the logits (n, classes) of a model whose trained tensors have their first values.
 
         LoRA's factors B are zero at first, so the logits do not depend on the factors A. They are cached for all runs
-        that start from the same model, also with other ranks or positions.
+        that start from the same model, also with other ranks or positions. Folded changes are zero at first too.
 
         Args:
             walk: The blocks of the forward pass.
@@ -262,6 +263,7 @@ class Reader:
         """
         idle = [name for name, tensor in adapter.items() if ".lora_B." in name and not tensor.any()]
         left_out = {*idle, *(name.replace(".lora_B.", ".lora_A.") for name in idle)}
+        left_out |= {name for name, tensor in adapter.items() if is_folded(name) and not tensor.any()}
         state = {name: tensor for name, tensor in adapter.items() if name not in left_out}
         key = walk_key(f"logits {self.plain_identity}", tuple(walk), True, state, self.model.mean.device)
         function = FrozenFunction(key, lambda pixels: self.model(pixels, walk))

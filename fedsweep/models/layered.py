@@ -4,7 +4,6 @@ A forward pass consists of an embedding, a walk and a classifier. A walk is a se
 a stand-in, which is a small module that replaces a missing block.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,8 +12,8 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from fedsweep.common.randomness import derived_seed
-from fedsweep.models.names import STATISTICS, layer_of, names_within
+from fedsweep.models.initial_values import draw_head
+from fedsweep.models.names import STATISTICS, is_folded, layer_of, names_within
 from fedsweep.models.sessions import Session
 from fedsweep.types import AdapterState, Batch
 
@@ -276,11 +275,12 @@ class LayeredModel(nn.Module, ABC):
         }
 
     def movable(self) -> dict[str, Tensor]:
-        """Return the trainable parameters and the statistics of the trained batch norms, keyed by full name."""
-        return {**self.trainable(), **self.statistics()}
+        """Return trainable parameters, batch norm statistics and folded changes (`lora.add_folds`), by full name."""
+        folded = {name: one for name, one in self.named_buffers() if is_folded(name)}
+        return {**self.trainable(), **self.statistics(), **folded}
 
     def adapter(self) -> AdapterState:
-        """Return copies of the trainable parameters and the batch norm statistics, keyed by full name."""
+        """Return copies of the tensors in `movable()`, keyed by full name."""
         return {name: tensor.detach().clone() for name, tensor in self.movable().items()}
 
     def load_adapter(self, state: AdapterState) -> None:
@@ -315,34 +315,6 @@ def copy_into(parameters: Mapping[str, Tensor], state: AdapterState) -> None:
     if state:
         with torch.no_grad():
             torch._foreach_copy_([parameters[name] for name in state], list(state.values()))
-
-
-@torch.no_grad()
-def draw_head(parameters: Iterable[tuple[str, nn.Parameter]], seed: int) -> None:
-    """Draw a head's weights from a truncated normal distribution (standard deviation 0.02), and set its biases to zero.
-
-    The values of a tensor depend only on the seed and the tensor's full name.
-    """
-    for name, parameter in parameters:
-        if parameter.ndim > 1:
-            generator = torch.Generator().manual_seed(derived_seed(seed, "head", name))
-            nn.init.trunc_normal_(parameter, std=0.02, generator=generator)
-        else:
-            parameter.zero_()
-
-
-@torch.no_grad()
-def draw_linears(layers: nn.Sequential, seed: int, purpose: str, *key: str) -> None:
-    """Draw the weights of linear layers from torch's default distribution, and set their biases to zero.
-
-    The values depend only on `seed`, on the strings `purpose` and `key`, and on the layer's position in `layers`.
-    Layers on the meta device are skipped.
-    """
-    for place, layer in enumerate(layers):
-        if isinstance(layer, nn.Linear) and not layer.weight.is_meta:
-            generator = torch.Generator().manual_seed(derived_seed(seed, purpose, *key, place))
-            nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
-            nn.init.zeros_(layer.bias)
 
 
 def standardize_(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from pydantic import Field
@@ -37,6 +37,11 @@ class LoraConfig(Config):
         "`attention` (all linear layers of that part), or `all` (the linear layers of both parts)",
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate of the adapters' inputs")
+    rank_scaling: Literal["held", "over_rank", "over_sqrt_rank"] = Field(
+        "held",
+        description="scaling of a client whose rank r is smaller than `rank`. `held`: s, the same for all ranks; "
+        "`over_rank`: alpha / r; `over_sqrt_rank`: alpha / sqrt(r), also for the full rank (rsLoRA)",
+    )
     patch_embed: bool = Field(
         False, description="whether to adapt the patch embedding too, as FedRA's released code does"
     )
@@ -46,8 +51,18 @@ class LoraConfig(Config):
 
     @property
     def effective_scaling(self) -> float:
-        """The scaling s of the adapters' output: `scaling` if it is set, otherwise `alpha / rank`."""
-        return self.scaling if self.scaling is not None else (self.alpha or 0.0) / self.rank
+        """The scaling s of the adapters' output at the full rank.
+
+        It is `scaling` if this is set. Otherwise, it is alpha / rank, or alpha / sqrt(rank) with `over_sqrt_rank`.
+        """
+        return self.scaling if self.scaling is not None else self._from_alpha(self.rank)
+
+    def scaling_of(self, rank: int) -> float:
+        """Return the scaling of a client whose adapters have the rank `rank` (see `rank_scaling`)."""
+        return self.effective_scaling if self.rank_scaling == "held" else self._from_alpha(rank)
+
+    def _from_alpha(self, rank: int) -> float:
+        return (self.alpha or 0.0) / (math.sqrt(rank) if self.rank_scaling == "over_sqrt_rank" else rank)
 
 
 def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool = False) -> None:
@@ -111,10 +126,37 @@ def draw_adapters(model: LayeredModel, seed: int) -> None:
     """
     for name, parameter in model.named_parameters():
         if ".lora_A." in name:
-            generator = torch.Generator().manual_seed(derived_seed(seed, "adapter", name))
-            fresh = torch.empty(parameter.shape)
-            nn.init.kaiming_uniform_(fresh, a=math.sqrt(5), generator=generator)
-            parameter.data.copy_(fresh)
+            parameter.data.copy_(initial_a(parameter, seed, "adapter", name))
+
+
+def initial_a(like: Tensor, seed: int, purpose: str, *key: int | str) -> Tensor:
+    """Return Kaiming-uniform values for a factor A, with the shape, type and device of `like`.
+
+    The values depend only on the shape, the seed, and the strings `purpose` and `key` (see `derived_seed`).
+    """
+    generator = torch.Generator().manual_seed(derived_seed(seed, purpose, *key))
+    fresh = torch.empty(like.shape)
+    nn.init.kaiming_uniform_(fresh, a=math.sqrt(5), generator=generator)
+    return fresh.to(like)
+
+
+def effective_scaling(config: LoraConfig | None) -> float:
+    """Return the scaling s of the adapters at the full rank; 1 without adapters."""
+    return 1.0 if config is None else config.effective_scaling
+
+
+def add_folds(model: LayeredModel) -> None:
+    """Let the server fold changes into the frozen weights of the adapted layers; at first, the changes are zero.
+
+    A change (out, in) is added to the weight of its layer. Its name is that of the layer, followed by `.folded`. Only
+    linear layers have changes, so the patch embedding must not be adapted.
+    """
+    from fedsweep.models.lora_linear import LoraLinear
+
+    for layer in model.modules():
+        if isinstance(layer, LoraLinear):
+            weight = cast(nn.Linear, layer.base_layer).weight
+            layer.register_buffer("folded", torch.zeros_like(weight, requires_grad=False))
 
 
 def _peft_config(config: LoraConfig, **more: Any) -> Any:
@@ -171,16 +213,19 @@ def train_head_alone(model: LayeredModel) -> None:
 def relative_norm(model: LayeredModel, layers: Iterable[int]) -> float:
     """Return ||s B A|| / ||W||, the norm of LoRA's changes divided by the norm of the frozen weights.
 
-    s is LoRA's scaling, A and B are the factors that the model currently holds, and W is the frozen weight. The
-    Frobenius norms are taken over all adapted layers in the blocks `layers`, and over the patch embedding if it is
-    adapted. The result is 0 if no layer is adapted.
+    s is LoRA's scaling, A and B are the factors that the model currently holds, and W is the frozen weight. A change
+    that the server folded into W is added to s B A. The Frobenius norms are taken over all adapted layers in the blocks
+    `layers`, and over the patch embedding if it is adapted. The result is 0 if no layer is adapted.
     """
     added = frozen = 0.0
     names = (name for name, _ in model.named_modules() if name.endswith(".lora_A"))
     for name in names_within(names, layers):
         layer = cast(Any, model.get_submodule(name.removesuffix(".lora_A")))
         a, b = (part["default"].weight.flatten(1).double() for part in (layer.lora_A, layer.lora_B))
-        added += layer.scaling["default"] ** 2 * squared_norm(b, a)
+        if (folded := getattr(layer, "folded", None)) is None:
+            added += layer.scaling["default"] ** 2 * squared_norm(b, a)
+        else:
+            added += torch.linalg.vector_norm(folded.double() + layer.scaling["default"] * b @ a).item() ** 2
         frozen += torch.linalg.vector_norm(layer.base_layer.weight).item() ** 2
     return math.sqrt(added / frozen) if frozen else 0.0
 

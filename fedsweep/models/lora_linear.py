@@ -26,6 +26,8 @@ class LoraLinear(Linear):
       product, and its projections on A and B are small.
     - Otherwise, B (A x) is added to W x in one operation.
 
+    The buffer `folded` (out, in), if there is one, is the change that the server folded into W (`add_folds`).
+
     If `session.segments` is not empty, the tokens belong to several clients, and each client's factors are applied to
     the client's own tokens.
     """
@@ -39,48 +41,68 @@ class LoraLinear(Linear):
         own = cast(Tensor, self.lora_A["default"].weight), cast(Tensor, self.lora_B["default"].weight)
         if segments := self.session.segments:
             return self._of_clients(x, segments, own)
-        return self._of_one(x, *own, self.session.masks)
+        return self._of_one(x, *own, self.session.masks, self.scaling["default"])
 
-    def _of_one(self, x: Tensor, a: Tensor, b: Tensor, masks: DropoutMasks | None) -> Tensor:
-        weight, bias, scaling = self._frozen()
+    def _of_one(self, x: Tensor, a: Tensor, b: Tensor, masks: DropoutMasks | None, scaling: float) -> Tensor:
         if self._merges(x):
+            weight, bias = self._frozen()
             return F.linear(x, torch.addmm(weight, b, a, alpha=scaling), bias)
-        plain = F.linear(x, weight, bias)
+        plain = self._plain(x)
         low = F.linear(self._dropped(x, masks), a)
         return torch.addmm(plain.flatten(0, -2), low.flatten(0, -2), b.T, alpha=scaling).view_as(plain)
 
     def _of_clients(self, x: Tensor, segments: Sequence[Segment], own: tuple[Tensor, Tensor]) -> Tensor:
         names = (f"{self.name}.lora_{factor}.default.weight" for factor in "AB")
         a, b = ([one.tensors.get(name, part) for one in segments] for name, part in zip(names, own, strict=True))
-        sizes = [one.images for one in segments]
+        scaling, sizes = self.scaling["default"], [one.images for one in segments]
+        scalings = [scaling if one.scaling is None else one.scaling for one in segments]
+        ranked = [one for one in segments if one.scaling is not None]
+        if ranked:  # an A that is not trained is whole
+            a = [its_a[: its_b.shape[1]] for its_a, its_b in zip(a, b, strict=True)]
         parts = torch.split(x, sizes)
         if len(set(sizes)) > 1:
-            owners = zip(parts, a, b, segments, strict=True)
-            return torch.cat([self._of_one(part, its_a, its_b, one.masks) for part, its_a, its_b, one in owners])
-        weight, bias, scaling = self._frozen()
-        clients, left, right = len(segments), torch.stack(b), torch.stack(a)
+            owners = zip(parts, a, b, segments, scalings, strict=True)
+            return torch.cat([self._of_one(part, ia, ib, one.masks, s) for part, ia, ib, one, s in owners])
+        clients = len(segments)
+        left, right = (_stacked(b, 1), _stacked(a, 0)) if ranked else (torch.stack(b), torch.stack(a))
+        if len(set(scalings)) > 1:
+            left, scaling = left * torch.tensor(scalings, dtype=x.dtype, device=x.device).view(-1, 1, 1), 1.0
+        else:
+            scaling = scalings[0]
         if self._merges(x):
+            weight, bias = self._frozen()
             merged = torch.baddbmm(weight.expand(clients, *weight.shape), left, right, alpha=scaling)
             rows = x.reshape(clients, -1, x.shape[-1])
             added = torch.bmm(rows, merged.mT) if bias is None else torch.baddbmm(bias, rows, merged.mT)
             return added.view(*x.shape[:-1], -1)
-        plain = F.linear(x, weight, bias)
+        plain = self._plain(x)
         dropped = x
         if self._rate:
             dropped = torch.cat([self._dropped(part, one.masks) for part, one in zip(parts, segments, strict=True)])
         low = torch.bmm(dropped.reshape(clients, -1, x.shape[-1]), right.mT)
         return torch.baddbmm(plain.view(clients, -1, plain.shape[-1]), low, left.mT, alpha=scaling).view_as(plain)
 
-    def _frozen(self) -> tuple[Tensor, Tensor | None, float]:
-        base = cast(nn.Linear, self.base_layer)
-        return base.weight, base.bias, self.scaling["default"]
+    def _plain(self, x: Tensor) -> Tensor:
+        """Return the output of the frozen layer, (W + folded) x + b.
+
+        Autocast would round the sum W + folded, which would lose small changes. Then the two products are added.
+        """
+        base, folded = cast(nn.Linear, self.base_layer), self._buffers.get("folded")
+        if folded is None or not _autocast():
+            return F.linear(x, *self._frozen())
+        plain = F.linear(x, base.weight, base.bias)
+        return torch.addmm(plain.flatten(0, -2), x.flatten(0, -2), folded.T).view_as(plain)
+
+    def _frozen(self) -> tuple[Tensor, Tensor | None]:
+        base, folded = cast(nn.Linear, self.base_layer), self._buffers.get("folded")
+        return (base.weight if folded is None else base.weight + folded), base.bias
 
     def _merges(self, x: Tensor) -> bool:
         """Return whether W + s B A is formed; not under autocast, whose rounding of the sum would lose B A."""
-        if self._rate or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        if self._rate or _autocast():
             return False
-        out, width = self._frozen()[0].shape
-        return not torch.is_grad_enabled() or (not x.is_cuda and 2 * out * width <= NARROW * (out + width))
+        out, width = cast(nn.Linear, self.base_layer).weight.shape
+        return not torch.is_grad_enabled() or (x.is_cpu and 2 * out * width <= NARROW * (out + width))
 
     @property
     def _rate(self) -> float:
@@ -88,6 +110,17 @@ class LoraLinear(Linear):
 
     def _dropped(self, x: Tensor, masks: DropoutMasks | None) -> Tensor:
         return dropped(x, rate, masks) if (rate := self._rate) else x
+
+
+def _autocast() -> bool:
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
+def _stacked(factors: Sequence[Tensor], dim: int) -> Tensor:
+    """Stack the clients' factors A (dimension 0) or B (dimension 1), after padding the smaller ranks with zeros."""
+    rank = max(factor.shape[dim] for factor in factors)
+    pads = [(0, 0) * (1 - dim) + (0, rank - factor.shape[dim]) for factor in factors]
+    return torch.stack([F.pad(one, pad) if pad[-1] else one for one, pad in zip(factors, pads, strict=True)])
 
 
 class SessionDropout(nn.Module):

@@ -5,6 +5,9 @@ from collections.abc import Iterable
 from functools import cache
 
 STATISTICS = ("running_mean", "running_var")
+FOLDED = ".folded"
+"""The end of the names of changes that the server folded into frozen weights (`fedsweep.models.lora.add_folds`)."""
+_END = slice(-len(FOLDED), None)
 _BLOCK = re.compile(r"^backbone\.blocks\.(\d+)\.")
 
 
@@ -51,3 +54,34 @@ def is_statistic(name: str) -> bool:
     (True, False)
     """
     return name.endswith(STATISTICS)
+
+
+def is_folded(name: str) -> bool:
+    """Return whether a tensor is a change that the server folded into a frozen weight, given its name.
+
+    Clients hold these tensors, but do not train them.
+    """
+    return name.endswith(FOLDED)
+
+
+def not_folded(names: Iterable[str]) -> list[str]:
+    """Return the names of tensors without those of changes that the server folded into frozen weights."""
+    return [name for name in names if name[_END] != FOLDED]  # a slice takes less time than a call
+
+
+def rank_dim(name: str) -> int | None:
+    """Return the dimension of a tensor whose size is the rank of LoRA; None for a tensor that is not a LoRA factor.
+
+    >>> rank_dim("blocks.0.attn.proj.lora_A.default.weight"), rank_dim("blocks.0.attn.proj.lora_B.default.weight")
+    (0, 1)
+    """
+    return 0 if ".lora_A." in name else 1 if ".lora_B." in name else None
+
+
+def folded_name(factor: str) -> str:
+    """Return the name of the change that the server folded into the weight of an adapted layer.
+
+    >>> folded_name("blocks.0.attn.proj.lora_A.default.weight")
+    'blocks.0.attn.proj.folded'
+    """
+    return factor.partition(".lora_")[0] + FOLDED

@@ -52,11 +52,13 @@ class Segment:
         images: The number of the client's images.
         tensors: The client's trained tensors, keyed by name; a tensor that is missing has the value in the model.
         masks: The dropout masks of the client's local session.
+        scaling: The scaling of the client's adapters; None for the scaling of the model.
     """
 
     images: int
     tensors: Mapping[str, Tensor]
     masks: DropoutMasks
+    scaling: float | None = None
 
 
 @dataclass

@@ -19,11 +19,17 @@ from fedsweep.report.text_tables import MARK, family_size, texts
 from fedsweep.report.units_and_labels import Units, arm_words, names, shown_p, shown_seeds
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import IN_WORDS, Arm, is_accuracy, setting, shown_setting
-from fedsweep.results.history import ACCUMULATED, MEAN_ACCURACY, TESTED
+from fedsweep.results.history import ACCUMULATED, MEAN_ACCURACY, SIMULATED, TESTED
 from fedsweep.results.records import stand_in, warning
 from fedsweep.results.unnamed_changes import ResolvedArm, unnamed_changes
 
-SECOND_UNITS = {"megabytes/sent": " MB", "bytes/up": " bytes", "bytes/down": " bytes", "seconds/round": " s"}
+SECOND_UNITS = {
+    "megabytes/sent": " MB",
+    "bytes/up": " bytes",
+    "bytes/down": " bytes",
+    "seconds/round": " s",
+    SIMULATED: " s",
+}
 NEW_SEEDS = "New seeds do not remove this bias: they average out the luck of seeds, but the test images stay the same."
 LABELLED = 8  # a sentence names at most this many efficient arms; the table marks all of them
 

@@ -44,7 +44,7 @@ from fedsweep.report.untuned_model import about_untuned_model
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import is_accuracy
 from fedsweep.results.history import MEAN_ACCURACY
-from fedsweep.results.table_columns import COLUMNS, TARGET, Column
+from fedsweep.results.table_columns import COLUMNS, TARGETS, Column
 
 OF_CHOSEN = ("on test", "optimism")
 """Columns with the results of chosen arms on the test images."""
@@ -183,7 +183,7 @@ class AblationTable:
         value = one.columns[column.name]
         if column.name == "worst_domain" and one.worst_domain_name:
             return f"{PERCENT.value(value)} {one.worst_domain_name}"
-        if value is None and column.name.startswith(TARGET) and one.n:
+        if value is None and column.name.startswith(TARGETS) and one.n:
             return f"by {self.reached(one, column)} of {one.n}"
         fit = Units.fit(column.percent, (other.columns[column.name] for other in self.arms))
         cell = (fit if column.digits is None else replace(fit, decimals=column.digits)).value(value)

@@ -25,6 +25,8 @@ TITLES = {
     "loss/test": "Test loss, mean over domains (nats)",
     "evaluation/images": "Test images",
     "loss/train": "Training loss (nats)",
+    "lora/energy_beyond_least_rank": "Energy of the adapters beyond the smallest rank (share)",
+    "lora/mean_rank": "Rank of the adapters, mean over the cohort",
 }
 """Titles of metrics on an axis, with units."""
 

@@ -16,7 +16,9 @@ LAST_ROUNDS = "accuracy/last_rounds"
 """The metric for the mean of accuracy/mean over the last rounds; see `over_last_rounds`."""
 VALIDATED = (MEAN_ACCURACY, LAST_ROUNDS, "accuracy/worst_domain", "accuracy/domain_spread", "accuracy/domain/")
 """The accuracies that are also measured on validation images; an entry with a final slash stands for several."""
-ACCUMULATED = ("megabytes/sent", "bytes/up", "bytes/down", "seconds/round")
+SIMULATED = "simulated/seconds"
+"""The metric for the time that a round would take on the clients' devices."""
+ACCUMULATED = ("megabytes/sent", "bytes/up", "bytes/down", "seconds/round", SIMULATED)
 """Metrics whose value for a run is the sum over its rounds."""
 
 
@@ -65,6 +67,12 @@ def _checked(record: RoundRecord) -> RoundRecord:
 def total_megabytes(history: History) -> float:
     """Return the number of megabytes (10^6 bytes) that the clients and the server sent in all rounds."""
     return sum(record.metrics.get("bytes/up", 0) + record.metrics.get("bytes/down", 0) for record in history) / 1e6
+
+
+def simulated_seconds(history: History) -> float | None:
+    """Return the simulated time of all rounds in seconds, or None if the run has no devices."""
+    seconds = [record.metrics[SIMULATED] for record in history if SIMULATED in record.metrics]
+    return sum(seconds) if seconds else None
 
 
 def mean_of_last(history: History, metric: str, rounds: int = 4) -> float:
@@ -138,8 +146,10 @@ def over_the_run(history: History, metric: str) -> float | None:
     """Return the value of a metric for a whole run.
 
     For the metrics in `ACCUMULATED`, such as `bytes/up`, this value is the sum over all rounds. For all other metrics,
-    it is the value after the last round.
+    it is the value after the last round. The result is None if the run did not record the metric.
     """
+    if metric == SIMULATED:
+        return simulated_seconds(history)
     if not history or metric not in ACCUMULATED:
         return last(history, metric)
     if metric == "megabytes/sent":

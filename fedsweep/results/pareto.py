@@ -14,8 +14,8 @@ class Against(Config):
     """The second objective of a sweep, which is traded off against the first objective."""
 
     metric: str = Field(
-        description="a metric after the last round; `megabytes/sent`, `bytes/up`, `bytes/down` and `seconds/round` "
-        "are summed over all rounds instead"
+        description="a metric after the last round; `megabytes/sent`, `bytes/up`, `bytes/down`, `seconds/round` "
+        "and `simulated/seconds` are summed over all rounds instead"
     )
     mode: Mode = Field("min", description="whether larger (`max`) or smaller (`min`) values are better")
 

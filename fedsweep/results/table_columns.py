@@ -15,10 +15,11 @@ from functools import partial
 from fedsweep.common.errors import UserError, near
 from fedsweep.results import TrialRecord
 from fedsweep.results.arms import is_accuracy, short_names
-from fedsweep.results.history import last, total_megabytes
+from fedsweep.results.history import last, simulated_seconds, total_megabytes
 from fedsweep.results.pareto import Mode
 
-TARGET = "rounds_to="
+TARGETS = ("rounds_to=", "simulated_hours_to=")
+"""The beginnings of the names of columns that tell when the objective reached a target."""
 ALWAYS_SHOWN = {
     *("arm", "n", "mean", "paper", "sd", "difference", "95% interval", "Holm p", "efficient", "note"),
     *("pairs", "95% of mean", "95% t", "95% bootstrap", "p", "exact p", "effect", "detectable", "seeds needed"),
@@ -112,6 +113,19 @@ def _rounds_to(target: float, metric: str, mode: Mode, trial: TrialRecord) -> fl
     return next((float(number) for number, found in known if sign * found >= sign * target), None)
 
 
+def _simulated_hours(trial: TrialRecord) -> float | None:
+    seconds = simulated_seconds(trial.history)
+    return None if seconds is None else seconds / 3600
+
+
+def _hours_to(target: float, metric: str, mode: Mode, trial: TrialRecord) -> float | None:
+    """Return the simulated hours until `_rounds_to`, or None if there is no such round or no simulated time."""
+    last = _rounds_to(target, metric, mode, trial)
+    if last is None or _simulated_hours(trial) is None:
+        return None
+    return (simulated_seconds([one for one in trial.history if one.round <= last]) or 0.0) / 3600
+
+
 COLUMNS: Mapping[str, Column] = {
     column.name: column
     for column in (
@@ -140,6 +154,8 @@ COLUMNS: Mapping[str, Column] = {
                "number per client, averaged over clients and rounds", digits=0),
         Column("parameters_held", "held parameters", partial(_mean_of_rounds, "parameters/held"),
                "number per client, including frozen ones, averaged over clients and rounds", digits=0),
+        Column("simulated_hours", "simulated hours", _simulated_hours,
+               "time that the whole run would take on the clients' devices"),
         Column("seconds", "seconds", lambda trial: sum(one.seconds for one in trial.history),
                "measured time of training and evaluation in the whole run", measured=True),
         Column("gpu_seconds", "GPU seconds", _gpu_seconds,
@@ -150,7 +166,7 @@ COLUMNS: Mapping[str, Column] = {
                "peak GPU memory during the trial, in 10^6 bytes", measured=True),
     )
 }  # fmt: skip
-"""The named columns. `rounds_to=NUMBER` and all metrics are columns, too."""
+"""The named columns. `rounds_to=NUMBER`, `simulated_hours_to=NUMBER` and all metrics are columns, too."""
 
 
 PRINTED = {
@@ -164,7 +180,7 @@ PRINTED = {
     "megabytes/sent": "megabytes",
 }
 """The name of each column, keyed by its heading in tables, or by its name in `table.csv` or in MLflow."""
-_REACHED = re.compile(r"rounds to (?P<target>[^%]+)(?P<percent>%?)")
+_REACHED = re.compile(r"(?P<what>rounds|simulated hours) to (?P<target>[^%]+)(?P<percent>%?)")
 
 
 def column_name(printed: str) -> str:
@@ -173,12 +189,13 @@ def column_name(printed: str) -> str:
     >>> column_name("worst domain"), column_name("rounds to 70%"), column_name("loss/test")
     ('worst_domain', 'rounds_to=0.7', 'loss/test')
     """
-    if printed.startswith(TARGET):
+    if printed.startswith(TARGETS):
         return printed.removesuffix(SEEDS)
     if found := _REACHED.fullmatch(printed):
         with suppress(ValueError):
             target = float(found["target"])
-            return f"{TARGET}{round(target / 100, 12) if found['percent'] else target:g}"
+            share = round(target / 100, 12) if found["percent"] else target
+            return f"{found['what'].replace(' ', '_')}_to={share:g}"
     return PRINTED.get(printed, printed)
 
 
@@ -206,9 +223,9 @@ def column(name: str, metric: str, mode: Mode, titles: Mapping[str, str] | None 
     """Return the column with this name or heading.
 
     Args:
-        name: A name or heading in `COLUMNS`, a metric, a domain, or `rounds_to=NUMBER`, where NUMBER is a target for
-            the objective. If the objective is an accuracy, the target is a share from 0 to 1. Any other name without a
-            slash is that of a domain, because all metrics have a slash in their names.
+        name: A name or heading in `COLUMNS`, a metric, a domain, `rounds_to=NUMBER` or `simulated_hours_to=NUMBER`,
+            where NUMBER is a target for the objective. If the objective is an accuracy, the target is a share from 0 to
+            1. Any other name without a slash is that of a domain, because all metrics have a slash in their names.
         metric: The objective of the sweep.
         mode: Whether larger (`max`) or smaller (`min`) values of the objective are better.
         titles: The labels and units of metrics that plug-ins report, keyed by metric.
@@ -219,11 +236,8 @@ def column(name: str, metric: str, mode: Mode, titles: Mapping[str, str] | None 
     name = column_name(name)
     if name in COLUMNS:
         return COLUMNS[name]
-    if name.startswith(TARGET):
-        target = float(name.removeprefix(TARGET))
-        shown = f"{100 * target:g}%" if is_accuracy(metric) else f"{target:g}"
-        meaning = "first round after which the objective reaches the target; `by k of n` if only k of n seeds reach it"
-        return Column(name, f"rounds to {shown}", partial(_rounds_to, target, metric, mode), meaning, digits=1)
+    if name.startswith(TARGETS):
+        return _until(name, metric, mode)
     if "/" not in name:
         meaning = "accuracy in percent on this domain"
         return Column(name, name, partial(_on_domain, name), meaning, percent=True, of_domain=True)
@@ -231,6 +245,22 @@ def column(name: str, metric: str, mode: Mode, titles: Mapping[str, str] | None 
         return Column(name, name, partial(_last, name), f"{titles[name]}, after the last round")
     percent = is_accuracy(name)
     return Column(name, name, partial(_last, name), "after the last round" + ", in percent" * percent, percent=percent)
+
+
+def _until(name: str, metric: str, mode: Mode) -> Column:
+    """Return a column such as `rounds_to=0.7`."""
+    target = _target(name)
+    shown = f"{100 * target:g}%" if is_accuracy(metric) else f"{target:g}"
+    some = "`by k of n` if only k of n seeds reach it"
+    if name.startswith(TARGETS[0]):
+        meaning = f"first round after which the objective reaches the target; {some}"
+        return Column(name, f"rounds to {shown}", partial(_rounds_to, target, metric, mode), meaning, digits=1)
+    meaning = f"simulated time until the first evaluated round after which the objective reaches the target; {some}"
+    return Column(name, f"simulated hours to {shown}", partial(_hours_to, target, metric, mode), meaning)
+
+
+def _target(name: str) -> float:
+    return float(name.partition("=")[2])
 
 
 def check_columns(
@@ -244,7 +274,8 @@ def check_columns(
 def wrong_columns(
     names: Sequence[str], metrics: Collection[str], objective: str, where: str, varied: Collection[str] = ()
 ) -> Iterator[str]:
-    """Yield an error message for each unknown or repeated column, and for each invalid target in `rounds_to=TARGET`.
+    """Yield an error message for each unknown or repeated column, and for each invalid target in `rounds_to=TARGET`
+    and `simulated_hours_to=TARGET`.
 
     Args:
         names: The names of the columns.
@@ -255,31 +286,34 @@ def wrong_columns(
     """
     known = [*COLUMNS, *metrics]
     domains = {name.removeprefix(prefix) for name in metrics for prefix in ON_DOMAIN if name.startswith(prefix)}
-    taken: set[tuple[str | float, bool]] = set()
+    taken: set[tuple[str, float, bool]] = set()
     for name in names:
         asked = column_name(name)
-        is_target = asked.startswith(TARGET)
+        is_target = asked.startswith(TARGETS)
         if is_target and (problem := _wrong_target(asked, objective)):
             yield f"{where} needs {problem}, but it contains `{name}`."
             continue
-        meant = float(asked.removeprefix(TARGET)) if is_target else asked, is_target and name.endswith(SEEDS)
+        kind, target = (asked.partition("=")[0], _target(asked)) if is_target else (asked, 0.0)
+        meant = kind, target, is_target and name.endswith(SEEDS)
         if meant in taken:
             yield f"{where} lists `{name}` twice."
         taken.add(meant)
         accepted = is_target or asked in {*known, *domains} or _adds_nothing(name, varied)
         if not accepted:
-            rest = f"; choose from {', '.join(COLUMNS)}, {TARGET}NUMBER and the metrics that rounds report."
+            choices = [*COLUMNS, *(f"{one}NUMBER" for one in TARGETS)]
+            rest = f"; choose from {', '.join(choices)} and the metrics that rounds report."
             yield f"{where} lists `{name}`, which is not a column{near(name, known) or rest}"
 
 
 def _wrong_target(name: str, objective: str) -> str | None:
-    """Return what the target in `rounds_to=TARGET` must be instead, or None if it is valid."""
+    """Return what the target in a column such as `rounds_to=TARGET` must be instead, or None if it is valid."""
+    kind = f"{name.partition('=')[0]}="
     try:
-        value = float(name.removeprefix(TARGET))
+        value = _target(name)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        return f"a number after `{TARGET}`, as in `{TARGET}0.7`"
+        return f"a number after `{kind}`, as in `{kind}0.7`"
     if is_accuracy(objective) and not 0 <= value <= 1:
-        return f"a share from 0 to 1 after `{TARGET}`, because the objective is {objective}"
+        return f"a share from 0 to 1 after `{kind}`, because the objective is {objective}"
     return None

@@ -25,7 +25,7 @@ class DerivedValue:
 SCALING, COHORT_SHARE, TRAINED_SHARE = "scaling", "share of clients per round", "share of images for training"
 STEPS, IMAGES = "local steps per 1000 images", "images per client and round"
 DERIVED = {
-    SCALING: DerivedValue("lora.alpha / lora.rank", ("lora.alpha", "lora.scaling")),
+    SCALING: DerivedValue("lora.alpha / lora.rank", ("lora.alpha", "lora.scaling", "lora.rank_scaling")),
     COHORT_SHARE: DerivedValue("clients per round / number of clients", ("federation.clients_per_round",)),
     STEPS: DerivedValue("1000 * local.epochs / local.batch_size", ("local.epochs", "local.steps")),
     IMAGES: DerivedValue("local.steps * local.batch_size", ("local.steps",)),

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.testing import KINDS
@@ -35,8 +35,8 @@ def main(words: Sequence[str]) -> int:
     import pytest
 
     try:
-        chosen = [module for kind, (module, _) in KINDS.items() if any(_gives(word, kind) for word in words)]
-        modules = chosen or [module for module, _ in KINDS.values()]
+        chosen = [own for kind, (own, _) in KINDS.items() if any(_gives(word, kind) for word in words)]
+        modules = chain.from_iterable(chosen or [own for own, _ in KINDS.values()])
         _check(words)
     except UserError as error:
         print(f"fedsweep: {error}", file=sys.stderr)

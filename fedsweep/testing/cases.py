@@ -12,6 +12,7 @@ from fedsweep.common.yaml_values import Json, parse_overrides
 from fedsweep.data.data_config import data_sources
 from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.methods import ALL, FederatedMethod, MethodConfig
+from fedsweep.methods.capabilities import UnequalRanks
 from fedsweep.training.aggregation_rules import aggregation_rules
 from fedsweep.training.round_metrics import BUILT_IN, round_metrics
 
@@ -79,10 +80,15 @@ def asked(config: pytest.Config, option: str) -> list[str]:
     return list(config.getoption(option, None) or [])
 
 
-def method_cases(config: pytest.Config) -> list[Any]:
-    """Return the test cases of the methods that `--method` names, or of all methods."""
+def method_cases(config: pytest.Config, ranked: bool = False) -> list[Any]:
+    """Return the test cases of the methods that `--method` names, or of all methods.
+
+    If `ranked` is true, return only the cases of methods whose clients can have unequal ranks.
+    """
     wanted = asked(config, "method")
     settings = [{"name": name, **one} for name in wanted or NAMES for one in SETTINGS.get(name, [{}])]
+    if ranked:
+        settings = [one for one in settings if isinstance(method_of(one), UnequalRanks)]
     return [
         pytest.param(one, id=label(one), marks=[pytest.mark.slow] if label(one) in SLOW and not wanted else [])
         for one in settings

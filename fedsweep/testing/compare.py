@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from fedsweep.federation.rounds import Federation
 from fedsweep.models.activation_cache import FrozenRows
+from fedsweep.models.names import rank_dim
+from fedsweep.training.aggregation import pairs
 from fedsweep.types import AdapterState, RoundResult
 
 
@@ -68,6 +70,14 @@ def assert_close(first: AdapterState, second: AdapterState) -> None:
 def copied(state: AdapterState) -> AdapterState:
     """Return a copy of an adapter that shares no tensor with it."""
     return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def with_products(adapter: AdapterState) -> AdapterState:
+    """Return the tensors of an adapter, with the products B A in double precision in place of LoRA's factors."""
+    found = {name: tensor for name, tensor in adapter.items() if rank_dim(name) is None}
+    for a, b in pairs(adapter):
+        found[a.replace(".lora_A.", ".product.")] = adapter[b].flatten(1).double() @ adapter[a].flatten(1).double()
+    return found
 
 
 def frozen(model: nn.Module) -> dict[str, Tensor]:

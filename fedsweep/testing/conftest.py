@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     config, names = metafunc.config, metafunc.fixturenames
     if "chosen" in names:
-        metafunc.parametrize("chosen", method_cases(config), indirect=True)
+        metafunc.parametrize("chosen", method_cases(config, ranked="ranked" in names), indirect=True)
     for kind in ("data", "aggregation", "metric"):
         if (fixture := f"{kind}_name") in names:
             metafunc.parametrize(fixture, asked(config, kind) or known_names(kind))

@@ -1,6 +1,5 @@
 """A function that runs one round of a federation and returns its intermediate results."""
 
-from fedsweep.common.randomness import stream
 from fedsweep.federation.rounds import Federation
 from fedsweep.types import ClientUpdate, RoundResult
 
@@ -10,6 +9,5 @@ def one_round(federation: Federation, round: int = 1) -> tuple[RoundResult, list
     cohort, trainer = federation.cohort(round), federation.trainer.at(round)
     state = federation.method.begin_round(federation.initial_state(), federation.server, trainer)
     start = RoundResult(0, state)
-    rng = stream(federation.seed, "allocation", round)
-    allocations = federation.method.allocate(start.state, cohort, federation.server, rng)
+    allocations = federation.allocate(start.state, cohort, round)
     return start, federation.method.local_updates(start.state, cohort, allocations, trainer)

@@ -5,15 +5,17 @@ Other installed packages add rules with entry points in the group `fedsweep.aggr
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import Tensor
 
 from fedsweep.common import plugins
 from fedsweep.common.config import Config
+from fedsweep.models.names import rank_dim
 from fedsweep.types import AdapterState
 
 Weighed = tuple[float, AdapterState]
@@ -36,6 +38,8 @@ class AggregationRule(Config, ABC):
         Args:
             previous: The server's tensors before the round, keyed by name.
             sent: The weight and the tensors of each client, ordered by client id. The result may depend on this order.
+                With `federation.ranks`, clients send LoRA's factors at their own ranks. Only rules that inherit from
+                `TensorRule` are used then.
         """
 
 
@@ -52,12 +56,31 @@ class TensorRule(AggregationRule):
         """
 
     def aggregate(self, previous: AdapterState, sent: Sequence[Weighed]) -> AdapterState:
-        """Combine each tensor over the clients that sent it; a tensor that no client sent keeps its value."""
+        """Combine each tensor over the clients that sent it; a tensor that no client sent keeps its value.
+
+        If clients have unequal ranks, the same holds for each row of LoRA's factors A and each column of B.
+        """
         found: AdapterState = {}
         for name, old in previous.items():
-            values = of_senders(name, sent)
-            found[name] = self.combine(*values) if values else old.clone()
+            if unequal(name, old, sent):
+                found[name] = self._by_rank(name, old, sent)
+            else:
+                values = of_senders(name, sent)
+                found[name] = self.combine(*values) if values else old.clone()
         return found
+
+    def _by_rank(self, name: str, old: Tensor, sent: Sequence[Weighed]) -> Tensor:
+        """Combine the rows of a factor A, or the columns of a factor B, over the clients whose rank reaches them."""
+        dim, new = cast(int, rank_dim(name)), old.clone()
+        for start, end in partitions(adapter[name].shape[dim] for _, adapter in sent if name in adapter):
+            part = [
+                (weight, {name: adapter[name].narrow(dim, start, end - start)})
+                for weight, adapter in sent
+                if name in adapter and adapter[name].shape[dim] >= end
+            ]
+            if values := of_senders(name, part):
+                new.narrow(dim, start, end - start).copy_(self.combine(*values))
+        return new
 
 
 class Mean(TensorRule):
@@ -90,6 +113,21 @@ def of_senders(name: str, sent: Sequence[Weighed]) -> tuple[Tensor, Tensor] | No
     tensors = torch.stack([tensor for _, tensor in holders])
     shares = [weight / total if total else 1 / len(holders) for weight, _ in holders]
     return torch.tensor(shares, dtype=torch.float64).to(tensors.device), tensors
+
+
+def unequal(name: str, full: Tensor, sent: Sequence[Weighed]) -> bool:
+    """Return whether a client sent a tensor with a smaller rank than that of the server's tensor `full`."""
+    shapes = {adapter[name].shape for _, adapter in sent if name in adapter}
+    return bool(shapes) and shapes != {full.shape}
+
+
+def partitions(ranks: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the bounds of the ranges of rows that the same clients reach, given the clients' ranks.
+
+    >>> partitions([4, 8, 4, 16])
+    [(0, 4), (4, 8), (8, 16)]
+    """
+    return list(pairwise([0, *sorted(set(ranks))]))
 
 
 def scale(shares: Tensor, ndim: int) -> Tensor:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fedsweep.common.randomness import stream
+from fedsweep.models.client_rank import cut
 from fedsweep.models.names import is_statistic
 from fedsweep.types import AdapterState, ClientId, ClientUpdate
 
@@ -41,7 +42,7 @@ def attacked(
     """
 
     def reverse(update: ClientUpdate) -> ClientUpdate:
-        given = sent[update.client]
+        given = cut(sent[update.client], update.allocation.rank)
         own = {
             name: one if is_statistic(name) else (2 * given[name] - one if attack == "reversed_update" else -one)
             for name, one in update.adapter.items()

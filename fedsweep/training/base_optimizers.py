@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsweep.common.config import Config
-from fedsweep.models.names import is_statistic
+from fedsweep.models.client_rank import cut_tensor, padded, widened
+from fedsweep.models.names import is_statistic, rank_dim
 from fedsweep.types import ClientId, ClientUpdate, ServerState
 
 Tensors = list[Tensor]
@@ -110,7 +111,7 @@ class FedDyn(BaseOptimizer):
         clients, server, adapter = dict(before.client_memory), dict(before.server_memory), dict(after.adapter)
         for update in sorted(updates, key=lambda one: one.client):
             known = dict(clients.get(update.client, {}))
-            for name, tensor in update.adapter.items():
+            for name, tensor in widened(update.adapter, before.adapter).items():
                 if not is_statistic(name):  # running statistics have no gradients
                     step = tensor - before.adapter[name]
                     nothing = torch.zeros_like(step)
@@ -118,8 +119,16 @@ class FedDyn(BaseOptimizer):
                     server[name] = server.get(name, nothing) - self.alpha * shares[update.client] * step
             clients[update.client] = known
         for name in {name for update in updates for name in update.adapter if not is_statistic(name)}:
-            adapter[name] = adapter[name] - server[name] / self.alpha
+            adapter[name] = adapter[name] - self._reached(name, server[name], updates) / self.alpha
         return replace(after, adapter=adapter, client_memory=clients, server_memory=server)
+
+    def _reached(self, name: str, remembered: Tensor, updates: Sequence[ClientUpdate]) -> Tensor:
+        """Return the server's gradient, with zeros in the rows or columns that no client's rank reaches."""
+        dim = rank_dim(name)
+        if dim is None:
+            return remembered
+        rank = max(update.adapter[name].shape[dim] for update in updates if name in update.adapter)
+        return padded({name: cut_tensor(name, remembered, rank)}, {name: remembered})[name]
 
 
 def _pulled(gradients: Tensors, parameters: Tensors, start: Tensors, strength: float) -> Tensors:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from fedsweep.models.layered import LayeredModel
-from fedsweep.models.names import is_statistic, names_within
+from fedsweep.models.names import is_statistic, names_within, rank_dim
 from fedsweep.types import AdapterState, ClientId, ClientUpdate, LayerAllocation
 
 COST_METRICS = ["bytes/down", "bytes/up", "parameters/held", "parameters/trained"]
@@ -33,22 +33,27 @@ def sizes_of(model: LayeredModel) -> dict[str, int]:
     return {name: parameter.numel() for name, parameter in model.named_parameters()}
 
 
-def held_parameters(sizes: Mapping[str, int], layers: Iterable[int], excluded_prefixes: tuple[str, ...] = ()) -> int:
+def held_parameters(
+    sizes: Mapping[str, int], layers: Iterable[int], excluded_prefixes: tuple[str, ...] = (), share: float = 1.0
+) -> int:
     """Return the number of parameters, frozen and trained, of a sub-model with the blocks `layers`.
 
     Args:
         sizes: The number of values of each parameter of the full model, keyed by name.
         layers: The numbers of the blocks.
         excluded_prefixes: Prefixes of names. A tensor outside the blocks is not counted if its name has such a prefix.
+        share: The rank of the client's LoRA adapters, divided by the full rank.
     """
-    return sum(sizes[name] for name in names_within(sizes, layers, excluded_prefixes))
+    names = names_within(sizes, layers, excluded_prefixes)
+    if share == 1:
+        return sum(sizes[name] for name in names)
+    return sum(sizes[name] if rank_dim(name) is None else round(share * sizes[name]) for name in names)
 
 
 def round_costs(
     model: LayeredModel,
-    sent: AdapterState,
     allocations: Mapping[ClientId, LayerAllocation],
-    received: Mapping[ClientId, Iterable[str]],
+    received: Iterable[AdapterState],
     updates: Collection[ClientUpdate],
 ) -> dict[str, float]:
     """Return the bytes that the cohort receives and sends in a round, and the size of the clients' models.
@@ -63,15 +68,17 @@ def round_costs(
 
     Args:
         model: The full model.
-        sent: The server's tensors, keyed by name.
         allocations: The blocks that each client of the cohort holds and trains.
-        received: The names of the tensors in `sent` that each client receives.
+        received: For each client that receives tensors, these tensors.
         updates: The updates of the cohort.
     """
-    sizes = sizes_of(model)
-    held = [held_parameters(sizes, row.held, row.excluded_prefixes) for row in allocations.values()]
+    sizes, full = sizes_of(model), next((len(one) for name, one in model.named_parameters() if ".lora_A." in name), 1)
+    held = [
+        held_parameters(sizes, row.held, row.excluded_prefixes, 1.0 if row.rank is None else row.rank / full)
+        for row in allocations.values()
+    ]
     return {
-        "bytes/down": float(sum(size_in_bytes({name: sent[name] for name in names}) for names in received.values())),
+        "bytes/down": float(sum(map(size_in_bytes, received))),
         "bytes/up": float(sum(size_in_bytes(one.adapter) + size_in_bytes(one.extra) for one in updates)),
         "parameters/held": sum(held) / len(held),
         "parameters/trained": sum(count(one.adapter) + count(one.private) for one in updates) / len(held),

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedsweep.common.randomness import derived_seed, stream
+from fedsweep.models.client_rank import padded
 from fedsweep.models.layered import LayeredModel, Step, Walk, completed
 from fedsweep.models.names import layer_of, names_within
 from fedsweep.training.local_training import Objective
@@ -78,7 +79,8 @@ def drift(
         images: uint8 images (n, 3, h, w).
     """
     ordered, walks = sorted(updates, key=lambda update: update.client), {one.client.id: one.walk for one in placed}
-    features = [representation(model, before | one.adapter, walks[one.client], images) for one in ordered]
+    held = [before | padded(one.adapter, before) for one in ordered]
+    features = [representation(model, own, walks[one.client], images) for own, one in zip(held, ordered, strict=True)]
     heads = [head_distance(before, after, one.adapter) for one in ordered]
     return {REPRESENTATION: mean_pairwise_distance(torch.stack(features)), HEAD: sum(heads) / len(heads)}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import Annotated, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -18,9 +18,11 @@ from torch import Tensor
 from fedsweep.common.config import Config
 from fedsweep.common.randomness import derived_seed, stream
 from fedsweep.models.base import Reader
+from fedsweep.models.client_rank import cut, holding, rescaled
 from fedsweep.models.cohort_pass import ClientPass, cohort_logits, joinable
 from fedsweep.models.layered import Images, LayeredModel, Walk, copy_into
-from fedsweep.models.names import is_statistic, names_within
+from fedsweep.models.lora import LoraConfig
+from fedsweep.models.names import is_statistic, names_within, not_folded, rank_dim
 from fedsweep.models.sessions import Segment
 from fedsweep.training.base_optimizers import AnyBaseOptimizer
 from fedsweep.training.local_session import LocalSession
@@ -69,7 +71,7 @@ class LocalTask:
 
     Attributes:
         client: The client, which trains on its own training images.
-        start: The tensors at the beginning of the session, keyed by name.
+        start: The tensors at the beginning of the session, keyed by name, at the server's rank and scaling of LoRA.
         allocation: The blocks that the client holds and trains.
         objective: The function that computes the loss.
         walk_at: A function that returns the steps of the forward pass, given the session's progress in [0, 1). A step
@@ -94,7 +96,7 @@ class LocalTask:
         """Return the names of the tensors to train and of the statistics that change, given the names of a model's."""
         if self.names is not None:
             return self.names
-        return names_within(parameters, self.allocation.trained, self.allocation.excluded_prefixes)
+        return not_folded(names_within(parameters, self.allocation.trained, self.allocation.excluded_prefixes))
 
     def walk(self, over: float) -> Walk:
         """Return the steps of the forward pass at a given point of the session.
@@ -127,6 +129,7 @@ class CohortTrainer:
         reader: The reader of image batches, which reuses cached outputs of frozen blocks.
         round: The number of the current round.
         memory: The gradients that each client remembers from earlier rounds if the base optimizer is FedDyn.
+        lora: The options of the adapters, which set the scaling of clients with a smaller rank; None without adapters.
     """
 
     model: LayeredModel
@@ -139,6 +142,10 @@ class CohortTrainer:
     reader: Reader
     round: int = 0
     memory: Mapping[ClientId, AdapterState] = field(default_factory=dict)
+    lora: LoraConfig | None = None
+
+    counts_only: ClassVar[bool] = False
+    """True for a trainer that counts the costs of training; its tensors have no values (`CountingTrainer`)."""
 
     def at(self, round: int, memory: Mapping[ClientId, AdapterState] | None = None) -> CohortTrainer:
         """Return a copy of the trainer that draws the batches and dropout masks of round `round`.
@@ -207,7 +214,8 @@ class CohortTrainer:
         model = self.model
         copy_into(parameters, tasks[0].start)
         sessions = [self._session(task, parameters, {}) for task in tasks]
-        segments = [dict(zip(one.names, one.leaves, strict=True)) for one in sessions]
+        segments = [self._tensors(task, one) for task, one in zip(tasks, sessions, strict=True)]
+        scalings = [self._scaling(task) for task in tasks]
         for step in range(max(one.steps for one in sessions)):
             training = [number for number, one in enumerate(sessions) if step < one.steps]
             passes, labels = [], []
@@ -216,7 +224,7 @@ class CohortTrainer:
                 batch = torch.from_numpy(next(one.order))
                 with model.frozen(one.walk, one.done):
                     images = self.reader.batch(train, batch, one.prefix, one.done, {})
-                segment = Segment(len(batch), segments[number], one.masks)
+                segment = Segment(len(batch), segments[number], one.masks, scalings[number])
                 passes.append(ClientPass(images, cast("Sequence[int]", one.walk), segment))
                 labels.append(train.labels[batch].to(model.mean.device, non_blocking=True))
             losses = list(map(F.cross_entropy, cohort_logits(model, passes), labels))
@@ -226,48 +234,83 @@ class CohortTrainer:
                 one.step([next(gradients) for _ in one.leaves], loss.detach(), self.base)
             share = sum(min(1.0, (step + 1) / one.steps) for one in sessions)
             self.reader.listener.training(place + share, of)
-        return [one.update(task.client, task.allocation, self.round) for task, one in zip(tasks, sessions, strict=True)]
+        return [self._update(task, one) for task, one in zip(tasks, sessions, strict=True)]
+
+    def _tensors(self, task: LocalTask, session: LocalSession) -> AdapterState:
+        """Return a client's own tensors: those that it trains and, if its rank is smaller, its other factors."""
+        trained = dict(zip(session.names, session.leaves, strict=True))
+        if task.allocation.rank is None:
+            return trained
+        return {name: one for name, one in self._start(task).items() if rank_dim(name) is not None} | trained
 
     def _fit_one(self, task: LocalTask, parameters: dict[str, Tensor], place: int, of: int) -> ClientUpdate:
+        with holding(self.model, task.allocation.rank, self._scaling(task)) as factors:
+            return self._fit_alone(task, {**parameters, **factors}, place, of)
+
+    def _fit_alone(self, task: LocalTask, parameters: dict[str, Tensor], place: int, of: int) -> ClientUpdate:
         model = self.model
-        copy_into(parameters, task.start)
-        session, train = self._session(task, parameters, parameters), task.client.train
+        copy_into(parameters, self._start(task))
+        session = self._session(task, parameters, parameters)
         devices = [model.mean.device] if model.mean.is_cuda else []
         masks, frozen = model.session.drawing(session.masks), model.frozen(session.walk, session.done)
         # Dropout outside of LoRA uses torch's global generator, which is restored afterwards.
         with torch.random.fork_rng(devices=devices), masks, frozen:
             torch.manual_seed(session.dropout)
             for step, batch in enumerate(map(torch.from_numpy, session.order)):
-                images = self.reader.batch(train, batch, session.prefix, session.done, task.side_inputs)
-                labels = train.labels[batch].to(model.mean.device, non_blocking=True)
-                loss = task.objective(model, images, labels, task.walk(step / session.steps))
-                gradients = torch.autograd.grad(loss, session.leaves)
-                session.step(list(gradients), loss.detach(), self.base)
+                self._step(session, task, batch, step / session.steps)
                 self.reader.listener.training(place + (step + 1) / session.steps, of)
-        return session.update(task.client, task.allocation, self.round)
+        return self._update(task, session)
+
+    def _scaling(self, task: LocalTask) -> float | None:
+        """Return the scaling of a client with a smaller rank; None for that of the model."""
+        rank = task.allocation.rank
+        return None if rank is None or self.lora is None else self.lora.scaling_of(rank)
+
+    def _factor(self, task: LocalTask) -> float:
+        """Return s / s_r, by which a client of rank r multiplies the server's factors B, to have the same function."""
+        scaling = self._scaling(task)
+        return 1.0 if self.lora is None or scaling is None else self.lora.effective_scaling / scaling
+
+    def _start(self, task: LocalTask) -> AdapterState:
+        return cut(task.start, task.allocation.rank, self._factor(task))
+
+    def _update(self, task: LocalTask, session: LocalSession) -> ClientUpdate:
+        update, factor = session.update(task.client, task.allocation, self.round), self._factor(task)
+        return update if factor == 1 else replace(update, adapter=rescaled(update.adapter, 1 / factor))
+
+    def _step(self, session: LocalSession, task: LocalTask, batch: Tensor, over: float) -> None:
+        """Run one step of a client that trains alone, on the images at the indices `batch` (k,).
+
+        `over` is the session's progress in [0, 1).
+        """
+        train = task.client.train
+        images = self.reader.batch(train, batch, session.prefix, session.done, task.side_inputs)
+        labels = train.labels[batch].to(self.model.mean.device, non_blocking=True)
+        loss = task.objective(self.model, images, labels, task.walk(over))
+        session.step(list(torch.autograd.grad(loss, session.leaves)), loss.detach(), self.base)
 
     def _session(self, task: LocalTask, parameters: Mapping[str, Tensor], leaves: Mapping[str, Tensor]) -> LocalSession:
         """Return the state with which a task begins; tensors that are not in `leaves` are copied from its start."""
         client, moved = task.client, task.moved(parameters)
         steps = self.local.steps_for(len(client.train), self.fewest)
-        names = [name for name in moved if not is_statistic(name)]
-        own = [leaves[name] if name in leaves else task.start[name].clone().requires_grad_() for name in names]
+        names, start = [name for name in moved if not is_statistic(name)], self._start(task)
+        own = [leaves[name] if name in leaves else start[name].clone().requires_grad_() for name in names]
         key: list[int | str] = [self.round, client.id, *([task.session] if task.session else [])]
-        walk, remembered = task.walk(0.0), self.memory.get(client.id, {})
+        walk, known = task.walk(0.0), cut(self.memory.get(client.id, {}), task.allocation.rank)
         done = self.model.frozen_steps(walk, names) if task.walk_at is None else 0
         return LocalSession(
             names=names,
             leaves=own,
             optimizer=self.optimizer.over([leaf.data for leaf in own]),
-            start=[task.start[name] for name in names],
-            memory=[remembered.get(name) for name in names],
+            start=[start[name] for name in names],
+            memory=[known.get(name) for name in names],
             statistics={name: parameters[name] for name in moved if is_statistic(name)},
             steps=steps,
             order=batches(len(client.train), self.local.batch_size, steps, stream(self.seed, "batches", *key)),
             dropout=derived_seed(self.seed, "dropout", *key),
             walk=walk,
             done=done,
-            prefix=self.reader.prefix(walk, done, task.start) if done else None,
+            prefix=self.reader.prefix(walk, done, start) if done else None,
             total=torch.zeros((), device=self.model.mean.device),
         )
 

@@ -38,6 +38,7 @@ SCRIPTS = {
     "shared_variances.py": "--repetitions 10",
     "simultaneous.py": "--repetitions 10",
     "thousand_trials.py": "--trials 3 --rounds 1",
+    "bytes": "--methods fedra",
     "cache": "--only LFFT --trials 2 --rounds 1",
     "counted": "",
     "engine": "--cohorts 2 --rounds 1 --turns 1",

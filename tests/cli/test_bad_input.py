@@ -69,7 +69,7 @@ def test_the_error_for_an_unknown_name_suggests_similar_names(refused: Refused, 
     ("override", "sentence"),
     [
         ("lora.rnk=4", "`lora.rnk` is not a hyperparameter of this run; did you mean `lora.rank` or `lora` or "
-         "`lora.scaling`?"),
+         "`lora.rank_scaling`?"),
         ("rank=4", "`rank` is not a hyperparameter of this run; did you mean `lora.rank`?"),
         ("zzz.zzz=4", "`zzz.zzz` is not a hyperparameter of this run."),
         ("lora.rank=0", "`lora.rank` must be greater than 0, but it is 0."),
@@ -87,8 +87,8 @@ def test_the_error_for_an_unknown_name_suggests_similar_names(refused: Refused, 
         ("federation.depths=[12, 10, 8, 6, 4, 0]", "`federation.depths` must contain numbers from 1 to 12, the "
          "number of blocks of digits_vit, but one is 0."),
         ("method=fedrs", "`method.name` must be one of fedra, all_large, all_small, inclusivefl, depthfl, fedbrick, "
-         "fedms, ft, lfft, promptfl, fedag, fedclip, fedot, zero_shot, but it is `fedrs`; did you mean "
-         "`fedra` or `fedms` or `fedbrick`?"),
+         "fedms, ft, lfft, promptfl, fedag, fedclip, fedot, zero_shot, hetlora, flexlora, raflora, flora, fedex_lora, "
+         "rolora, fedsa_lora, but it is `fedrs`; did you mean `fedra` or `fedms` or `fedbrick`?"),
     ],
 )  # fmt: skip
 def test_run_and_tune_reject_an_invalid_override(refused: Refused, override, sentence):
@@ -193,14 +193,16 @@ def test_a_sampled_search_needs_one_seed_and_at_least_one_sample(refused: Refuse
     ("change", "sentence"),
     [
         (("  rank: 8", "  rnk: 8"), "`lora.rnk` is not a hyperparameter of this run; did you mean `lora.rank` or "
-         "`lora` or `lora.scaling`?"),
+         "`lora` or `lora.rank_scaling`?"),
         (("federation:", "federaton:"),
-         "`federaton` is not a hyperparameter of this run; did you mean `federation` or `federation.rounds` or "
-         "`federation.depths`?"),
+         "`federaton` is not a hyperparameter of this run; did you mean `federation` or `federation.fit` or "
+         "`federation.ranks`?"),
         (("missing_layers:", "mising_layers:"), "`method.mising_layers` is not a hyperparameter of this run; did you "
          "mean `method.missing_layers` or `method.name`?"),
         (("seed: 0", "lr: 0.1"), "`lr` is not a hyperparameter of this run; did you mean `lora`?"),
-        (("  depths: [12, 10, 8, 6, 4, 3]", "  # "), "`federation.depths` is missing."),
+        (("name: digits_vit", "name: clip"), "`backbone.model` is missing."),
+        (("  depths: [12, 10, 8, 6, 4, 3]", "  # "),
+         "exactly one of `federation.depths` and `federation.capacity` must be given, but neither is."),
         (("  name: fedra ", "  title: fedra "), "`method` must have a `name`."),
         (("  rank: 8", "  rank: 0"), "`lora.rank` must be greater than 0, but it is 0."),
         (("  rank: 8", "  rank: 65"),
@@ -284,7 +286,7 @@ RANKS = "{grid: [1, 4, 8, 16]}"
         (("  lora.rank: {grid", "  seed: {grid"),
          ": `seed` must not be a hyperparameter of the search space; list the seeds in `seeds`."),
         (("  lora.scaling: 1.0", "  lora.scale: 1.0"), ": `lora.scale` is not a hyperparameter of this run; did you "
-         "mean `lora.scaling` or `lora.alpha` or `local`?"),
+         "mean `lora.scaling` or `lora.alpha` or `lora.rank_scaling`?"),
         (("  lora.scaling: 1.0", "  lora.rank: 8"), ": `lora.rank` is varied by the search space and cannot also "
          "be in `fixed`."),
         (("experiment: fedra_digits", "experiment: fedra_digit"),
@@ -353,7 +355,8 @@ def test_a_search_space_without_search_scheduler_and_resources_is_the_same_sweep
 def test_a_misspelt_hyperparameter_of_the_space_is_rejected(refused: Refused):
     write("search_spaces", "mine", GRID, ("  lora.rank: {grid", "  lora.rnk: {grid"), ("baseline: {lora.rank: 8}", ""))
     assert without_place(refused("tune", "mine")) == (
-        "`lora.rnk` is not a hyperparameter of this run; did you mean `lora.rank` or `lora.scaling` or `lora.dropout`?"
+        "`lora.rnk` is not a hyperparameter of this run; did you mean `lora.rank` or `lora.rank_scaling` or "
+        "`lora.scaling`?"
     )
 
 

@@ -65,7 +65,8 @@ def test_hyperparameters_are_those_of_the_experiment_or_of_the_experiment_of_the
 
 def test_a_single_name_is_not_followed_by_a_space(complete):
     """A shell appends a space to the only completion, but not to the common beginning of several completions."""
-    assert complete("run", "fedra_digits", "lora.ra") == ["lora.rank=", "lora.rank=8"]
+    assert complete("run", "fedra_digits", "lora.ra") == ["lora.rank=", "lora.rank_scaling="]
+    assert complete("run", "fedra_digits", "lora.dr") == ["lora.dropout=", "lora.dropout=0.0"]
     assert complete("run", "fedra_digits", "lora.pat") == [
         "lora.patch_embed=",
         "lora.patch_embed=true",

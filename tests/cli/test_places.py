@@ -101,7 +101,8 @@ def test_the_place_in_a_search_space_is_that_of_the_wrong_name_or_value():
         ("  rank: 8", "  rank: 65", "65"),  # a value that breaks a rule of several hyperparameters
         ("name: fedra ", "name: fedrra ", "fedrra"),  # an unknown kind
         ("name: fedra ", "title: fedra ", "method:"),  # a mapping without a kind
-        ("  depths: [12, 10, 8, 6, 4, 3]", "", "federation:"),  # a missing name: the mapping that lacks it
+        ("name: digits_vit", "name: clip", "backbone:"),  # a missing name: the mapping that lacks it
+        ("  depths: [12, 10, 8, 6, 4, 3]", "", "null                  # instead"),  # a rule of two hyperparameters
         ("[12, 10, 8, 6, 4, 3]", "[12, 10, 8, a, 4, 3]", "a, 4"),  # an item of a list
         ("[12, 10, 8, 6, 4, 3]", "[12, 10, 8, 13, 4, 3]", "13, 4"),  # an item that breaks a rule
         ("[12, 10, 8, 6, 4, 3]", "[12, 10]", "[12, 10]"),  # a list that breaks a rule

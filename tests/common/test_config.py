@@ -19,7 +19,7 @@ REFUSALS = parse_yaml((Path(__file__).parents[1] / "golden" / "refusals.yaml").r
 
 
 def test_the_table_of_error_messages_is_read():
-    assert len(REFUSALS) == 100
+    assert len(REFUSALS) == 120
 
 
 @pytest.mark.parametrize("refused", REFUSALS, ids=lambda refused: " ".join(refused["overrides"]))
@@ -49,13 +49,13 @@ def test_the_error_names_a_missing_hyperparameter(experiment):
     del data["optimizer"]
     with pytest.raises(UserError, match=r"^runs.yaml: `optimizer` is missing\.$"):
         RunConfig.of(data, "runs.yaml")
-    del data["federation"]["depths"]
+    data["data"] = {"name": "prepared", "set": "pacs"}
     data["optimizer"] = {}
     with pytest.raises(UserError) as refusal:
         RunConfig.of(data, "runs.yaml")
     assert str(refusal.value).splitlines() == [
         "runs.yaml has 2 mistakes:",
-        "- `federation.depths` is missing.",
+        "- `data.domains` is missing.",
         "- `optimizer` must have a `name`.",
     ]
 
@@ -69,12 +69,11 @@ def test_a_misspelt_required_name_is_reported_as_unknown(experiment):
 
 def test_a_missing_name_is_reported_beside_an_unknown_name_that_is_not_similar(experiment):
     data = experiment.model_dump(mode="json")
-    del data["federation"]["depths"]
-    data["federation"] |= {"zzz": 1}
-    data["lora"] |= {"depth": 1}
+    data["data"] = {"name": "prepared", "set": "pacs", "zzz": 1}
+    data["lora"] |= {"domain": 1}
     with pytest.raises(UserError) as refusal:
         RunConfig.of(data, "runs.yaml")
-    assert "- `federation.depths` is missing." in str(refusal.value).splitlines()
+    assert "- `data.domains` is missing." in str(refusal.value).splitlines()
 
 
 def test_an_invalid_value_is_reported_before_an_unknown_name(experiment):
@@ -170,7 +169,7 @@ def test_flat_maps_every_dotted_name_to_its_value(experiment):
     assert values["federation.clients_per_round"] is None
     assert values["method.name"] == "fedra"
     assert values["optimizer.weight_decay"] == 1e-5
-    assert len(values) == 47
+    assert len(values) == 53
     assert json.loads(json.dumps(values)) == values
 
 

@@ -67,7 +67,7 @@ def test_a_configuration_contains_the_plugins_hyperparameters_and_near_names(wit
     assert config.override({"method.strength": 0.75}, "mine").method.strength == 0.75
     for change, said in {
         "method.strenth": "mine: `method.strenth` is not a hyperparameter of this run; did you mean `method.strength`",
-        "method": r"mine: `method.name` must be one of .*, zero_shot, odd, but it is `odds`; did you mean `odd`\?",
+        "method": r"mine: `method.name` must be one of .*, fedsa_lora, odd, but it is `odds`; did you mean `odd`\?",
     }.items():
         with pytest.raises(UserError, match=said):
             config.override({change: "odds"}, "mine")

@@ -1,6 +1,7 @@
 """Every capability is used, and no method overrides a function of a capability that it does not inherit."""
 
 import inspect
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -8,14 +9,16 @@ import pytest
 
 import fedsweep
 from fedsweep.methods import ALL, FederatedMethod
-from fedsweep.methods.capabilities import Capability
+from fedsweep.methods.capabilities import Capability, LoraRule, UnequalRanks
 from fedsweep.methods.fedbrick.method import DepthMethod, FedBRICK
 
 PACKAGE = Path(fedsweep.__file__).parent
+MARKERS = (LoraRule, UnequalRanks)
+"""Capabilities that declare properties of a method, and have no functions to override."""
 CAPABILITIES = [
     one
     for one in vars(inspect.getmodule(Capability)).values()
-    if inspect.isclass(one) and issubclass(one, Capability) and one is not Capability
+    if inspect.isclass(one) and issubclass(one, Capability) and one not in (Capability, *MARKERS)
     if not issubclass(one, FederatedMethod)  # without base classes of methods
 ]
 
@@ -26,6 +29,9 @@ def verbs(capability: type[Capability]) -> set[str]:
 
 def test_all_capabilities_are_found():
     assert len(CAPABILITIES) == 11
+    for marker in MARKERS:
+        assert any(issubclass(method, marker) for method in ALL)
+        assert not any(callable(value) for name, value in vars(marker).items() if not name.startswith("_"))
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda one: one.__name__)
@@ -40,6 +46,14 @@ def test_a_capability_is_used_by_a_method_and_by_the_caller(capability):
     engine = [path for path in PACKAGE.rglob("*.py") if path.parts[len(PACKAGE.parts)] != "methods"]
     text = "".join(path.read_text() for path in [*engine, PACKAGE / "methods" / "capabilities.py"])
     assert f"{capability.__name__}.of_method(" in text
+
+
+@pytest.mark.parametrize("marker", MARKERS, ids=lambda one: one.__name__)
+def test_a_marker_is_used_by_a_method_and_by_the_engine(marker):
+    assert not any(callable(getattr(marker, verb)) for verb in verbs(marker))
+    assert any(issubclass(method, marker) for method in ALL)
+    engine = [path for path in PACKAGE.rglob("*.py") if path.parts[len(PACKAGE.parts)] != "methods"]
+    assert any(re.search(rf"isinstance\([^()]*, {marker.__name__}\)", path.read_text()) for path in engine)
 
 
 @pytest.mark.parametrize("method", ALL, ids=lambda one: one.__name__)

@@ -128,7 +128,7 @@ def test_an_exported_network_gives_the_same_logits(shaped: RunConfig, tmp_path: 
     check(tmp_path / "out", config, model, layers)
 
 
-@pytest.mark.parametrize("method", ["fedra", "ft"])
+@pytest.mark.parametrize("method", ["fedra", "ft", "flora"])
 def test_a_pinned_tag_replaces_the_weights_file(shaped: RunConfig, tmp_path: Path, offline: Path, method: str):
     backbone = {"name": "timm", "model": TAG, "pretrained": "timm", "img_size": 16, "patch_size": 4}
     config = shaped.override({"backbone": backbone, "method": method}, "test")
@@ -137,17 +137,27 @@ def test_a_pinned_tag_replaces_the_weights_file(shaped: RunConfig, tmp_path: Pat
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
     save_file(timm_network(config.backbone, 1000).state_dict(), snapshot / "model.safetensors")
-    model = build_model(config.backbone, config.lora if method == "fedra" else None, 10, 0, tuple("0123456789"))
+    model = build_model(config.backbone, None if method == "ft" else config.lora, 10, 0, tuple("0123456789"))
     if method == "ft":
         model.backbone.requires_grad_(True)
+    config.method.prepare(model, {3}, {"plain"}, 0)
     card = written(tmp_path / "out", config, drawn(model), tuple(range(model.num_layers)))
     assert (card.weights, card.backbone.fetched) == (f"timm:{TAG}", method == "fedra")
-    assert list(card.sha256) == [ADAPTER if method == "fedra" else WHOLE]
+    assert list(card.sha256) == {"fedra": [ADAPTER], "ft": [WHOLE], "flora": [ADAPTER, BACKBONE]}[method]
     check(tmp_path / "out", config, model, tuple(range(model.num_layers)))
+    for path in offline.rglob("*.safetensors"):
+        path.unlink()
+    if method == "flora":  # the changed backbone is in the folder, so timm's weights are not read
+        check(tmp_path / "out", config, model, tuple(range(model.num_layers)))
+        assert read(tmp_path / "out" / "adapter_config.json")["base_model_name_or_path"] is None
+        assert card.folded
+        words = (tmp_path / "out" / "README.md").read_text()
+        assert "contains a PEFT adapter, and the backbone with the changes that `flora` folded into it." in words
+        assert f"| backbone | timm {TAG}, weights timm:{TAG} with these changes |" in words
     if method == "fedra":
+        assert not card.folded
+        assert "contains a PEFT adapter for an unmodified backbone." in (tmp_path / "out" / "README.md").read_text()
         assert read(tmp_path / "out" / "adapter_config.json")["base_model_name_or_path"] == TAG
-        for path in offline.rglob("*.safetensors"):
-            path.unlink()
         with pytest.raises(UserError, match=f"timm's weights {TAG} are not in the cache"):
             load(tmp_path / "out")
 
@@ -173,13 +183,37 @@ def test_transformers_loads_an_exported_clip(shaped: RunConfig, tmp_path: Path, 
     check(tmp_path / "out", config, model, layers)
 
 
-def test_a_clip_of_the_hub_is_loaded_by_name_and_must_be_unchanged(
-    shaped: RunConfig, tmp_path: Path, random_clip: Path, offline: Path
-):
+def on_the_hub(offline: Path, random_clip: Path) -> Path:
+    """Copy a checkpoint to the cache of Hugging Face's hub as `some/clip`, and return the folder."""
     snapshot = offline / "models--some--clip" / "snapshots" / ("0" * 40)
     shutil.copytree(random_clip, snapshot)
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+    return snapshot
+
+
+def test_a_clip_of_the_hub_with_folded_changes_is_copied(
+    shaped: RunConfig, tmp_path: Path, random_clip: Path, offline: Path
+):
+    snapshot = on_the_hub(offline, random_clip)
+    changes = {"backbone": {"name": "clip", "model": "some/clip"}, "lora.position": "all", "method": "fedex_lora"}
+    config = shaped.override(changes, "test")
+    model = build_model(config.backbone, config.lora, 10, 0, tuple("0123456789"))
+    config.method.prepare(model, {3}, {"plain"}, 0)
+    generator = torch.Generator().manual_seed(1)
+    noise = {name: 0.05 * torch.randn(one.shape, generator=generator) for name, one in model.adapter().items()}
+    model.load_adapter({name: one + noise[name] for name, one in model.adapter().items()})
+    card = written(tmp_path / "out", config, model.eval(), tuple(range(12)))
+    assert (card.backbone.model, card.backbone.fetched) == (FOLDER, False)
+    assert list(card.sha256) == [ADAPTER, f"{FOLDER}/{WHOLE}"]
+    shutil.rmtree(snapshot)
+    check(tmp_path / "out", config, model, tuple(range(12)))
+
+
+def test_a_clip_of_the_hub_is_loaded_by_name_and_must_be_unchanged(
+    shaped: RunConfig, tmp_path: Path, random_clip: Path, offline: Path
+):
+    snapshot = on_the_hub(offline, random_clip)
     config = shaped.override({"backbone": {"name": "clip", "model": "some/clip"}, "lora.position": "mlp"}, "test")
     model = build_model(config.backbone, config.lora, 10, 0, tuple("0123456789"))
     card = written(tmp_path / "out", config, model, tuple(range(12)))

@@ -106,7 +106,9 @@ def counted(small, tmp_path):
     return replace(small, trainer=replace(small.trainer, reader=reader)), seen
 
 
-@pytest.mark.parametrize("change", [{"lora.rank": 2}, {"lora.position": "l1"}, {"method": "all_large"}, {}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"lora.rank": 2}, {"lora.position": "l1"}, {"method": "all_large"}, {"method": "flora"}, {}], ids=str
+)
 def test_arms_share_the_evaluation_of_the_untuned_model(federation, tmp_path, change):
     small, seen = counted(federation({}), tmp_path)
     first = small.evaluate(small.initial_state(), 0)

@@ -139,7 +139,7 @@ def test_values_that_a_run_derives_from_its_settings(tiny, changes, name, value)
 
 def test_the_settings_that_state_a_derived_value_exist(tiny):
     stated = {one for derived in DERIVED.values() for one in derived.stated_by}
-    assert len(stated) == 5
+    assert len(stated) == 6
     assert stated <= {*flat(tiny), "local.epochs"}
 
 

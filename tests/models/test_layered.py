@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedsweep.models import build_model
-from fedsweep.models.layered import draw_linears
+from fedsweep.models.initial_values import draw_linears
 from fedsweep.models.names import layer_of, names_within
 from fedsweep.testing.compare import copied, identical, memory
 

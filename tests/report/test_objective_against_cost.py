@@ -10,7 +10,8 @@ from fedsweep.report import write_report
 from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.figures import objective_against_cost
 from fedsweep.report.formats import data_frame
-from fedsweep.results.history import RoundRecord
+from fedsweep.report.table import AblationTable
+from fedsweep.results.history import SIMULATED, RoundRecord
 from fedsweep.results.pareto import Against
 from tests.report.helpers import tabulate
 
@@ -121,6 +122,41 @@ def test_bytes_are_not_drawn_if_they_add_no_information(manifest, fill, drawn, t
     many = fill().records
     for sweep in (manifest(against=SENT), manifest(metric="megabytes/sent", mode="min")):
         assert drawn(objective_against_cost.draw_bytes, sweep, summarise(sweep, many)) is None
+
+
+def timed(records, seconds):
+    """Return trials whose only round takes the given simulated seconds, by rank."""
+    found = []
+    for one in records:
+        first, last = one.history
+        now = {**last.metrics, SIMULATED: seconds[one.plan.arm["lora.rank"]]}
+        found.append(replace(one, history=[first, replace(last, metrics=now)]))
+    return found
+
+
+def test_the_simulated_time_is_drawn_in_hours_if_the_runs_have_devices(manifest, fill, drawn, tmp_path):
+    sweep, hours = manifest(baseline=None), {1: 0.5, 2: 1.0, 4: 2.0, 8: 1.5, 16: 3.0}
+    records = fill().records
+    assert drawn(objective_against_cost.draw_time, sweep, summarise(sweep, records)) is None
+    records = timed(records, {rank: 3600 * one for rank, one in hours.items()})
+    axes = drawn(objective_against_cost.draw_time, sweep, summarise(sweep, records)).axes[0]
+    assert axes.get_xlabel() == "Simulated time of the whole run (hours)"
+    assert {text.get_text(): text.xy[0] for text in axes.texts} == {f"rank {one}": hours[one] for one in hours}
+    written = write_report(sweep, records, tmp_path).figures
+    titles = {one.name: one.title for one in written}
+    assert titles["time"] == "Mean accuracy over domains against simulated time"
+    assert [*titles][:3] == ["curves", "bytes", "time"]
+
+
+def test_simulated_time_is_not_drawn_twice_or_if_it_is_equal(manifest, fill, drawn):
+    records, against = fill().records, Against(metric=SIMULATED, mode="min")
+    alike = timed(records, dict.fromkeys(ENDS, 60.0))
+    assert drawn(objective_against_cost.draw_time, manifest(), summarise(manifest(), alike)) is None
+    sweep, several = manifest(baseline=None, against=against), timed(records, {rank: 60.0 * rank for rank in ENDS})
+    assert drawn(objective_against_cost.draw_time, sweep, summarise(sweep, several)) is None
+    table = AblationTable(sweep, summarise(sweep, several))
+    assert marked(table) == {1, 2, 8}
+    assert "rank 8 (70.00%, 480.0 s)." in table.findings()[0]
 
 
 def test_bytes_are_not_drawn_if_arms_have_different_test_images(manifest, drawn, trials):

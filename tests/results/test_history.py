@@ -2,7 +2,14 @@
 
 import pytest
 
-from fedsweep.results.history import RoundRecord, mean_of_last, over_last_rounds, total_megabytes
+from fedsweep.results.history import (
+    SIMULATED,
+    RoundRecord,
+    mean_of_last,
+    over_last_rounds,
+    over_the_run,
+    total_megabytes,
+)
 
 
 def test_the_last_rounds_are_averaged_without_the_untuned_model():
@@ -15,6 +22,12 @@ def test_the_last_rounds_are_averaged_without_the_untuned_model():
 def test_megabytes_count_both_directions_of_every_round():
     rounds = [RoundRecord(round, {"bytes/up": 1e6 * round, "bytes/down": 5e5}, 0.0) for round in (1, 2)]
     assert total_megabytes([RoundRecord(0, {"accuracy/mean": 0.1}, 0.0), *rounds]) == pytest.approx(1 + 2 + 0.5 + 0.5)
+
+
+def test_the_simulated_time_of_a_run_is_the_sum_over_its_rounds():
+    rounds = [RoundRecord(round, {SIMULATED: float(round)} if round else {}, 0.0) for round in range(4)]
+    assert over_the_run(rounds, SIMULATED) == 6
+    assert over_the_run(rounds[:1], SIMULATED) is over_the_run([], SIMULATED) is None
 
 
 def test_the_mean_over_the_last_rounds_counts_evaluated_rounds_and_validation_images():

@@ -1,6 +1,7 @@
 """The columns of a table, compared with loops over rounds, and the errors for invalid columns."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -15,9 +16,9 @@ from fedsweep.training.evaluation import client_metric_names, metric_names
 ROUNDS = [
     RoundRecord(0, {"accuracy/mean": 0.2, "loss/test": 2.0}, 1.0, memory=500_000_000),
     RoundRecord(1, {"accuracy/mean": 0.5, "loss/test": 1.0, "bytes/up": 1e6, "bytes/down": 3e6,
-                    "parameters/trained": 10.0}, 4.0, memory=700_000_000),
+                    "parameters/trained": 10.0, "simulated/seconds": 3600.0}, 4.0, memory=700_000_000),
     RoundRecord(2, {"accuracy/mean": 0.4, "loss/test": math.nan, "bytes/up": 2e6, "bytes/down": 3e6,
-                    "parameters/trained": 30.0}, 6.0, memory=600_000_000),
+                    "parameters/trained": 30.0, "simulated/seconds": 1800.0}, 6.0, memory=600_000_000),
 ]  # fmt: skip
 
 
@@ -36,11 +37,19 @@ def value(name: str, *attempts: Attempt, metric: str = "accuracy/mean", mode: st
         ("mean_over_domains", 0.4), ("megabytes", 9.0), ("megabytes_up", 3.0), ("megabytes_down", 6.0),
         ("parameters_trained", 20.0), ("seconds", 11.0), ("peak_memory", 700.0), ("gpu_seconds", None),
         ("gpu_memory", None), ("worst_domain", None), ("loss/test", None), ("accuracy/mean", 0.4),
-        ("rounds_to=0.3", 1), ("rounds_to=0.2", 0), ("rounds_to=0.51", None),
+        ("rounds_to=0.3", 1), ("rounds_to=0.2", 0), ("rounds_to=0.51", None), ("simulated_hours", 1.5),
+        ("simulated_hours_to=0.3", 1.0), ("simulated_hours_to=0.2", 0.0), ("simulated_hours_to=0.51", None),
     ],
 )  # fmt: skip
 def test_each_column_equals_a_calculation_by_hand(name, expected):
     assert value(name) == expected
+
+
+def test_without_devices_there_is_no_simulated_time():
+    history = [replace(one, metrics={"accuracy/mean": one.metrics["accuracy/mean"]}) for one in ROUNDS]
+    record = replace(trial(), history=history)
+    for name in ("simulated_hours", "simulated_hours_to=0.2", "simulated_hours_to=0.3"):
+        assert column(name, "accuracy/mean", "max").of(record) is None
 
 
 def test_a_target_for_a_loss_is_reached_from_above():
@@ -60,17 +69,19 @@ def test_rounds_that_no_attempt_reported_count_for_the_last_attempt():
 
 
 def test_all_columns_have_different_headings():
-    assert len(COLUMNS) == 16
+    assert len(COLUMNS) == 17
     assert len({one.heading for one in COLUMNS.values()}) == len(COLUMNS)
 
 
 def test_each_column_is_accepted_by_its_heading():
-    names = [*COLUMNS, "rounds_to=0.7", "rounds_to=0.123", "loss/test"]
+    names = [*COLUMNS, "rounds_to=0.7", "rounds_to=0.123", "simulated_hours_to=0.7", "loss/test"]
     for name in names:
         found = column(column(name, "accuracy/mean", "max").heading, "accuracy/mean", "max")
         assert found.name == name
         check_columns([found.heading], ["loss/test"], "accuracy/mean", "`columns`")
-    assert len(names) == 19
+    assert len(names) == 21
+    assert column("simulated_hours_to=0.7", "accuracy/mean", "max").heading == "simulated hours to 70%"
+    check_columns(["rounds_to=0.7", "simulated_hours_to=0.7"], [], "accuracy/mean", "`columns`")
     assert requested(["mean", "worst domain", "n"]) == ["worst_domain"]
 
 
@@ -106,6 +117,8 @@ def test_a_short_name_of_a_hyperparameter_does_not_hide_a_column():
         (["seconds", "seconds"], "lists `seconds` twice."),
         (["rounds_to="], "needs a number after `rounds_to=`, as in `rounds_to=0.7`, but it contains `rounds_to=`."),
         (["rounds_to=nan"], "needs a number"),
+        (["simulated_hours_to=x"], "needs a number after `simulated_hours_to=`, as in `simulated_hours_to=0.7`"),
+        (["simulated_hours_to=0.5", "simulated hours to 50%"], "lists `simulated hours to 50%` twice."),
         (
             ["rounds_to=70"],
             "needs a share from 0 to 1 after `rounds_to=`, because the objective is accuracy/mean, but it contains",

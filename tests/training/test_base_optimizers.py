@@ -65,6 +65,62 @@ def test_feddyn_is_the_papers_algorithm_for_any_cohorts_and_weights(seed, alpha)
     np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+FACTORS = ("layer.lora_A.default.weight", "layer.lora_B.default.weight")
+
+
+def factors_of(x: np.ndarray, full: int, rank: int) -> dict[str, torch.Tensor]:
+    """Return A (rank, 3) and B (2, rank), whose values at the full rank are the first and the other values of `x`."""
+    a, b = torch.tensor(x[: 3 * full]).view(full, 3), torch.tensor(x[3 * full :]).view(2, full)
+    return dict(zip(FACTORS, (a[:rank], b[:, :rank]), strict=True))
+
+
+def parts(tensors: dict[str, torch.Tensor], rank: int) -> list[torch.Tensor | None]:
+    """Return the first `rank` rows of A and the first `rank` columns of B."""
+    return [one[:, :rank] if "lora_B" in name else one[:rank] for name, one in tensors.items()]
+
+
+@given(st.integers(0, 2**31), st.sampled_from([0.05, 1.0]))
+def test_feddyn_with_unequal_ranks_corrects_the_rows_and_columns_that_the_cohort_holds(seed, alpha):
+    rng = np.random.default_rng(seed)
+    full, ranks, sizes = 4, [2, 4, 1, 2], rng.integers(1, 50, size=4).tolist()
+    centres, curvatures = rng.normal(size=(4, 5 * full)), rng.uniform(0.5, 2.0, size=(4, 5 * full))
+    cohorts = [sorted(rng.choice(4, size=rng.integers(1, 5), replace=False).tolist()) for _ in range(6)]
+    start, base, shares = (
+        rng.normal(size=5 * full),
+        FedDyn(alpha=alpha),
+        {str(k): sizes[k] / sum(sizes) for k in range(4)},
+    )
+    state, ours = ServerState(factors_of(start, full, full), ()), []
+    for cohort in cohorts:
+        updates = []
+        for k in cohort:
+            given = [one[:, : ranks[k]] if "lora_B" in name else one[: ranks[k]] for name, one in state.adapter.items()]
+            known = state.client_memory.get(str(k), {})
+            memory = [
+                None
+                if name not in known
+                else known[name][:, : ranks[k]]
+                if "lora_B" in name
+                else known[name][: ranks[k]]
+                for name in FACTORS
+            ]
+            centre, curve = (list(factors_of(one[k], full, ranks[k]).values()) for one in (centres, curvatures))
+            x = [one.clone() for one in given]
+            for _ in range(5):
+                plain = [q * (one - c) for q, one, c in zip(curve, x, centre, strict=True)]
+                x = [one - 0.1 * g for one, g in zip(x, base.steer(plain, x, given, memory), strict=True)]
+            row = LayerAllocation((), (), rank=ranks[k])
+            updates.append(ClientUpdate(str(k), row, dict(zip(FACTORS, x, strict=True)), sizes[k], {}))
+        mean = layerwise_mean(state.adapter, updates, AggregationConfig())
+        state = base.conclude(state, replace(state, adapter=mean), updates, shares)
+        ours.append(np.concatenate([state.adapter[name].flatten().numpy() for name in FACTORS]))
+    held = np.stack(
+        [np.concatenate([np.repeat(np.arange(full) < r, 3), np.tile(np.arange(full) < r, 2)]) for r in ranks]
+    )
+    theirs = reference.feddyn(start, centres, curvatures, np.array([*shares.values()]), cohorts, alpha, 0.1, 5, held)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
 def test_feddyn_finds_the_optimum_of_all_where_fedavg_does_not():
     centres = np.array([[4.0], [-1.0], [0.0]])
     curvatures = np.array([[0.2], [1.0], [3.0]])

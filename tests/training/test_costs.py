@@ -53,8 +53,8 @@ def test_a_rounds_costs_are_sums_of_bytes_and_means_of_parameters(small):
         ClientUpdate(client, row, {name: adapter[name] for name in names_within(adapter, row.trained)}, 1, {})
         for client, row in rows.items()
     ]
-    received = {client: names_within(adapter, row.held) for client, row in rows.items()}
-    costs = round_costs(small.model, adapter, rows, received, updates)
+    received = [{name: adapter[name] for name in names_within(adapter, row.held)} for row in rows.values()]
+    costs = round_costs(small.model, rows, received, updates)
     assert list(costs) == COST_METRICS
     assert costs == {
         "bytes/down": 4.0 * (4 * LORA + 2 * HEAD),

@@ -16,7 +16,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.models.activation_cache import FrozenFunction, walk_key
 from fedsweep.models.clip.backbone import ClipBackbone, DigitsClip
 from fedsweep.models.clip.model import FeatureAdapter, LayeredClip
-from fedsweep.models.layered import draw_linears
+from fedsweep.models.initial_values import draw_linears
 from fedsweep.models.weight_cache import built
 
 ClipConfig = Annotated[DigitsClip | ClipBackbone, Field(discriminator="name")]

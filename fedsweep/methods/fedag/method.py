@@ -176,7 +176,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, DomainModels, SideInput
         state = of(state)
         tasks = [LocalTask(one, self._start(state, one.id), allocations[one.id], cross_entropy) for one in cohort]
         updates = [replace(update, local_copy=update.adapter) for update in trainer.fit(tasks)]
-        if not self.quality:
+        if not self.quality or trainer.counts_only:
             return updates
         scored = []
         for client, update in zip(cohort, updates, strict=True):

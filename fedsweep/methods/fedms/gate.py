@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.methods.fedms.trunk import TimmTrunk, TrunkConfig
-from fedsweep.models.layered import Images, LayeredModel, Walk, draw_linears, standardize_
+from fedsweep.models.initial_values import draw_linears
+from fedsweep.models.layered import Images, LayeredModel, Walk, standardize_
 from fedsweep.models.weight_cache import built
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.types import AdapterState, Batch, ClientUpdate

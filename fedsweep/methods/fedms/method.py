@@ -173,6 +173,10 @@ class FedMS(
         second = {"stage 2": replace(of(state), stage=2, active=everywhere)} if rounds > self.global_rounds else {}
         return first | second
 
+    def stage_of(self, state: ServerState) -> str:
+        """Return `stage 1` or `stage 2`."""
+        return f"stage {of(state).stage}"
+
     def client_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
         """Return the tensors of a client's model: the gate and the client's local expert.
 

@@ -209,8 +209,10 @@ class LocalStage:
         for one in cohort:
             start, own_inputs = adapter_of(self.method, state, one.id), inputs[f"train/{one.id}"]
             tasks.append(LocalTask(one, start, allocations[one.id], self.objective, side_inputs=own_inputs))
-        steered = []
-        for client, update in zip(cohort, trainer.fit(tasks), strict=True):
+        fitted, steered = trainer.fit(tasks), []
+        if trainer.counts_only:
+            return fitted
+        for client, update in zip(cohort, fitted, strict=True):
             gate, expert = (
                 {name: tensor for name, tensor in update.adapter.items() if name.startswith(GATE) == of_gate}
                 for of_gate in (True, False)

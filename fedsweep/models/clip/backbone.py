@@ -14,7 +14,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import readable
 from fedsweep.models.base import Backbone, Outline, Recipe, check_walk
 from fedsweep.models.checkpoint_folder import PREPROCESSOR, digest, find, is_folder
-from fedsweep.models.clip.model import LayeredClip, Towers
+from fedsweep.models.clip.model import LayeredClip, Tokenize, Towers
 from fedsweep.models.clip.weights import Tokenizer, config_of, load, normalisation
 
 SHIPPED = Path(__file__).parents[1] / "weights"
@@ -87,14 +87,19 @@ class _Clip(Backbone):
         """Return the text prompt of each class, in the order of `class_names`."""
         return [self.prompt.format(readable(name)) for name in class_names]
 
-    def outlined(self, num_classes: int) -> LayeredClip:
-        """Return the model on torch's meta device, where tensors have shapes but no values."""
+    def outlined(self, num_classes: int, class_names: Sequence[str] | None = None) -> LayeredClip:
+        """Return the model on torch's meta device, where tensors have shapes but no values.
+
+        With `class_names`, the prompts have the same number of tokens as those of `build`, and the checkpoint must be
+        present. Without names, every prompt has two tokens.
+        """
         from transformers import CLIPModel
 
-        names = list(map(str, range(num_classes)))
+        names = class_names or list(map(str, range(num_classes)))
+        tokenize = _no_tokens if class_names is None else _meta_tokens(Tokenizer(find(self._model)))
         with torch.device("meta"):
             towers = Towers(CLIPModel(config_of(self._model)))
-            return LayeredClip(towers, [0.5] * 3, [0.5] * 3, _no_tokens, self.prompt, names)
+            return LayeredClip(towers, [0.5] * 3, [0.5] * 3, tokenize, self.prompt, names)
 
 
 class ClipBackbone(_Clip):
@@ -143,6 +148,17 @@ def _outline(model: str) -> Outline:
         image_size=vision.image_size,
         largest_rank=dict.fromkeys(LayeredClip.positions(), min(vision.hidden_size, text.hidden_size)),
     )
+
+
+def _meta_tokens(tokenizer: Tokenizer) -> Tokenize:
+    """Return a tokenizer whose tensors have the shapes of those of `tokenizer`, but no values."""
+
+    def tokenize(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        with torch.device("cpu"):
+            tokens, ends = tokenizer(texts)
+        return tokens.to("meta"), ends.to("meta")
+
+    return tokenize
 
 
 def _no_tokens(texts: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,8 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed
 from fedsweep.common.yaml_values import readable
 from fedsweep.models.clip.weights import in_clip_model
-from fedsweep.models.layered import Images, LayeredModel, Walk, draw_linears
+from fedsweep.models.initial_values import draw_linears
+from fedsweep.models.layered import Images, LayeredModel, Walk
 from fedsweep.models.names import layer_of
 from fedsweep.types import AdapterState
 

@@ -157,8 +157,11 @@ class TimmBackbone(Backbone):
             check_walk(model, model.backbone, self.image_size, self.model, "timm's forward pass")
         return model
 
-    def outlined(self, num_classes: int) -> LayeredModel:
-        """Return the model on torch's meta device, where tensors have shapes but no values."""
+    def outlined(self, num_classes: int, class_names: Sequence[str] | None = None) -> LayeredModel:
+        """Return the model on torch's meta device, where tensors have shapes but no values.
+
+        `class_names` has no effect, because no shape depends on the names.
+        """
         with torch.device("meta"):
             backbone = self._architecture.build()
             backbone.reset_classifier(num_classes)  # type: ignore[operator]

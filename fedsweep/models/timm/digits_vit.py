@@ -56,8 +56,11 @@ class DigitsViT(Backbone):
         _check_classes(num_classes)
         self.fingerprint()
 
-    def outlined(self, num_classes: int) -> LayeredViT:
-        """Return the model on torch's meta device, where tensors have shapes but no values."""
+    def outlined(self, num_classes: int, class_names: Sequence[str] | None = None) -> LayeredViT:
+        """Return the model on torch's meta device, where tensors have shapes but no values.
+
+        `class_names` has no effect, because no shape depends on the names.
+        """
         with torch.device("meta"):
             backbone = self.architecture()
             backbone.reset_classifier(num_classes)

@@ -33,6 +33,7 @@ def write_figures(table: AblationTable, trials: Sequence[TrialRecord], folder: P
             "curves": curves.draw(manifest, arms),
             "front": objective_against_cost.draw_front(manifest, arms),
             "bytes": objective_against_cost.draw_bytes(manifest, arms),
+            "time": objective_against_cost.draw_time(manifest, arms),
             "domains": by_domain.draw_dots(manifest, arms_on_test(manifest, arms)),
             "heatmap": by_domain.draw_grid(manifest, arms_on_test(manifest, arms)),
             "importance": importance.draw(table.effects),

@@ -1,4 +1,4 @@
-"""Figures of the objective against a second objective or against the megabytes sent, with one point per arm."""
+"""Figures of the objective against a second objective, the megabytes sent or the simulated time; one point per arm."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from fedsweep.report.figures.canvas import COLOURS, GREY, Drawing, Spread, sprea
 from fedsweep.report.figures.point_labels import label_points
 from fedsweep.report.units_and_labels import title
 from fedsweep.results import SweepManifest
-from fedsweep.results.history import ACCUMULATED, over_the_run
+from fedsweep.results.history import ACCUMULATED, SIMULATED, over_the_run
 from fedsweep.results.pareto import Against, pareto_efficient
 from fedsweep.results.tsne_files import INK
 
@@ -22,9 +22,13 @@ COSTS = {
     "bytes/up": ("Sent by clients in the whole run (bytes)", "bytes sent by clients"),
     "bytes/down": ("Sent to clients in the whole run (bytes)", "bytes sent to clients"),
     "seconds/round": ("Time of all rounds (s)", "time"),
+    SIMULATED: ("Simulated time of the whole run (hours)", "simulated time"),
 }
 """The axis title and the name in a heading, for metrics that accumulate over rounds."""
 SENT = Against(metric="megabytes/sent", mode="min")
+TIME = Against(metric=SIMULATED, mode="min")
+UNITS = {SIMULATED: 3600}
+"""The number by which the values of a metric are divided in these figures; 1 for all other metrics."""
 ALIKE = 1e-9  # all costs count as equal if their relative spread is below this
 READING = (
     "Points are means over the finished seeds. An arm is efficient if no other arm is at least as good in both means "
@@ -64,13 +68,25 @@ def draw_bytes(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawin
     The figure is not informative if `draw_front` draws the same figure, if all arms send the same amount, if the
     objective is itself a cost such as bytes or seconds, or if the arms are tested on different images.
     """
+    return _draw_cost(manifest, arms, SENT)
+
+
+def draw_time(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
+    """Draw the objective against the simulated hours of the run.
+
+    Return None if the runs have no devices, or if the figure would not be informative, as for `draw_bytes`.
+    """
+    return _draw_cost(manifest, arms, TIME)
+
+
+def _draw_cost(manifest: SweepManifest, arms: Sequence[ArmStatistics], cost: Against) -> Drawing | None:
     finished = [one for one in arms if one.n]
-    sent = [point.x[1] for point in _points(manifest, finished, SENT)]
-    alike = not sent or max(sent) - min(sent) <= ALIKE * max(sent)
-    seen = manifest.against == SENT or manifest.metric in ACCUMULATED
+    costs = [point.x[1] for point in _points(manifest, finished, cost)]
+    alike = not costs or max(costs) - min(costs) <= ALIKE * max(costs)
+    seen = manifest.against == cost or manifest.metric in ACCUMULATED
     if alike or seen or not same_images(manifest.metric, finished):
         return None
-    return _draw(manifest, finished, SENT)
+    return _draw(manifest, finished, cost)
 
 
 def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> list[Point]:
@@ -79,7 +95,7 @@ def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Aga
     An arm is left out if the cost of one of its finished seeds is missing, because its mean cost and its mean objective
     would then cover different seeds.
     """
-    up, across = canvas.scale_of(manifest.metric), canvas.scale_of(against.metric)
+    up, across = canvas.scale_of(manifest.metric), canvas.scale_of(against.metric) / UNITS.get(against.metric, 1)
     found = []
     for one, label in zip(arms, canvas.labels(manifest, arms), strict=True):
         costs = [over_the_run(trial.history, against.metric) for trial in one.arm.finished(manifest.metric).values()]

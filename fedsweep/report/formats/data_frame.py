@@ -19,7 +19,7 @@ from fedsweep.report.tuned_arms import tuned_values
 from fedsweep.report.units_and_labels import IN_DOMAIN, OUT_OF_DOMAIN, settings
 from fedsweep.results.arms import IN_WORDS, arm_label
 from fedsweep.results.records import SYNTHETIC, TrialRecord
-from fedsweep.results.table_columns import BY_MEAN, SEEDS, TARGET
+from fedsweep.results.table_columns import BY_MEAN, SEEDS, TARGETS
 
 COUNTS = ("n_common", "seeds_of_verdict", "seeds_needed", "seeds_needed_low", "seeds_needed_high", "last_round")
 PREFIXES = dict(zip((IN_DOMAIN, OUT_OF_DOMAIN), BY_MEAN, strict=True))
@@ -123,7 +123,7 @@ def parquet(table: AblationTable) -> bytes:
 
 def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     values = {name: _cell(value) for name, value in one.arm.values.items()}
-    targets = [column for column in asked_columns(table.manifest) if column.name.startswith(TARGET)]
+    targets = [column for column in asked_columns(table.manifest) if column.name.startswith(TARGETS)]
     paper = table.manifest.reference
     value = printed(table.manifest, one, table.manifest.metric)
     furthest, reached = one.arm.reached(table.manifest.metric)

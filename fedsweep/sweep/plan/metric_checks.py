@@ -9,7 +9,15 @@ from fedsweep.common.config import flat
 from fedsweep.common.errors import near
 from fedsweep.results.arms import Arm, arm_label, identity
 from fedsweep.results.declared_comparisons import pairs_of
-from fedsweep.results.history import ACCUMULATED, LAST_ROUNDS, VALIDATION, on_test, on_validation, uses_test_images
+from fedsweep.results.history import (
+    ACCUMULATED,
+    LAST_ROUNDS,
+    SIMULATED,
+    VALIDATION,
+    on_test,
+    on_validation,
+    uses_test_images,
+)
 from fedsweep.results.table_columns import wrong_columns
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace
 from fedsweep.sweep.plan.space_checks import Findings, related
@@ -20,7 +28,10 @@ if TYPE_CHECKING:
     Reported = Callable[[RunConfig], Sequence[str]]
 
 OF_DOMAINS = ("accuracy/domain/", "accuracy/out_of_domain")  # prefixes of metrics that do not exist for other data
-DECIDE_METRICS = ("data", "evaluation", "method", "partition")
+DECIDE_METRICS = (
+    *("data", "devices", "evaluation", "method", "partition"),
+    *("federation.capacity", "federation.fit", "federation.ranks"),
+)
 """The parts of a configuration on which the names of a run's metrics depend."""
 Asked = tuple[str, str, Sequence[str]]
 
@@ -85,7 +96,9 @@ def _wrong_metrics(
     unknown = space.objective.metric is None and bool(request.mistakes)
     objectives: list[Asked] = [] if request.counted or unknown else [("objective.metric", space.goal.metric, ())]
     if against := space.goal.against:
-        objectives.append(("objective.against.metric", against.metric, ACCUMULATED))
+        objectives.append(
+            ("objective.against.metric", against.metric, [one for one in ACCUMULATED if one != SIMULATED])
+        )
     printed: list[Asked] = [
         ("reference", metric, ())
         for metric in (paper.metrics() if paper else ())

@@ -1,19 +1,23 @@
-"""Functions and classes that count the parameters and transmitted bytes of a run, using only tensor shapes."""
+"""Functions and classes that count the parameters of a run and the costs of its clients, using only tensor shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING
 
 from fedsweep.common.randomness import stream
+from fedsweep.federation.client_costs import ClientCosts, CostCounter, cost_counter
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.methods import Server
-from fedsweep.methods.capabilities import Messages, Stages
-from fedsweep.models import LayeredModel, add_lora, train_head_alone
+from fedsweep.methods.base import with_ranks
+from fedsweep.methods.capabilities import Messages
+from fedsweep.models.client_rank import cut
 from fedsweep.models.names import is_statistic, layer_of, names_within
 from fedsweep.training.costs import held_parameters, sizes_of, transmission_seconds
-from fedsweep.types import Client, LayerAllocation
+from fedsweep.types import Client
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ALL, BLOCK, LORA, HEAD, BRICK = (f"parameters/{part}" for part in ("all", "block", "lora_per_block", "head", "brick"))
 FROZEN, GATE, ADAPTER, MIXTURE = (f"parameters/{part}" for part in ("backbone", "gate", "gate_adapter", "mixture"))
@@ -37,6 +41,8 @@ class ClientCount:
     stage: str
     depth: int
     """Number of blocks that the client holds."""
+    rank: int | None
+    """Rank of the client's adapters; None for the full rank."""
     held: int
     """Number of values that the client holds, including its BRICKs (FedBRICK's modules in place of absent blocks)."""
     bricks: int
@@ -45,6 +51,8 @@ class ClientCount:
     """The trained parameters as a percentage of the backbone's parameters."""
     sent: int
     """Number of values that the client sends in one round, including running statistics of batch norms."""
+    costs: ClientCosts | None = None
+    """The bytes, FLOPs and memory of the client's training; None if they were not asked for."""
 
     @property
     def bytes_up(self) -> int:
@@ -67,14 +75,16 @@ class Counted:
     clients: tuple[ClientCount, ...]
 
 
-def count_parameters(config: RunConfig, classes: int) -> Counted:
+def count_parameters(config: RunConfig, classes: int, costs: bool = False) -> Counted:
     """Count the parameters of a run's model and of one client per depth (number of blocks).
 
     Args:
         config: The run.
         classes: Number of classes of the model's head.
+        costs: Whether to count the costs of the clients' training too, which takes up to a second per client.
     """
-    model = _outlined(config, classes)
+    counter = cost_counter(config, classes)
+    model = counter.model
     sizes = sizes_of(model)
 
     def under(prefix: str) -> int:
@@ -96,7 +106,7 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
         parameters |= {SERVER: server, TAUGHT: server - under("server.clip.")}
     if brick := next((name for name in sizes if name.startswith("bricks.")), None):
         parameters[BRICK] = under(f"{brick.rpartition('.')[0]}.")
-    clients = tuple(_clients(config, model, sizes, backbone))
+    clients = tuple(_clients(config, counter, backbone, costs))
     shares: dict[str, float] = {}
     for one in reversed(clients):  # so that the deepest client of each stage comes last
         suffix = STAGES[one.stage == "stage 2"]
@@ -105,49 +115,37 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
     return Counted(parameters, shares, clients)
 
 
-def _outlined(config: RunConfig, classes: int) -> LayeredModel:
-    """Return a run's model with its adapters and the method's modules, but without weights.
-
-    The tensors are on torch's meta device, so they have shapes but no values.
-    """
-    model = config.backbone.outlined(classes)
-    if config.method.needs.lora:
-        add_lora(model, config.lora, config.streams, config.aggregation.lora == "freeze_a")
-    else:
-        train_head_alone(model)
-    config.method.prepare(model, config.depths(), set(config.client_domains().values()), config.streams)
-    return model
-
-
-def _clients(config: RunConfig, model: LayeredModel, sizes: Mapping[str, int], backbone: int) -> Iterator[ClientCount]:
-    """Yield the counts of one client per depth, deepest first, for each stage of the method.
+def _clients(config: RunConfig, counter: CostCounter, backbone: int, costs: bool) -> Iterator[ClientCount]:
+    """Yield the counts of one client per depth and rank, deepest first, for each stage of the method.
 
     The depth of a client is the number of blocks that it holds.
     """
-    domains, capacities = config.client_domains(), config.capacities()
-    if config.federation.depths == "dynamic":
-        capacities = {f"{depth} blocks": depth for depth in config.depths()}
-        domains = dict.fromkeys(capacities, next(iter(domains.values())))
-    clients = [Client(one, domains[one], cast(Any, None), depth) for one, depth in capacities.items()]
-    server = Server(model.num_layers, config.aggregation, tuple(sorted(config.depths())))
-    movable = {name: tensor.numel() for name, tensor in model.movable().items()}
-    messages = Messages.of_method(config.method)
-    first = config.method.init(model, clients, server)
-    for stage, state in Stages.of_method(config.method).stage_states(first, config.federation.rounds).items():
-        rows = config.method.allocate(state, clients, server, stream(config.streams, "allocation", 1))
-        of_depth: dict[int, LayerAllocation] = {}
-        for client in sorted(clients, key=lambda one: -one.capacity):
-            of_depth.setdefault(len(rows[client.id].held), rows[client.id])
-        for depth, row in of_depth.items():
+    messages, clients = Messages.of_method(config.method), counter.clients
+    parameters = dict(counter.model.named_parameters())
+    for stage, state in counter.states.items():
+        rng = stream(config.streams, "allocation", 1)
+        rows = with_ranks(config.method.allocate(state, clients, counter.server, rng), clients)
+        of_size: dict[tuple[int, int | None], Client] = {}
+        for client in sorted(clients, key=lambda one: (-one.capacity, -(rows[one.id].rank or 0))):
+            of_size.setdefault((len(rows[client.id].held), rows[client.id].rank), client)
+        for (depth, rank), client in of_size.items():
+            row, movable, sizes = rows[client.id], _sizes(counter.model.movable(), rank), _sizes(parameters, rank)
             held = names_within(sizes, row.held, row.excluded_prefixes)
             trained_names = messages.trained_names(state, movable, row)
             trained = sum(movable[name] for name in trained_names if not is_statistic(name))
             yield ClientCount(
                 stage=stage,
                 depth=depth,
+                rank=rank,
                 held=sum(sizes[name] for name in held),
                 bricks=sum(sizes[name] for name in held if name.startswith("bricks.")),
                 trained=trained,
                 percent=100 * trained / backbone,
                 sent=sum(movable[name] for name in messages.sent_names(state, movable, row)),
+                costs=counter.costs(client, row, stage) if costs else None,
             )
+
+
+def _sizes(tensors: Mapping[str, Tensor], rank: int | None) -> dict[str, int]:
+    """Return the number of values of each tensor of a client with the given rank, keyed by name."""
+    return {name: tensor.numel() for name, tensor in cut(dict(tensors), rank).items()}

@@ -19,6 +19,7 @@ from fedsweep.data.data_config import load
 from fedsweep.federation.build_and_run import check_content, content_digests
 from fedsweep.federation.derived_values import derived_values
 from fedsweep.federation.run_config import RunConfig
+from fedsweep.federation.simulated_time import check_devices
 from fedsweep.methods.capabilities import OwnWeights
 from fedsweep.results import Start, TrialPlan
 from fedsweep.results.arms import Arm, Reference, identity
@@ -110,7 +111,8 @@ class Plan(ResolvedSpace):
     def preflight(self) -> None:
         """Raise UserError if a trial's data or weights are missing or unsuitable.
 
-        Data are unsuitable, for example, if they cannot be divided among the clients.
+        Data are unsuitable, for example, if they cannot be divided among the clients. Also raise UserError if a trial
+        has devices, but the FLOPs of its clients cannot be counted.
         """
         seen: set[str] = set()
         for config in self.reachable():
@@ -119,6 +121,7 @@ class Plan(ResolvedSpace):
             if content not in seen:
                 seen.add(content)
                 check_content(config)
+            check_devices(config)  # the method and other hyperparameters decide whether its FLOPs are known
 
     def content_digests(self, config: RunConfig) -> dict[str, str]:
         """Return the digests of a run's images and weights. Files that several runs share are read only once."""

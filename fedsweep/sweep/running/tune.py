@@ -281,6 +281,7 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
         from fedsweep.results.records import choice_by_test_images
         from fedsweep.sweep.cluster.cluster import LOCAL
         from fedsweep.sweep.cluster.ray_session import opened
+        from fedsweep.sweep.plan.client_budgets import unequal_budgets
         from fedsweep.sweep.plan.plan import Plan
         from fedsweep.sweep.running.open_sweep import Prepared
         from fedsweep.sweep.running.shared_sweep import check_shareable
@@ -302,6 +303,8 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
         chosen = space.goal.metric, space.search.name, space.scheduler.name, second.metric if second else None
         if warned := choice_by_test_images(*chosen):
             console.print(f"{warned} See guides/tuning.md in the documentation.", style="yellow", soft_wrap=True)
+        for sentence in unequal_budgets(plan):
+            console.print(sentence, style="yellow", soft_wrap=True)
         if options.verify:
             with waiting(console, "Reading all pixels"):
                 check_pixels(plan.reachable())

@@ -84,7 +84,8 @@ class Rounds(Config):
 class Parameters(Config):
     """The setting `measure: parameters` of a search space: no arm is trained.
 
-    fedsweep counts the parameters and bytes of each arm, prints the counts, and does not record them.
+    fedsweep counts the parameters of each arm and the bytes, FLOPs and memory of its clients. It prints the counts, and
+    does not record them.
     """
 
     name: Literal["parameters"] = "parameters"

@@ -85,7 +85,7 @@ def test_a_baseline_and_a_reference_may_use_the_name_of_an_arm(read):
         ({"named": {}}, "`named` must have at least 1 item, but it is {}."),
         ({"named": {"a": {}, "b": {}}, "baseline": {"arm": "a"}}, "the arms a and b are the same run."),
         ({"named": {"b": {}, "a": {"lora.rnak": 4}}, "baseline": {"arm": "a"}}, "`lora.rnak` is not a "
-         "hyperparameter of this run; did you mean `lora.rank` or `lora.alpha` or `lora`?"),
+         "hyperparameter of this run; did you mean `lora.rank` or `lora.alpha` or `lora.rank_scaling`?"),
         ({"search": {"name": "random"}, "seeds": [0], "baseline": None}, "`named` needs `search` grid, but it is "
          "random."),
     ],

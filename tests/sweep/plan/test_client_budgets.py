@@ -1,0 +1,77 @@
+"""Budgets in a search space: the clients that a dry run lists, and the arms whose costs differ."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fedsweep.cli.budget_table import budget_table
+from fedsweep.sweep.plan.client_budgets import fitted_clients, unequal_budgets
+from fedsweep.sweep.plan.plan import Plan
+from tests.sweep.helpers import GRID, write_space
+
+BUDGETS = {
+    "lora.rank": 12,
+    "federation.depths": None,
+    "federation.capacity": [1, 1, 0.51, 0.51, 0.27, 0.27],
+    "federation.budget": "bytes_up",
+}
+
+
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
+    """Return a function that plans a space with pairs of a method and what is reduced."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(*pairs, budgets=BUDGETS, baseline=True):
+        space = {key: value for key, value in GRID.items() if key not in ("space", "fixed", "baseline")}
+        space |= {"fixed": budgets, "space": {"method, federation.fit": {"grid": [list(pair) for pair in pairs]}}}
+        if baseline:
+            space["baseline"] = {"method": pairs[0][0], "federation.fit": pairs[0][1]}
+        write_space(tmp_path, "tiny", space)
+        return Plan.read("tiny", {}, {})
+
+    return make
+
+
+def test_depth_and_rank_of_equal_bytes_are_not_named(planned):
+    plan = planned(("fedra", "depth"), ("all_large", "rank"))
+    assert list(unequal_budgets(plan)) == []
+
+
+@pytest.mark.parametrize("baseline", [True, False])
+def test_arms_with_unequal_costs_are_named_before_anything_starts(planned, baseline):
+    """The clients of AllSmall hold three blocks, also those whose budgets are larger."""
+    plan = planned(("fedra", "depth"), ({"name": "all_small", "depth": 3}, "depth"), baseline=baseline)
+    (found,) = unequal_budgets(plan)
+    costs = [sum(len(one.clients) * one.costs.bytes_up for one in fitted_clients(config)) for _, config in plan.configs]
+    share = 100 * abs(costs[0] - costs[1]) / max(costs)
+    assert share > 5
+    names = "method=all_small (depth 3), federation.fit=depth and method=fedra, federation.fit=depth"
+    assert found == (
+        f"The arms {names} differ by {share:.1f}% in their budgeted cost, the bytes sent in a round: "
+        f"{costs[1]:,} and {costs[0]:,}, summed over all clients."
+    )
+
+
+def test_the_table_lists_every_arm_and_client_with_all_costs(planned):
+    plan = planned(("fedra", "depth"), ("all_large", "rank"))
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(budget_table(plan))
+    rows = [line.split() for line in console.export_text().splitlines() if line.strip()]
+    sizes = {
+        (found.clients, found.size.depth, found.size.rank)
+        for _, config in plan.configs
+        for found in fitted_clients(config)
+    }
+    assert len(sizes) == 6
+    assert sum(len(one[0]) for one in sizes) == 2 * 6
+    for clients, depth, rank in sizes:
+        shown = [*", ".join(clients).split(), str(depth), str(12 if rank is None else rank)]
+        assert any(" ".join(shown) in " ".join(row) for row in rows)
+
+
+def test_arms_without_budgets_have_no_table(planned):
+    plan = planned(("fedra", "depth"), ("all_large", "depth"), budgets={"federation.depths": [12]})
+    assert budget_table(plan) is None
+    assert list(unequal_budgets(plan)) == []
