@@ -153,15 +153,15 @@ def _largest(config: RunConfig, counters: _Counters, client: ClientId, capacity:
     if federation.fit == "depth":
         if depth := _last(layers, lambda depth: fits(Size(depth, None))):
             return Size(depth, None)
-        smallest, least = "one block", Size(1, None)
+        smallest, least = "a client with one block", Size(1, None)
     elif federation.fit == "rank":
         if rank := _last(full, lambda rank: fits(Size(layers, rank))):
             return Size(layers, rank)
-        smallest, least = "adapters of rank 1 in all blocks", Size(layers, 1)
+        smallest, least = "a client with all blocks and rank 1", Size(layers, 1)
     else:
         if size := _balanced(layers, full, fits):
             return size
-        smallest, least = "one block with adapters of rank 1", Size(1, 1)
+        smallest, least = "a client with one block and rank 1", Size(1, 1)
     if share(least) == share(Size(layers, None)):
         raise ValueError(
             f"`federation.capacity` must be at least {_up(share(least)):g} for `method` {config.method.name}, whose "

@@ -81,9 +81,10 @@ def check_ranks(config: Any) -> None:
                 f"`federation.ranks` must contain numbers from 1 to {full}, `lora.rank`, but one is {rank}"
             )
     if not isinstance(config.aggregation.rule, TensorRule):
+        set_by = "`federation.ranks`" if config.federation.ranks is not None else f"`federation.fit` {ranks}"
         raise ValueError(
-            "`federation.ranks` needs an `aggregation.rule` that combines each tensor on its own, such as mean, but it "
-            f"is {config.aggregation.rule.name}"
+            f"{set_by} needs an `aggregation.rule` that combines each tensor on its own, such as mean, but it is "
+            f"{config.aggregation.rule.name}"
         )
     if config.base_optimizer.name == "feddyn" and config.lora.rank_scaling != "held":
         raise ValueError(

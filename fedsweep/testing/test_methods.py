@@ -208,6 +208,7 @@ def test_a_block_that_no_client_trained_does_not_change(first_round: FirstRound)
             update,
             allocation=LayerAllocation.of([layer for layer in update.allocation.held if layer < 2]),
             adapter={name: update.adapter[name] for name in names_within(update.adapter, (0, 1))},
+            private={name: update.private[name] for name in names_within(update.private, (0, 1))},
         )
         for update in updates
     ]

@@ -28,10 +28,7 @@ if TYPE_CHECKING:
     Reported = Callable[[RunConfig], Sequence[str]]
 
 OF_DOMAINS = ("accuracy/domain/", "accuracy/out_of_domain")  # prefixes of metrics that do not exist for other data
-DECIDE_METRICS = (
-    *("data", "devices", "evaluation", "method", "partition"),
-    *("federation.capacity", "federation.fit", "federation.ranks"),
-)
+DECIDE_METRICS = ("data", "devices", "evaluation", "method", "partition")
 """The parts of a configuration on which the names of a run's metrics depend."""
 Asked = tuple[str, str, Sequence[str]]
 
