@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from fedsweep.data.data_config import load
-from fedsweep.federation.client_costs import ClientCosts, CostCounter, cost_counter
+from fedsweep.federation.client_costs import ClientCosts, CostCounter, classes_of, cost_counter
 from fedsweep.federation.federation_config import Cost
 from fedsweep.methods.bounds import AllLarge
 from fedsweep.types import Client, ClientId
@@ -79,8 +79,7 @@ class _Counters:
     """Counters of the costs of a run's clients, and of the full model."""
 
     def __init__(self, config: RunConfig) -> None:
-        names = load(config.data).class_names
-        classes = names if config.backbone.has_text else len(names)
+        classes = classes_of(config)
         federation = config.federation.model_copy(
             update={"capacity": None, "budget": "bytes_up", "fit": "depth", "depths": "dynamic", "ranks": None}
         )
@@ -112,10 +111,13 @@ class _Counters:
 
     def full(self, client: ClientId) -> ClientCosts:
         """Return the costs of the full model."""
+        return self._of(self._whole, client, Size(self._whole.model.num_layers, None))
+
+    @cached_property
+    def _whole(self) -> CostCounter:
         aggregation = self._plain.aggregation.model_copy(update={"lora": "factors"})
         plain = self._plain.model_copy(update={"method": AllLarge(), "aggregation": aggregation})
-        whole = cost_counter(plain, self._classes)
-        return self._of(whole, client, Size(whole.model.num_layers, None))
+        return cost_counter(plain, self._classes)
 
     def _of(self, counter: CostCounter, client: ClientId, size: Size) -> ClientCosts:
         like = counter.clients[0]

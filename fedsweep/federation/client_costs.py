@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedsweep.common.errors import one_line
 from fedsweep.common.randomness import stream
+from fedsweep.data.data_config import load
 from fedsweep.methods import Server
 from fedsweep.methods.base import with_ranks
 from fedsweep.methods.capabilities import Messages, Stages
@@ -98,6 +99,12 @@ def client_costs(
         stage: The stage of the method, such as `stage 1`; most methods have a single stage, whose name is empty.
     """
     return cost_counter(config, classes).costs(client, row, stage)
+
+
+def classes_of(config: RunConfig) -> int | tuple[str, ...]:
+    """Return the classes of a run's data: their names if the backbone has a text encoder, and else their number."""
+    names = load(config.data).class_names
+    return names if config.backbone.has_text else len(names)
 
 
 def cost_counter(config: RunConfig, classes: int | tuple[str, ...]) -> CostCounter:

@@ -124,10 +124,7 @@ class RunConfig(Config):
                 f"`federation.clients_per_round` one_per_domain needs clients that have images of only one domain, "
                 f"but the clients of `partition` {self.partition.name} have images of all domains"
             )
-        check_backbone(self)
-        self.client_ranks()
         self.client_devices()
-        check_ranks(self)
         if self.base_optimizer.name == "feddyn" and self.aggregation.lora == "product_svd":
             raise ValueError(
                 "`base_optimizer` feddyn stores gradients of LoRA's A and B and cannot be combined with "

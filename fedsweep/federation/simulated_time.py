@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fedsweep.common.errors import UserError
-from fedsweep.data.data_config import load
-from fedsweep.federation.client_costs import CostCounter, cost_counter
+from fedsweep.federation.client_costs import CostCounter, classes_of, cost_counter
 from fedsweep.federation.devices import DeviceProfile
 from fedsweep.methods.base import Allocations
 from fedsweep.methods.capabilities import Messages, Stages, StandIns
@@ -71,8 +70,7 @@ class Clock:
     @cached_property
     def counter(self) -> CostCounter:
         """The counter of the clients' FLOPs."""
-        names = load(self.config.data).class_names
-        return cost_counter(self.config, names if self.config.backbone.has_text else len(names))
+        return cost_counter(self.config, classes_of(self.config))
 
     def flops_per_step(self, state: ServerState, client: Client, row: LayerAllocation) -> int:
         """Return the FLOPs of one local step of a client. Allocations of equal size are counted once.

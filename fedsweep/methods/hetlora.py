@@ -16,6 +16,7 @@ All norms are Frobenius norms.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Literal
 
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from fedsweep.methods.base import Allocations, FederatedMethod, Server, first_blocks, state_as
 from fedsweep.methods.capabilities import LoraRule, OwnMetrics
-from fedsweep.models.client_rank import cut, padded
+from fedsweep.models.client_rank import adapted_layers, cut, padded
 from fedsweep.models.layered import Images, LayeredModel, Walk
 from fedsweep.models.lora import squared_norm
 from fedsweep.models.names import names_within, rank_dim
@@ -94,12 +95,14 @@ class HetLoRA(FederatedMethod, LoraRule, OwnMetrics):
         if self.gamma == 1 or self.penalty == 0:
             return cross_entropy  # so that clients can train together
 
+        layers_of = cache(adapted_layers)  # listed once, and not in every step
+
         def objective(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
-            factors = {name: one for name, one in model.named_parameters() if rank_dim(name) is not None}
-            within = names_within(factors, [step for step in walk if isinstance(step, int)])
-            return cross_entropy(model, images, labels, walk) + self.penalty * self.tail(
-                {name: factors[name] for name in within}
-            )
+            layers, factors = layers_of(model), dict[str, Tensor]()
+            for name in names_within(layers, [step for step in walk if isinstance(step, int)]):
+                factors[f"{name}.lora_A.default.weight"] = layers[name].lora_A["default"].weight
+                factors[f"{name}.lora_B.default.weight"] = layers[name].lora_B["default"].weight
+            return cross_entropy(model, images, labels, walk) + self.penalty * self.tail(factors)
 
         return objective
 

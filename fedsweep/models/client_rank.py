@@ -68,6 +68,11 @@ def _extended(name: str, tensor: Tensor, full: Tensor) -> Tensor:
     return torch.cat([tensor, full.narrow(dim, own, full.shape[dim] - own)], dim)
 
 
+def adapted_layers(model: LayeredModel) -> dict[str, Any]:
+    """Return the layers with adapters, keyed by name. Listing all modules takes as long as a small training step."""
+    return {name: one for name, one in model.named_modules() if hasattr(one, "lora_A")}
+
+
 @contextmanager
 def holding(model: LayeredModel, rank: int | None, scaling: float | None) -> Iterator[dict[str, nn.Parameter]]:
     """Make the adapters of a model have a smaller rank until the `with` statement ends.
@@ -84,7 +89,7 @@ def holding(model: LayeredModel, rank: int | None, scaling: float | None) -> Ite
     if rank is None or scaling is None:
         yield {}
         return
-    layers: dict[str, Any] = {name: one for name, one in model.named_modules() if hasattr(one, "lora_A")}
+    layers = adapted_layers(model)
     kept, own = [], dict[str, nn.Parameter]()
     for name, layer in layers.items():
         for factor, part in (("lora_A", layer.lora_A["default"]), ("lora_B", layer.lora_B["default"])):

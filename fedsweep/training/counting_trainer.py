@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsweep.models.activation_cache import FrozenFunction, FrozenRows
 from fedsweep.models.base import Reader
-from fedsweep.models.client_rank import cut_tensor, holding
+from fedsweep.models.client_rank import holding
 from fedsweep.models.layered import Images, LayeredModel, Walk
 from fedsweep.models.names import is_statistic
 from fedsweep.models.sessions import DropoutMasks
@@ -78,7 +78,7 @@ class CountingTrainer(CohortTrainer):
 
         rank, before = holding(self.model, task.allocation.rank, self._scaling(task)), meter.live
         with _trained_alone(parameters, names), rank as factors:
-            parameters, whole = {**parameters, **factors}, meter.live - before
+            parameters, whole, task = {**parameters, **factors}, meter.live - before, self._given(task)
             session = self._session(task, parameters, parameters)
             masks, frozen = model.session.drawing(EmptyMasks(0)), model.frozen(session.walk, session.done)
             with masks, frozen, FusedAttention():
@@ -88,7 +88,7 @@ class CountingTrainer(CohortTrainer):
                 batch = torch.arange(min(self.local.batch_size, len(task.client.train)))
                 self._step(session, replace(task, objective=objective), batch, 0.0)
         self.sessions.append(SessionCosts(forward - before, meter.flops - forward, meter.peak - whole))
-        adapter = {name: cut_tensor(name, task.start[name], task.allocation.rank) for name in names}
+        adapter = {name: task.start[name] for name in names}
         return ClientUpdate(task.client.id, task.allocation, adapter, len(task.client.train), {"loss": 0.0})
 
     def _begin(self, session: LocalSession) -> None:

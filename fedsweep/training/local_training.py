@@ -213,6 +213,7 @@ class CohortTrainer:
         """Train several clients with one forward and one backward pass per step. Clients stop when their steps end."""
         model = self.model
         copy_into(parameters, tasks[0].start)
+        tasks = [self._given(task) for task in tasks]
         sessions = [self._session(task, parameters, {}) for task in tasks]
         segments = [self._tensors(task, one) for task, one in zip(tasks, sessions, strict=True)]
         scalings = [self._scaling(task) for task in tasks]
@@ -241,15 +242,15 @@ class CohortTrainer:
         trained = dict(zip(session.names, session.leaves, strict=True))
         if task.allocation.rank is None:
             return trained
-        return {name: one for name, one in self._start(task).items() if rank_dim(name) is not None} | trained
+        return {name: one for name, one in task.start.items() if rank_dim(name) is not None} | trained
 
     def _fit_one(self, task: LocalTask, parameters: dict[str, Tensor], place: int, of: int) -> ClientUpdate:
         with holding(self.model, task.allocation.rank, self._scaling(task)) as factors:
-            return self._fit_alone(task, {**parameters, **factors}, place, of)
+            return self._fit_alone(self._given(task), {**parameters, **factors}, place, of)
 
     def _fit_alone(self, task: LocalTask, parameters: dict[str, Tensor], place: int, of: int) -> ClientUpdate:
         model = self.model
-        copy_into(parameters, self._start(task))
+        copy_into(parameters, task.start)
         session = self._session(task, parameters, parameters)
         devices = [model.mean.device] if model.mean.is_cuda else []
         masks, frozen = model.session.drawing(session.masks), model.frozen(session.walk, session.done)
@@ -271,8 +272,10 @@ class CohortTrainer:
         scaling = self._scaling(task)
         return 1.0 if self.lora is None or scaling is None else self.lora.effective_scaling / scaling
 
-    def _start(self, task: LocalTask) -> AdapterState:
-        return cut(task.start, task.allocation.rank, self._factor(task))
+    def _given(self, task: LocalTask) -> LocalTask:
+        """Return the task with the tensors that the client begins with, at its own rank and scaling."""
+        rank = task.allocation.rank
+        return task if rank is None else replace(task, start=cut(task.start, rank, self._factor(task)))
 
     def _update(self, task: LocalTask, session: LocalSession) -> ClientUpdate:
         update, factor = session.update(task.client, task.allocation, self.round), self._factor(task)
@@ -290,11 +293,14 @@ class CohortTrainer:
         session.step(list(torch.autograd.grad(loss, session.leaves)), loss.detach(), self.base)
 
     def _session(self, task: LocalTask, parameters: Mapping[str, Tensor], leaves: Mapping[str, Tensor]) -> LocalSession:
-        """Return the state with which a task begins; tensors that are not in `leaves` are copied from its start."""
+        """Return the state with which a task begins; tensors that are not in `leaves` are copied from its start.
+
+        The task is one that `_given` returned.
+        """
         client, moved = task.client, task.moved(parameters)
         steps = self.local.steps_for(len(client.train), self.fewest)
-        names, start = [name for name in moved if not is_statistic(name)], self._start(task)
-        own = [leaves[name] if name in leaves else start[name].clone().requires_grad_() for name in names]
+        names = [name for name in moved if not is_statistic(name)]
+        own = [leaves[name] if name in leaves else task.start[name].clone().requires_grad_() for name in names]
         key: list[int | str] = [self.round, client.id, *([task.session] if task.session else [])]
         walk, known = task.walk(0.0), cut(self.memory.get(client.id, {}), task.allocation.rank)
         done = self.model.frozen_steps(walk, names) if task.walk_at is None else 0
@@ -302,7 +308,7 @@ class CohortTrainer:
             names=names,
             leaves=own,
             optimizer=self.optimizer.over([leaf.data for leaf in own]),
-            start=[start[name] for name in names],
+            start=[task.start[name] for name in names],
             memory=[known.get(name) for name in names],
             statistics={name: parameters[name] for name in moved if is_statistic(name)},
             steps=steps,
@@ -310,7 +316,7 @@ class CohortTrainer:
             dropout=derived_seed(self.seed, "dropout", *key),
             walk=walk,
             done=done,
-            prefix=self.reader.prefix(walk, done, start) if done else None,
+            prefix=self.reader.prefix(walk, done, task.start) if done else None,
             total=torch.zeros((), device=self.model.mean.device),
         )
 

@@ -35,7 +35,10 @@ def fitted_clients(config: RunConfig) -> list[FittedClients]:
         return []
     ranks = config.client_ranks()
     sizes = {client: Size(depth, ranks[client]) for client, depth in config.capacities().items()}
-    each = [(client, size, costs_of(config, client, size)) for client, size in sizes.items()]
+    domains = config.client_domains()
+    distinct = {(domains[client], size): client for client, size in sizes.items()}
+    known = {key: costs_of(config, client, key[1]) for key, client in distinct.items()}
+    each = [(client, size, known[domains[client], size]) for client, size in sizes.items()]
     groups = groupby(each, key=itemgetter(1, 2))
     return [FittedClients(tuple(client for client, _, _ in members), *key) for key, members in groups]
 
