@@ -76,6 +76,8 @@ PLAN = {
     "search": "name of the search",
     "scheduler": "name of the scheduler",
     "counts": "list of arms with their parameter counts and their clients' costs; only if the space counts parameters",
+    "clients": "with `--dry-run` and `federation.capacity`: list with `arm`, `clients`, `depth`, `rank`, and the costs "
+    "of each of these clients in a round",
 }
 """The fields of the plan of a sweep."""
 STATE = {

@@ -79,7 +79,7 @@ def _dry_run(options: TuneOptions) -> dict[str, Any]:
             most = side_by_side(plan, ready.cluster)
             seconds, _, source = output.estimated_time(plan, ready.store, most, ready.cluster)
             plans = [plan]
-    found = [of_plan(one) for one in plans]
+    found = [of_plan(one) | clients_of(one) for one in plans]
     return {"plans": found, "parallel": most, "seconds": seconds, "estimated_from": source}
 
 
@@ -103,6 +103,24 @@ def of_plan(plan: Plan) -> dict[str, Any]:
         "scheduler": space.scheduler.name,
     }
     return {**found, "counts": _counts(plan)} if plan.request.counted else found
+
+
+def clients_of(plan: Plan) -> dict[str, Any]:
+    """Return the field `clients` of the plan of a sweep; an empty dict if no arm has budgets."""
+    from fedsweep.sweep.plan.client_budgets import fitted_clients
+
+    rows = [
+        {
+            "arm": arm,
+            "clients": one.clients,
+            "depth": one.size.depth,
+            "rank": config.lora.rank if one.size.rank is None else one.size.rank,
+            **asdict(one.costs),
+        }
+        for arm, config in plan.configs
+        for one in fitted_clients(config)
+    ]
+    return {"clients": rows} if rows else {}
 
 
 def _counts(plan: Plan) -> list[dict[str, Any]]:

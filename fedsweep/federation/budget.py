@@ -7,8 +7,9 @@ cross-entropy (`all_large`). Its cost is the same for all methods, so methods wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from fedsweep.federation.client_costs import ClientCosts, CostCounter, classes_of, cost_counter
@@ -68,6 +69,22 @@ def _fitted(config: RunConfig, capacities: Mapping[ClientId, float]) -> Mapping[
     found = {client: sizes[domains[client], capacity] for client, capacity in capacities.items()}
     counters.check(found, capacities)
     return found
+
+
+def in_words(sizes: Collection[Size]) -> dict[str, str]:
+    """Return the depths of clients and, unless all have the full rank, their ranks, as text.
+
+    >>> in_words([Size(12, 8), Size(12, 4), Size(12, 4)])
+    {'depths': '[3 x 12]', 'ranks': '[8, 2 x 4]'}
+    """
+    found = {"depths": [one.depth for one in sizes], "ranks": [one.rank for one in sizes if one.rank is not None]}
+    return {name: f"[{', '.join(_runs(values))}]" for name, values in found.items() if values}
+
+
+def _runs(values: list[int]) -> Iterator[str]:
+    for value, same in groupby(values):
+        number = len(list(same))
+        yield f"{number} x {value}" if number > 1 else str(value)
 
 
 def costs_of(config: RunConfig, client: ClientId, size: Size) -> ClientCosts:

@@ -6,12 +6,11 @@ from fedsweep.methods.base import FederatedMethod, Server
 from fedsweep.methods.capabilities import LoraRule
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.lora import effective_scaling
+from fedsweep.results.history import ENERGY
 from fedsweep.training.aggregation import energy_beyond, lora_residual
 from fedsweep.types import AdapterState, ClientUpdate, ServerState
 
 RESIDUAL, NORM = "lora/residual", "lora/relative_norm"
-ENERGY = "lora/energy_beyond_least_rank"
-"""A metric that only runs report in which clients have ranks of their own."""
 
 
 def of_average(

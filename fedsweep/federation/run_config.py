@@ -10,18 +10,17 @@ from fedsweep.common.config import Config
 from fedsweep.common.randomness import STREAMS, PartialSeed, StreamName
 from fedsweep.data.data_config import DataConfig, PartitionConfig, SyntheticConfig
 from fedsweep.data.synthetic.generated import NoSynthetic
-from fedsweep.federation.budget import Size, fitted
+from fedsweep.federation.budget import Size, fitted, in_words
 from fedsweep.federation.client_sizes import check_ranks, of_clients
 from fedsweep.federation.devices import DeviceProfile, Devices, devices_of
 from fedsweep.federation.extended import AnyAggregationConfig, AnyEvaluationConfig, check_rule
 from fedsweep.federation.federation_config import FederationConfig
-from fedsweep.federation.lora_metrics import ENERGY
 from fedsweep.federation.rounds import ROUND_METRICS
 from fedsweep.federation.run_checks import check_backbone, check_shared_model
 from fedsweep.methods import MethodConfig
 from fedsweep.methods.capabilities import OwnMetrics, SeparateModels, StandIns
 from fedsweep.models import BackboneConfig, LoraConfig
-from fedsweep.results.history import SIMULATED
+from fedsweep.results.history import ENERGY, SIMULATED
 from fedsweep.results.records import PLUGINS, SYNTHETIC
 from fedsweep.training.attacks import malicious_clients
 from fedsweep.training.base_optimizers import BaseOptimizerConfig, FedAvg
@@ -204,11 +203,13 @@ class RunConfig(Config):
         """Return the provenance tags of the run's results.
 
         One tag names the source of the synthetic images, if the run trains on any. Another tag names the plug-in
-        packages that the run uses, and their versions.
+        packages that the run uses, and their versions. If clients have budgets, two more tags list their depths and
+        ranks.
         """
         synthetic = {SYNTHETIC: self.synthetic.name} if self.trains_on_synthetic else {}
         used = ", ".join(f"{name} {version}" for name, version in self.plugin_versions().items())
-        return {**synthetic, **({PLUGINS: used} if used else {})}
+        sizes = in_words(self._fitted().values()) if self.federation.depths is None else {}
+        return {**synthetic, **({PLUGINS: used} if used else {}), **sizes}
 
     def plugin_versions(self) -> dict[str, str]:
         """Return the versions of the outside packages whose classes the run uses, keyed by package."""

@@ -18,6 +18,8 @@ VALIDATED = (MEAN_ACCURACY, LAST_ROUNDS, "accuracy/worst_domain", "accuracy/doma
 """The accuracies that are also measured on validation images; an entry with a final slash stands for several."""
 SIMULATED = "simulated/seconds"
 """The metric for the time that a round would take on the clients' devices."""
+ENERGY = "lora/energy_beyond_least_rank"
+"""A metric that only runs report in which clients have ranks of their own."""
 ACCUMULATED = ("megabytes/sent", "bytes/up", "bytes/down", "seconds/round", SIMULATED)
 """Metrics whose value for a run is the sum over its rounds."""
 

@@ -20,13 +20,12 @@ from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import arm_label
 from fedsweep.results.records import TAKEN_FROM
 from fedsweep.results.tuned_arms import space_name
-from fedsweep.tracking.trial_description import dataset_inputs
+from fedsweep.tracking.trial_description import LONGEST_TAG, dataset_inputs
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
 
 MOST = 30  # largest number of data sets listed at a parent run; each trial's run lists its own
-LONGEST_TAG = 500  # characters of a tag that summarises trials
 
 
 def description_tags(manifest: SweepManifest) -> dict[str, str]:

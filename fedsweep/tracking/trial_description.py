@@ -17,7 +17,7 @@ from fedsweep.results.records import SYNTHETIC
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Metric
 
-
+LONGEST_TAG = 500  # characters of a tag that may have any length
 STATUS = {"finished": "FINISHED", "pruned": "KILLED", "diverged": "FAILED", "failed": "FAILED"}
 OUTCOME = "fedsweep.outcome"
 ROUND = "fedsweep.round"
@@ -64,7 +64,7 @@ def provenance_tags(plan: TrialPlan) -> dict[str, str]:
 
     Some of these tags are known only after the trial has started.
     """
-    return {f"fedsweep.{name}": mark for name, mark in plan.marks.items()}
+    return {f"fedsweep.{name}": mark[:LONGEST_TAG] for name, mark in plan.marks.items()}
 
 
 def group_tags(trial: TrialRecord) -> dict[str, str]:

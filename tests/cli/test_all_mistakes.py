@@ -98,6 +98,10 @@ FOLLOWING += [
     ),
     ({"space": {"optimizer.lr": {"uniform": [0.1, 0.2]}}, "search": "gird"}, "`search.name` must be one of grid,"),
     ({"space": {"local.epochs": {"uniform": [1, 2]}}}, "`search` grid needs `grid` values for each axis, but "),
+    (
+        {"fixed": {"lora.rank": 4, "federation.ranks": [8]}, "columns": ["lora/energy_beyond_least_rank"]},
+        "`federation.ranks` must contain numbers from 1 to 4, `lora.rank`, but one is 8",
+    ),
     ({"ablate": 3, "subsets": "all"}, "`ablate` must be a mapping of names to values, but it is 3."),
     ({"seeds": [0, 0]}, "`seeds` must be distinct and not negative, but they are [0, 0]."),
     (

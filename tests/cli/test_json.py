@@ -113,7 +113,7 @@ def test_plans_and_values(call: Call):
     sampled = document(call("show", "tuning/fedra", "--format", "json"), "show")["plan"]
     assert (sampled["arms"], sampled["labels"], sampled["baseline"]) == (None, None, None)
     assert sampled["sampled"]["optimizer.lr"].startswith("loguniform")
-    assert plan.keys() | {"counts"} == json_output.PLAN.keys()
+    assert plan.keys() | {"counts", "clients"} == json_output.PLAN.keys()
     (counted,) = document(call("tune", "papers/fedbrick/table3", "--format", "json"), "tune")["plans"]
     assert counted["counts"][0]["parameters"]["parameters/all"] > 0
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsweep.cli import early_check
-from fedsweep.federation.lora_metrics import ENERGY
 from fedsweep.federation.rounds import federate
 from fedsweep.methods.flexlora import FlexLoRA
 from fedsweep.models.names import rank_dim
+from fedsweep.results.history import ENERGY
 from fedsweep.testing.compare import identical, identical_rounds
 from fedsweep.training.aggregation import energy_beyond, lora_residual
 from fedsweep.types import ServerState

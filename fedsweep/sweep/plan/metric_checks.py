@@ -11,6 +11,7 @@ from fedsweep.results.arms import Arm, arm_label, identity
 from fedsweep.results.declared_comparisons import pairs_of
 from fedsweep.results.history import (
     ACCUMULATED,
+    ENERGY,
     LAST_ROUNDS,
     SIMULATED,
     VALIDATION,
@@ -48,7 +49,8 @@ def wrong_metrics(resolved: ResolvedSpace, found: Findings, metrics: Reported) -
     names = flat(resolved.base)
     if found.wrong and any(related(part, found.wrong, names) for part in DECIDE_METRICS):
         return
-    of_arms = [(arm, metrics(config)) for arm, config in found.configs or [({}, resolved.base)]]
+    unknown = [ENERGY] if found.wrong and related("federation.ranks", found.wrong, names) else []
+    of_arms = [(arm, [*metrics(config), *unknown]) for arm, config in found.configs or [({}, resolved.base)]]
     # A wrong name may have been meant as the name of a column.
     varied = [*resolved.space.names, *(names if found.wrong else ())]
     yield from _wrong_metrics(resolved, of_arms, varied)

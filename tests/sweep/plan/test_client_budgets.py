@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from fedsweep.cli.budget_table import budget_table
+from fedsweep.cli.json_sweeps import clients_of
 from fedsweep.sweep.plan.client_budgets import fitted_clients, unequal_budgets
 from fedsweep.sweep.plan.plan import Plan
 from tests.sweep.helpers import GRID, write_space
@@ -75,3 +76,28 @@ def test_arms_without_budgets_have_no_table(planned):
     plan = planned(("fedra", "depth"), ("all_large", "depth"), budgets={"federation.depths": [12]})
     assert budget_table(plan) is None
     assert list(unequal_budgets(plan)) == []
+
+
+def test_the_tags_of_a_trial_list_what_its_budgets_gave(planned):
+    """The arm of full rank has only depths."""
+    for plan, expected in zip(
+        planned(("fedra", "depth"), ("all_large", "rank")).grid()[::3],
+        ({"depths": "[2 x 12, 2 x 6, 2 x 3]"}, {"depths": "[6 x 12]", "ranks": "[2 x 12, 2 x 6, 2 x 3]"}),
+        strict=True,
+    ):
+        assert plan.marks == expected
+
+
+def test_the_plan_of_a_dry_run_lists_the_clients_with_all_costs(planned):
+    plan = planned(("fedra", "depth"), ("all_large", "rank"))
+    rows = clients_of(plan)["clients"]
+    assert [(row["depth"], row["rank"]) for row in rows] == [(12, 12), (6, 12), (3, 12), (12, 12), (12, 6), (12, 3)]
+    assert [row["arm"] for row in rows] == [arm for arm in plan.arms for _ in range(3)]
+    for row in rows:
+        assert {"bytes_up", "trained", "forward", "backward", "memory"} <= row.keys()
+    sent = [row["bytes_up"] for row in rows]
+    assert sent[:3] == sent[3:], "as many ranks as blocks: a depth and a rank cost equally many bytes"
+
+
+def test_the_plan_of_a_dry_run_without_budgets_lists_no_clients(planned):
+    assert clients_of(planned(("fedra", "depth"), ("all_large", "depth"), budgets={"federation.depths": [12]})) == {}
