@@ -1,6 +1,6 @@
 """The sizes and the costs of the clients of arms that have budgets (`federation.capacity`)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -46,10 +46,17 @@ def fitted_clients(config: RunConfig) -> list[FittedClients]:
 def unequal_budgets(plan: Plan) -> Iterator[str]:
     """Yield a sentence for each two arms of a comparison whose budgeted costs differ by more than 5%.
 
-    The cost of an arm is the sum over all clients of the run.
+    The cost of an arm is the sum over all clients of the run. If arms are tuned, the sentences are yielded only for the
+    tuning sweep, which is the first of the three linked sweeps, and once for all samples of an arm.
     """
-    configs = {identity(arm): (arm, config) for arm, config in plan.configs}
-    for one, other in _pairs(plan):
+    stage = plan.request.stage
+    if stage is not None and stage.name != "tuning":
+        return
+    configs = dict[str, tuple[Arm, RunConfig]]()
+    for arm, config in plan.configs:
+        untuned = arm if stage is None else stage.untuned(arm)
+        configs.setdefault(identity(untuned), (untuned, config))
+    for one, other in _pairs(plan, [arm for arm, _ in configs.values()]):
         (arm, config), (against, base) = configs[one], configs[other]
         if None in (config.federation.capacity, base.federation.capacity) or one == other:
             continue
@@ -64,9 +71,8 @@ def unequal_budgets(plan: Plan) -> Iterator[str]:
             )
 
 
-def _pairs(plan: Plan) -> list[tuple[str, str]]:
+def _pairs(plan: Plan, arms: Sequence[Arm]) -> list[tuple[str, str]]:
     """Return the identities of the arms that are compared with each other."""
-    arms = [arm for arm, _ in plan.configs]
     family = family_of(plan.space.comparisons, arms, plan.space.goal.metric, baselines(arms, plan.space.baseline))
     return [(one.arm, one.against) for one in family] or [(identity(arm), identity(arms[0])) for arm in arms[1:]]
 

@@ -9,6 +9,8 @@ from fedsweep.cli.budget_table import budget_table
 from fedsweep.cli.json_sweeps import clients_of
 from fedsweep.sweep.plan.client_budgets import fitted_clients, unequal_budgets
 from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.running.linked_sweeps import planned_sweeps
+from fedsweep.sweep.running.tune import TuneOptions
 from tests.sweep.helpers import GRID, write_space
 
 BUDGETS = {
@@ -24,12 +26,12 @@ def planned(tmp_path, monkeypatch):
     """Return a function that plans a space with pairs of a method and what is reduced."""
     monkeypatch.chdir(tmp_path)
 
-    def make(*pairs, budgets=BUDGETS, baseline=True):
+    def make(*pairs, budgets=BUDGETS, baseline=True, **entries):
         space = {key: value for key, value in GRID.items() if key not in ("space", "fixed", "baseline")}
         space |= {"fixed": budgets, "space": {"method, federation.fit": {"grid": [list(pair) for pair in pairs]}}}
         if baseline:
             space["baseline"] = {"method": pairs[0][0], "federation.fit": pairs[0][1]}
-        write_space(tmp_path, "tiny", space)
+        write_space(tmp_path, "tiny", space | entries)
         return Plan.read("tiny", {}, {})
 
     return make
@@ -53,6 +55,18 @@ def test_arms_with_unequal_costs_are_named_before_anything_starts(planned, basel
         f"The arms {names} differ by {share:.1f}% in their budgeted cost, the bytes sent in a round: "
         f"{costs[1]:,} and {costs[0]:,}, summed over all clients."
     )
+
+
+def test_unequal_costs_of_tuned_arms_are_named_once_before_tuning(planned):
+    fedra, small = ("fedra", "depth"), ({"name": "all_small", "depth": 3}, "depth")
+    tuned = {"data.validation_fraction": 0.2}
+    tune_each = {"space": {"optimizer.lr": {"loguniform": [0.01, 0.1]}}, "samples": 3}
+    plain = planned(fedra, small, budgets=BUDGETS | tuned)
+    planned(fedra, small, budgets=BUDGETS | tuned, tune_each=tune_each)
+    tuning, *others = (Plan.of(one.request) for one in planned_sweeps(TuneOptions("tiny")))
+    assert len(tuning.arms) == 2 * 3
+    assert list(unequal_budgets(tuning)) == list(unequal_budgets(plain)) != []
+    assert [list(unequal_budgets(one)) for one in others] == [[], []]
 
 
 def test_the_table_lists_every_arm_and_client_with_all_costs(planned):
