@@ -27,11 +27,11 @@ import python_reference
 from fedsweep.cli import app, early_check, json_output, json_results
 from fedsweep.common import plugins
 from fedsweep.common.config import Config
-from fedsweep.federation.lora_metrics import ENERGY
 from fedsweep.federation.rounds import ROUND_METRICS
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.capabilities import OwnMetrics
 from fedsweep.pretraining.config import PretrainConfig
+from fedsweep.results.history import ENERGY
 from fedsweep.sweep.space.axes import Axis
 from fedsweep.sweep.space.search_space import SearchSpace
 from fedsweep.training.costs import COST_METRICS
