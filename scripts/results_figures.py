@@ -30,7 +30,8 @@ DPI = 150
 NUMBER = r"[+-]?\d+(?:\.\d+)?"
 NAMES = {
     "all_large": "AllLarge", "all_small": "AllSmall", "inclusivefl": "InclusiveFL", "depthfl": "DepthFL",
-    "fedra": "FedRA", "fedms": "FedMS", "ft": "FT", "lfft": "LFFT", "promptfl": "PromptFL",
+    "fedra": "FedRA", "fedms": "FedMS", "ft": "FT", "lfft": "LFFT", "promptfl": "PromptFL", "fedbrick": "FedBRICK",
+    "hetlora": "HetLoRA", "flexlora": "FlexLoRA", "flora": "FLoRA",
 }  # fmt: skip
 """Names in the figures for the methods of the tables."""
 MARGIN = 1.4
@@ -150,6 +151,14 @@ def read_depth_methods(folder: Path) -> tuple[Groups, Groups]:
     return methods, bricks
 
 
+def read_depth_or_rank(folder: Path) -> Groups:
+    """Return the differences between tuned methods and FedRA at equal bytes, on digits and on PACS."""
+    return {
+        images: differences(table(folder, "ranks.md", f"Equal bytes, on {images}", "learning rate"))
+        for images in ("digits", "PACS")
+    }
+
+
 def read_fedag(folder: Path) -> Groups:
     """Return the differences between other methods and FedAG on PACS, on a held-out domain and on training domains."""
     one = table(folder, "fedag.md", "Table 2 on PACS: each domain held out in turn", "mean minus FedAG")
@@ -207,13 +216,23 @@ def draw_depth_methods(data: tuple[Groups, Groups]) -> Figure:
     return figure
 
 
+def draw_depth_or_rank(data: Groups) -> Figure:
+    """Draw each method's difference from FedRA: on digits (left) and on PACS (right)."""
+    return side_by_side(data, "Equal bytes, on {}", "FedRA", 2.9)
+
+
 def draw_fedag(data: Groups) -> Figure:
     """Draw each method's difference from FedAG: on a held-out domain (left) and on training domains (right)."""
-    figure, both = panels(2, 2, 4.9, 4.0)
-    for axes, (where, estimates), colour in zip(both, data.items(), COLOURS, strict=False):
-        dots(axes, {where: estimates}, [colour])
-        axes.set_title(f"Accuracy {where}")
-        axes.set_xlabel("other method minus FedAG (percentage points)")
+    return side_by_side(data, "Accuracy {}", "FedAG", 4.0)
+
+
+def side_by_side(data: Groups, title: str, baseline: str, height: float) -> Figure:
+    """Draw two groups of differences from a baseline in two panels with common axes."""
+    figure, both = panels(2, 2, 4.9, height)
+    for axes, (name, estimates), colour in zip(both, data.items(), COLOURS, strict=False):
+        dots(axes, {name: estimates}, [colour])
+        axes.set_title(title.format(name))
+        axes.set_xlabel(f"other method minus {baseline} (percentage points)")
     both[0].sharex(both[1])
     both[1].tick_params(labelleft=False)
     return figure
@@ -323,6 +342,7 @@ def legend_below(axes: Axes, handles: list[Any]) -> None:
 
 FIGURES: dict[str, tuple[Callable[[Path], Any], Callable[[Any], Figure]]] = {
     "results_depth_methods": (read_depth_methods, draw_depth_methods),
+    "results_depth_or_rank": (read_depth_or_rank, draw_depth_or_rank),
     "results_fedag": (read_fedag, draw_fedag),
     "results_fedms": (read_fedms, draw_fedms),
     "results_statistics": (read_statistics, draw_statistics),

@@ -34,6 +34,9 @@ def test_the_numbers_are_those_of_the_tables(script):
     assert [len(one) for one in methods.values()] == [4, 4, 4, 3]
     assert methods["PACS, Table 1"][0] == ("AllLarge", 2.65, -0.44, 5.74)
     assert bricks["digits"][2] == ("DepthFL", 2.58, 2.02, 3.15)
+    ranks = script.read_depth_or_rank(PAGES)
+    assert [len(one) for one in ranks.values()] == [4, 4]
+    assert ranks["PACS"][3] == ("FLoRA", 3.07, 0.16, 5.99)
     assert [len(one) for one in script.read_fedag(PAGES).values()] == [10, 10]
     sent, costs = script.read_fedms(PAGES)
     assert sent["FedMS"] == (5.6, 81.84)
