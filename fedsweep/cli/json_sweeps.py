@@ -59,7 +59,7 @@ def run_space(command: str, options: TuneOptions, dry_run: bool, **fields: objec
 
 def _dry_run(options: TuneOptions) -> dict[str, Any]:
     """Return the plans of a search space, and the estimated time of its sweeps."""
-    from fedsweep.cli.linked import one_trial, planned_seconds
+    from fedsweep.cli.linked import check_others, one_trial, planned_seconds
     from fedsweep.sweep.cluster.cluster import decided
     from fedsweep.sweep.plan.plan import Plan
     from fedsweep.sweep.running.linked_sweeps import planned_sweeps
@@ -69,6 +69,7 @@ def _dry_run(options: TuneOptions) -> dict[str, Any]:
     console = output.progress_console()
     if options.is_linked:
         requests = planned_sweeps(options)
+        check_others(requests, console)
         with rehearsed(requests[1], console) as ready:
             plans = [Plan.of(one.request) for one in requests]
             most, batch, source = one_trial(ready)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
@@ -72,15 +72,29 @@ def show_linked_plan(options: TuneOptions, console: Console) -> None:
     from fedsweep.sweep.running.linked_sweeps import planned_sweeps
     from fedsweep.sweep.running.tune import rehearsed
 
-    tuning, common, tuned = planned_sweeps(options)
-    for one in (tuning, *([tuned] if tuned.resume else [])):  # only to check it
-        with rehearsed(one, console):
-            pass
-    with rehearsed(common, console) as ready:
+    sweeps = planned_sweeps(options)
+    check_others(sweeps, console)
+    with rehearsed(sweeps[1], console) as ready:
         from fedsweep.sweep.plan.plan import Plan
 
-        plans = [Plan.of(one.request) for one in (tuning, common, tuned)]
+        plans = [Plan.of(one.request) for one in sweeps]
         _show(ready, plans)
+
+
+def check_others(sweeps: Sequence[TuneOptions], console: Console) -> None:
+    """Check the tuning sweep and, if it is resumed, the sweep of the tuned arms, before a dry run of the middle sweep.
+
+    Print warnings about the arms, which are printed only for the first of the linked sweeps.
+
+    Raises:
+        UserError: One of the sweeps cannot run.
+    """
+    from fedsweep.sweep.running.tune import rehearsed
+
+    tuning, _, tuned = sweeps
+    for one in (tuning, *([tuned] if tuned.resume else [])):
+        with rehearsed(one, console):
+            pass
 
 
 def _show(ready: Prepared, plans: list[Plan]) -> None:

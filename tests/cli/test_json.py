@@ -9,6 +9,7 @@ from typing import get_args
 
 import pytest
 import typer
+import yaml
 
 from fedsweep.cli import app, json_output, json_results, json_sweeps
 from fedsweep.methods import ALL
@@ -126,6 +127,26 @@ def test_a_dry_run(call: Call, monkeypatch):
     assert (found["seconds"], found["estimated_from"]) == (12.5, "from nothing")
     assert found["plans"][0]["seeds"] == [0, 1, 2]
     assert found["parallel"] == 2
+
+
+def test_a_dry_run_of_tuned_arms_lists_their_clients_and_names_unequal_budgets(call: Call, monkeypatch):
+    monkeypatch.setattr("fedsweep.cli.linked.one_trial", lambda _: (2, 12.5, "from nothing"))
+    budgets = {"federation.depths": None, "federation.capacity": [0.51], "data.validation_fraction": 0.2}
+    space = {
+        "experiment": "fedra_digits",
+        "fixed": budgets,
+        "space": {"method": {"grid": ["fedra", {"name": "all_small", "depth": 3}]}},
+        "baseline": {"method": "fedra"},
+        "tune_each": {"space": {"optimizer.lr": {"choice": [0.1, 0.2]}}, "samples": 2},
+    }
+    write("search_spaces", "mine", yaml.safe_dump(space))
+    answer = call("tune", "mine", "--dry-run", "--format", "json")
+    tuning, *others = document(answer, "tune")["plans"]
+    assert [one["arm"]["optimizer.lr"] for one in tuning["clients"]] == [0.1, 0.2, 0.1, 0.2]
+    assert [[one["arm"]["method"] for one in plan["clients"]] for plan in others] == [
+        space["space"]["method"]["grid"]
+    ] * 2
+    assert answer.err.count("in their budgeted cost") == 1
 
 
 def test_reports_and_comparisons(call: Call, monkeypatch, tmp_path):
