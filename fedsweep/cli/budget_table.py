@@ -21,8 +21,7 @@ def budget_table(plan: Plan) -> Table | None:
     for arm, config in plan.configs:
         for place, found in enumerate(fitted_clients(config)):
             name = arm_label(arm) if place == 0 else ""
-            rank = config.lora.rank if found.size.rank is None else found.size.rank
-            table.add_row(name, ", ".join(found.clients), str(found.size.depth), str(rank), *_costs(found.costs))
+            table.add_row(name, ", ".join(found.clients), str(found.size.depth), str(found.rank), *_costs(found.costs))
     return table if table.row_count else None
 
 

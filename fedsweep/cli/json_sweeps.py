@@ -115,7 +115,7 @@ def clients_of(plan: Plan) -> dict[str, Any]:
             "arm": arm,
             "clients": one.clients,
             "depth": one.size.depth,
-            "rank": config.lora.rank if one.size.rank is None else one.size.rank,
+            "rank": one.rank,
             **asdict(one.costs),
         }
         for arm, config in plan.configs

@@ -23,6 +23,8 @@ class FittedClients:
 
     clients: tuple[ClientId, ...]
     size: Size
+    rank: int
+    """The rank of the adapters, also if the clients have the full rank."""
     costs: ClientCosts
 
 
@@ -39,8 +41,12 @@ def fitted_clients(config: RunConfig) -> list[FittedClients]:
     distinct = {(domains[client], size): client for client, size in sizes.items()}
     known = {key: costs_of(config, client, key[1]) for key, client in distinct.items()}
     each = [(client, size, known[domains[client], size]) for client, size in sizes.items()]
-    groups = groupby(each, key=itemgetter(1, 2))
-    return [FittedClients(tuple(client for client, _, _ in members), *key) for key, members in groups]
+    return [
+        FittedClients(
+            tuple(client for client, _, _ in members), size, config.lora.rank if size.rank is None else size.rank, costs
+        )
+        for (size, costs), members in groupby(each, key=itemgetter(1, 2))
+    ]
 
 
 def unequal_budgets(plan: Plan) -> Iterator[str]:
