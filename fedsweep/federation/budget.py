@@ -26,6 +26,8 @@ IN_WORDS: dict[Cost, str] = {
     "flops": "FLOPs of a local step",
     "memory": "peak memory",
 }
+OF_A_STEP: frozenset[Cost] = frozenset(("flops", "memory"))
+"""The costs that are counted by running a training step on the meta device."""
 SLACK = 1 + 1e-9
 """A client is within its budget if its cost is at most the budget times this number, because shares are rounded."""
 
@@ -87,15 +89,21 @@ def _runs(values: list[int]) -> Iterator[str]:
         yield f"{number} x {value}" if number > 1 else str(value)
 
 
-def costs_of(config: RunConfig, client: ClientId, size: Size) -> ClientCosts:
-    """Return the costs of a client of a run if it has the given size."""
-    return _Counters(config).costs(client, size)
+def costs_of(config: RunConfig, client: ClientId, size: Size, count_step: bool = True) -> ClientCosts:
+    """Return the costs of a client of a run if it has the given size.
+
+    If `count_step` is false, do not count a training step unless the budget needs it: FLOPs and memory are None.
+    """
+    return _Counters(config, count_step).costs(client, size)
 
 
 class _Counters:
-    """Counters of the costs of a run's clients, and of the full model."""
+    """Counters of the costs of a run's clients, and of the full model.
 
-    def __init__(self, config: RunConfig) -> None:
+    By default, a training step is counted only if the budget needs it.
+    """
+
+    def __init__(self, config: RunConfig, count_step: bool = False) -> None:
         classes = classes_of(config)
         federation = config.federation.model_copy(
             update={"capacity": None, "budget": "bytes_up", "fit": "depth", "depths": "dynamic", "ranks": None}
@@ -103,6 +111,7 @@ class _Counters:
         plain = config.model_copy(update={"federation": federation})
         self.domains, self.own = config.client_domains(), cost_counter(plain, classes)
         self._config, self._plain, self._classes = config, plain, classes
+        self._count_step = count_step or config.federation.budget in OF_A_STEP
 
     def costs(self, client: ClientId, size: Size) -> ClientCosts:
         """Return the costs of a client of the given size, in the most expensive stage of the method."""
@@ -119,7 +128,8 @@ class _Counters:
         counter = cost_counter(self._plain.model_copy(update={"federation": federation}), self._classes)
         budget = self._config.federation.budget
         for client in counter.clients:
-            share = amount(counter.largest_costs(client), budget) / amount(self.full(client.id), budget)
+            costs = counter.largest_costs(client, self._count_step)
+            share = amount(costs, budget) / amount(self.full(client.id), budget)
             if share > capacities[client.id] * SLACK:
                 raise ValueError(
                     f"`federation.capacity` cannot be used with `method` {self._config.method.name}, whose model "
@@ -138,7 +148,8 @@ class _Counters:
 
     def _of(self, counter: CostCounter, client: ClientId, size: Size) -> ClientCosts:
         like = counter.clients[0]
-        return counter.largest_costs(Client(like.id, self.domains[client], like.train, size.depth, rank=size.rank))
+        sized = Client(like.id, self.domains[client], like.train, size.depth, rank=size.rank)
+        return counter.largest_costs(sized, self._count_step)
 
 
 def amount(costs: ClientCosts, cost: Cost) -> int:

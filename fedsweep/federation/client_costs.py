@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
 
 NAMES_NEEDED = "FLOPs and memory of a text encoder depend on the lengths of the class names, which are unknown."
+NO_STEP = "No training step was counted."
 NO_AUTOCAST = "The memory of `precision` bfloat16 is not counted, because the meta device has no autocast."
 
 
@@ -161,7 +162,7 @@ class CostCounter:
         for layer in self.model.modules():  # a client adds folded changes to its frozen weights, and keeps only the sum
             layer._buffers.pop("folded", None)
         self._prompts_known = not config.backbone.has_text or not isinstance(classes, int)
-        self._known: dict[tuple[str, str, int, LayerAllocation], ClientCosts] = {}
+        self._known: dict[tuple[str, str, int, LayerAllocation, bool], ClientCosts] = {}
 
     def row(self, client: Client, stage: str = "") -> LayerAllocation:
         """Return the blocks that a client holds and trains, as the method allocates them in the first round."""
@@ -175,23 +176,31 @@ class CostCounter:
             rows = allocate(state, [client, whole], self.server, rng)
         return with_ranks({client.id: rows[client.id]}, [client])[client.id]
 
-    def costs(self, client: Client, row: LayerAllocation | None = None, stage: str = "") -> ClientCosts:
-        """Return the costs of one client; the arguments are those of `client_costs`."""
+    def costs(
+        self, client: Client, row: LayerAllocation | None = None, stage: str = "", count_step: bool = True
+    ) -> ClientCosts:
+        """Return the costs of one client; the other arguments are those of `client_costs`.
+
+        If `count_step` is false, do not count a training step, which takes most of the time: FLOPs and memory are None.
+        """
         row = row or self.row(client, stage)
-        key = stage, client.domain, client.capacity, row
+        key = stage, client.domain, client.capacity, row, count_step
         if key not in self._known:
-            self._known[key] = self._counted(client, row, stage)
+            self._known[key] = self._counted(client, row, stage, count_step)
         return self._known[key]
 
-    def largest_costs(self, client: Client) -> ClientCosts:
-        """Return the largest value of each cost over all stages of the method; None if it is unknown in one of them."""
-        found = [self.costs(client, stage=stage) for stage in self.states]
+    def largest_costs(self, client: Client, count_step: bool = True) -> ClientCosts:
+        """Return the largest value of each cost over all stages of the method; None if it is unknown in one of them.
+
+        `count_step` is that of `costs`.
+        """
+        found = [self.costs(client, stage=stage, count_step=count_step) for stage in self.states]
         names = [one.name for one in fields(ClientCosts) if one.name != "missing"]
         values = {name: [getattr(one, name) for one in found] for name in names}
         known = {name: None if None in each else max(each) for name, each in values.items()}
         return ClientCosts(**cast(Any, known), missing=next((one.missing for one in found if one.missing), ""))
 
-    def _counted(self, client: Client, row: LayerAllocation, stage: str) -> ClientCosts:
+    def _counted(self, client: Client, row: LayerAllocation, stage: str, count_step: bool) -> ClientCosts:
         state, messages = self.states[stage], Messages.of_method(self.config.method)
         movable = cut(self.model.movable(), row.rank)
         tensors = cut(dict(self.model.named_parameters()) | dict(self.model.named_buffers()), row.rank)
@@ -208,8 +217,9 @@ class CostCounter:
             forward=None,
             backward=None,
             memory=None,
+            missing="" if count_step else NO_STEP,
         )
-        return self._trained(costs, client, row, state)
+        return self._trained(costs, client, row, state) if count_step else costs
 
     def _trained(self, costs: ClientCosts, client: Client, row: LayerAllocation, state: ServerState) -> ClientCosts:
         """Return `costs` with the FLOPs and the memory of training."""

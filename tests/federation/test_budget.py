@@ -1,10 +1,13 @@
 """Budgets of clients: the largest depths and ranks whose costs are within a share of the full model's cost."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedsweep.common.errors import UserError
 from fedsweep.federation.budget import Size, _balanced, _last, amount, costs_of
 from fedsweep.federation.client_costs import cost_counter
+from fedsweep.training.counting_trainer import CountingTrainer
 
 SHARES = [1.0, 0.7, 0.3]
 COSTS = ("bytes_up", "trained_parameters", "flops", "memory")
@@ -133,6 +136,23 @@ def test_the_smallest_share_in_the_message_is_accepted(planned):
         planned(**{"federation.capacity": [0.01]})
     least = float(str(caught.value).split("must be at least ")[1].split(" ")[0])
     assert set(planned(**{"federation.capacity": [least]}).capacities().values()) == {1}
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_a_training_step_is_counted_only_if_the_budget_needs_it(planned, cost, monkeypatch):
+    steps, fit = [], CountingTrainer.fit
+    monkeypatch.setattr(CountingTrainer, "fit", lambda *a: steps.append(a) or fit(*a))
+    unknown = 33 + COSTS.index(cost)  # a batch size that no other test uses, so no counter is cached
+    config = planned(**{"federation.budget": cost, "local.batch_size": unknown})
+    client = next(iter(config.client_domains()))
+    few = costs_of(config, client, Size(3, None), count_step=False)
+    assert bool(steps) is (cost in ("flops", "memory"))
+    every = costs_of(config, client, Size(3, None))
+    assert steps
+    if cost in ("flops", "memory"):
+        assert few == every
+    else:
+        assert few == replace(every, forward=None, backward=None, memory=None, missing="No training step was counted.")
 
 
 def test_costs_do_not_depend_on_the_images_of_a_client(planned):

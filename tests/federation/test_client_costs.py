@@ -296,8 +296,8 @@ def test_counting_leaves_the_model_as_it_was(tiny):
     row = counter.config.method.allocate(
         counter.states[""], counter.clients, counter.server, stream(0, "allocation", 1)
     )
-    first = counter._counted(counter.clients[0], row[counter.clients[0].id], "")
-    again = counter._counted(counter.clients[0], row[counter.clients[0].id], "")
+    first = counter._counted(counter.clients[0], row[counter.clients[0].id], "", count_step=True)
+    again = counter._counted(counter.clients[0], row[counter.clients[0].id], "", count_step=True)
     assert first == again
     assert before == {name: one.requires_grad for name, one in counter.model.named_parameters()}
     assert not counter.model.training

@@ -28,10 +28,10 @@ class FittedClients:
     costs: ClientCosts
 
 
-def fitted_clients(config: RunConfig) -> list[FittedClients]:
+def fitted_clients(config: RunConfig, count_step: bool = True) -> list[FittedClients]:
     """Return the clients of a run with their depths, ranks and costs; neighbours of equal size are one entry.
 
-    The list is empty if the run has no budgets.
+    The list is empty if the run has no budgets. `count_step` is that of `costs_of`.
     """
     if config.federation.capacity is None:
         return []
@@ -39,7 +39,7 @@ def fitted_clients(config: RunConfig) -> list[FittedClients]:
     sizes = {client: Size(depth, ranks[client]) for client, depth in config.capacities().items()}
     domains = config.client_domains()
     distinct = {(domains[client], size): client for client, size in sizes.items()}
-    known = {key: costs_of(config, client, key[1]) for key, client in distinct.items()}
+    known = {key: costs_of(config, client, key[1], count_step) for key, client in distinct.items()}
     each = [(client, size, known[domains[client], size]) for client, size in sizes.items()]
     return [
         FittedClients(
@@ -88,4 +88,5 @@ def _named(arm: Arm, against: Arm) -> str:
 
 
 def _total(config: RunConfig) -> int:
-    return sum(len(one.clients) * amount(one.costs, config.federation.budget) for one in fitted_clients(config))
+    clients = fitted_clients(config, count_step=False)
+    return sum(len(one.clients) * amount(one.costs, config.federation.budget) for one in clients)
