@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from fedsweep.federation.client_costs import ClientCosts, CostCounter, classes_of, cost_counter
 from fedsweep.federation.federation_config import Cost
@@ -89,29 +89,33 @@ def _runs(values: list[int]) -> Iterator[str]:
         yield f"{number} x {value}" if number > 1 else str(value)
 
 
-def costs_of(config: RunConfig, client: ClientId, size: Size, count_step: bool = True) -> ClientCosts:
-    """Return the costs of a client of a run if it has the given size.
+def counter_of(config: RunConfig, sizes: Mapping[ClientId, Size]) -> CostCounter:
+    """Return a counter of the costs of a run whose clients have the given sizes."""
+    depths, ranks = zip(*sizes.values(), strict=True)
+    full = config.lora.rank
+    given = None if set(ranks) == {None} else tuple(full if rank is None else rank for rank in ranks)
+    return cost_counter(_without_budgets(config, depths, given), classes_of(config))
 
-    If `count_step` is false, do not count a training step unless the budget needs it: FLOPs and memory are None.
-    """
-    return _Counters(config, count_step).costs(client, size)
+
+def _without_budgets(
+    config: RunConfig, depths: tuple[int, ...] | Literal["dynamic"], ranks: tuple[int, ...] | None
+) -> RunConfig:
+    given = {"capacity": None, "budget": "bytes_up", "fit": "depth", "depths": depths, "ranks": ranks}
+    return config.model_copy(update={"federation": config.federation.model_copy(update=given)})
 
 
 class _Counters:
     """Counters of the costs of a run's clients, and of the full model.
 
-    By default, a training step is counted only if the budget needs it.
+    A training step is counted only if the budget needs it.
     """
 
-    def __init__(self, config: RunConfig, count_step: bool = False) -> None:
+    def __init__(self, config: RunConfig) -> None:
         classes = classes_of(config)
-        federation = config.federation.model_copy(
-            update={"capacity": None, "budget": "bytes_up", "fit": "depth", "depths": "dynamic", "ranks": None}
-        )
-        plain = config.model_copy(update={"federation": federation})
+        plain = _without_budgets(config, "dynamic", None)
         self.domains, self.own = config.client_domains(), cost_counter(plain, classes)
         self._config, self._plain, self._classes = config, plain, classes
-        self._count_step = count_step or config.federation.budget in OF_A_STEP
+        self._count_step = config.federation.budget in OF_A_STEP
 
     def costs(self, client: ClientId, size: Size) -> ClientCosts:
         """Return the costs of a client of the given size, in the most expensive stage of the method."""
@@ -122,10 +126,7 @@ class _Counters:
 
         This can happen only if the model of a method depends on the depths of all clients, as that of `all_small`.
         """
-        ranks = tuple(self._config.lora.rank if size.rank is None else size.rank for size in sizes.values())
-        given = {"depths": tuple(size.depth for size in sizes.values()), "ranks": ranks}
-        federation = self._plain.federation.model_copy(update=given)
-        counter = cost_counter(self._plain.model_copy(update={"federation": federation}), self._classes)
+        counter = counter_of(self._config, sizes)
         budget = self._config.federation.budget
         for client in counter.clients:
             costs = counter.largest_costs(client, self._count_step)

@@ -22,7 +22,7 @@ from fedsweep.models.names import is_statistic, names_within
 from fedsweep.training.costs import size_in_bytes
 from fedsweep.training.counting_trainer import CountingTrainer, MetaReader, MetaRows
 from fedsweep.training.local_training import LocalConfig
-from fedsweep.types import Client, ImageSet, LayerAllocation, ServerState
+from fedsweep.types import Client, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
@@ -37,8 +37,10 @@ class ClientCosts:
     """The costs of one client in one round.
 
     Attributes:
-        bytes_down: The bytes of the tensors that the client receives in the first round, as in the metric `bytes/down`.
-            In later rounds, clients of FLoRA and FedEx-LoRA also receive the changes of the frozen weights.
+        bytes_down: The bytes of the tensors that the client receives, as in the metric `bytes/down`. In all rounds but
+            the first, clients of FLoRA and FedEx-LoRA also receive the changes of the frozen weights, and clients of
+            RoLoRA need not receive both factors. The value is that of such a round, after a round of the largest
+            cohort, unless the run has only one round.
         bytes_up: The bytes of the tensors that the client sends, as in the metric `bytes/up`. FedAG's quality scores
             are not counted: 4 bytes for each synthetic image of the client's domain.
         trained: The number of trained parameters.
@@ -148,6 +150,8 @@ class CostCounter:
             possible depth.
         server: The server.
         states: The server's state in each stage of the method, keyed by the name of the stage.
+        senders: The server's state before a round of each stage; before the first round of all, if the messages do not
+            depend on the previous round.
     """
 
     def __init__(self, config: RunConfig, classes: int | tuple[str, ...]) -> None:
@@ -159,10 +163,34 @@ class CostCounter:
         self.server = Server(self.model.num_layers, config.aggregation, depths, self.lora)
         first = method.init(self.model, self.clients, self.server)
         self.states = Stages.of_method(method).stage_states(first, config.federation.rounds)
+        self.senders = self.states | self._later_states()
         for layer in self.model.modules():  # a client adds folded changes to its frozen weights, and keeps only the sum
             layer._buffers.pop("folded", None)
         self._prompts_known = not config.backbone.has_text or not isinstance(classes, int)
-        self._known: dict[tuple[str, str, int, LayerAllocation, bool], ClientCosts] = {}
+        self._known: dict[tuple[str, str, int, LayerAllocation, bool, int], ClientCosts] = {}
+
+    def _later_states(self) -> dict[str, ServerState]:
+        """Return the server's state after a round of each stage, keyed by the stage of the next round.
+
+        All values are zero, and the dict is empty if all rounds have the same messages.
+        """
+        method, found = self.config.method, dict[str, ServerState]()
+        messages, cohort = Messages.of_method(method), largest_cohort(self.config)
+        if not messages.remember_cohort or self.config.federation.rounds == 1:
+            return found
+        for state in self.states.values():
+            zeros = {name: torch.zeros(one.shape, dtype=one.dtype) for name, one in state.adapter.items()}
+            before = replace(state, adapter=zeros)
+            rng = stream(self.config.streams, "allocation", 1)
+            rows = with_ranks(method.allocate(before, cohort, self.server, rng), cohort)
+            sent = {client: messages.sent_names(before, zeros, row) for client, row in rows.items()}
+            updates = [
+                ClientUpdate(client, row, cut({name: zeros[name] for name in sent[client]}, row.rank), 1, {})
+                for client, row in rows.items()
+            ]
+            after = method.aggregate(before, updates, self.server)
+            found[Stages.of_method(method).stage_of(after)] = after
+        return found
 
     def row(self, client: Client, stage: str = "") -> LayerAllocation:
         """Return the blocks that a client holds and trains, as the method allocates them in the first round."""
@@ -183,10 +211,15 @@ class CostCounter:
 
         If `count_step` is false, do not count a training step, which takes most of the time: FLOPs and memory are None.
         """
-        row = row or self.row(client, stage)
-        key = stage, client.domain, client.capacity, row, count_step
+        row, state, messages = (
+            row or self.row(client, stage),
+            self.senders[stage],
+            Messages.of_method(self.config.method),
+        )
+        down = sum(map(size_in_bytes, (messages.received(state, client.id, row), messages.broadcast(state))))
+        key = stage, client.domain, client.capacity, row, count_step, down
         if key not in self._known:
-            self._known[key] = self._counted(client, row, stage, count_step)
+            self._known[key] = self._counted(client, row, stage, count_step, down)
         return self._known[key]
 
     def largest_costs(self, client: Client, count_step: bool = True) -> ClientCosts:
@@ -200,7 +233,7 @@ class CostCounter:
         known = {name: None if None in each else max(each) for name, each in values.items()}
         return ClientCosts(**cast(Any, known), missing=next((one.missing for one in found if one.missing), ""))
 
-    def _counted(self, client: Client, row: LayerAllocation, stage: str, count_step: bool) -> ClientCosts:
+    def _counted(self, client: Client, row: LayerAllocation, stage: str, count_step: bool, down: int) -> ClientCosts:
         state, messages = self.states[stage], Messages.of_method(self.config.method)
         movable = cut(self.model.movable(), row.rank)
         tensors = cut(dict(self.model.named_parameters()) | dict(self.model.named_buffers()), row.rank)
@@ -210,7 +243,7 @@ class CostCounter:
 
         trained = [name for name in messages.trained_names(state, movable, row) if not is_statistic(name)]
         costs = ClientCosts(
-            bytes_down=sum(map(size_in_bytes, (messages.received(state, client.id, row), messages.broadcast(state)))),
+            bytes_down=down,
             bytes_up=size(movable, messages.sent_names(state, movable, row)),
             trained=sum(movable[name].numel() for name in trained),
             weights=size(tensors, names_within(tensors, row.held, row.excluded_prefixes)),
@@ -279,6 +312,24 @@ def clients_of(config: RunConfig) -> list[Client]:
         domains = dict.fromkeys(capacities, next(iter(domains.values())))
     nothing = cast(Any, None)
     return [Client(one, domains[one], nothing, depth, rank=ranks.get(one)) for one, depth in capacities.items()]
+
+
+def largest_cohort(config: RunConfig) -> list[Client]:
+    """Return the largest clients of a run that can be a cohort, without their images.
+
+    If depths or ranks are drawn in each round, they are as large as possible.
+    """
+    domains, depths, ranks = config.client_domains(), config.capacities(), config.client_ranks()
+    if config.federation.depths == "dynamic":
+        depths = dict.fromkeys(domains, config.backbone.depth)
+    ordered = sorted(domains, key=lambda one: (-depths[one], -(ranks[one] or config.lora.rank), one))
+    size = config.federation.clients_per_round
+    if size == "one_per_domain":
+        ordered = list({domains[one]: one for one in reversed(ordered)}.values())
+    else:
+        ordered = ordered[:size]
+    nothing = cast(Any, None)
+    return [Client(one, domains[one], nothing, depths[one], rank=ranks[one]) for one in sorted(ordered)]
 
 
 def outlined(config: RunConfig, classes: int | tuple[str, ...]) -> LayeredModel:

@@ -58,6 +58,9 @@ class Messages(Capability):
     tensors of the blocks that it trains.
     """
 
+    remember_cohort: ClassVar[bool] = False
+    """True if the server's messages depend on the cohort of the previous round, so that the first round differs."""
+
     def received_names(self, state: ServerState, client: ClientId, row: LayerAllocation) -> list[str]:
         """Return the names of the tensors that the server sends to a client with the allocation `row`.
 

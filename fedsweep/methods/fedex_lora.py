@@ -48,6 +48,7 @@ class FedExLoRA(FederatedMethod, LoraRule, Messages):
 
     name: Literal["fedex_lora"] = "fedex_lora"
     folds: ClassVar[bool] = True
+    remember_cohort: ClassVar[bool] = True
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """Let the server fold changes into the frozen weights of the adapted layers."""

@@ -50,6 +50,7 @@ class FLoRA(FederatedMethod, LoraRule, Messages):
     name: Literal["flora"] = "flora"
     folds: ClassVar[bool] = True
     keeps_factors: ClassVar[bool] = False
+    remember_cohort: ClassVar[bool] = True
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """Let the server fold changes into the frozen weights of the adapted layers."""

@@ -13,7 +13,7 @@ All clients have the same frozen factor, so the mean of the products is the prod
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from numpy.random import Generator
 
@@ -57,6 +57,7 @@ class RoLoRA(FederatedMethod, LoraRule, Messages, Stages):
     """
 
     name: Literal["rolora"] = "rolora"
+    remember_cohort: ClassVar[bool] = True
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> RoLoRAState:
         """Return the initial state, in which B is trained next; a round of A would do nothing while B is 0."""

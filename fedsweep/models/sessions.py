@@ -1,7 +1,7 @@
 """The clients whose images are in the current forward pass, with their LoRA factors and dropout masks."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,6 +9,8 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor
+
+from fedsweep.models.names import is_statistic
 
 LEVELS = 2**16
 
@@ -90,3 +92,17 @@ class Session:
             yield
         finally:
             self.segments = ()
+
+
+@contextmanager
+def training_only(parameters: Mapping[str, Tensor], names: Iterable[str]) -> Iterator[None]:
+    """Let only the tensors in `names` require gradients until the `with` statement ends."""
+    wanted = set(names)
+    before = {name: one.requires_grad for name, one in parameters.items()}
+    try:
+        for name, one in parameters.items():
+            one.requires_grad_(name in wanted and not is_statistic(name))
+        yield
+    finally:
+        for name, one in parameters.items():
+            one.requires_grad_(before[name])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -14,8 +13,7 @@ from fedsweep.models.activation_cache import FrozenFunction, FrozenRows
 from fedsweep.models.base import Reader
 from fedsweep.models.client_rank import holding
 from fedsweep.models.layered import Images, LayeredModel, Walk
-from fedsweep.models.names import is_statistic
-from fedsweep.models.sessions import DropoutMasks
+from fedsweep.models.sessions import DropoutMasks, training_only
 from fedsweep.training.base_optimizers import BaseOptimizer, FedDyn
 from fedsweep.training.local_session import LocalSession
 from fedsweep.training.local_training import CohortTrainer, LocalTask
@@ -77,7 +75,7 @@ class CountingTrainer(CohortTrainer):
             return loss
 
         rank, before = holding(self.model, task.allocation.rank, self._scaling(task)), meter.live
-        with _trained_alone(parameters, names), rank as factors:
+        with training_only(parameters, names), rank as factors:
             parameters, whole, task = {**parameters, **factors}, meter.live - before, self._given(task)
             session = self._session(task, parameters, parameters)
             masks, frozen = model.session.drawing(EmptyMasks(0)), model.frozen(session.walk, session.done)
@@ -100,20 +98,6 @@ class CountingTrainer(CohortTrainer):
         if isinstance(self.base, FedDyn):
             session.memory = [torch.empty_like(leaf) for leaf in session.start]
         session.optimizer.step([torch.empty_like(leaf) for leaf in session.leaves])
-
-
-@contextmanager
-def _trained_alone(parameters: Mapping[str, Tensor], names: Iterable[str]) -> Iterator[None]:
-    """Let only the tensors in `names` require gradients until the `with` statement ends."""
-    wanted = set(names)
-    before = {name: one.requires_grad for name, one in parameters.items()}
-    try:
-        for name, one in parameters.items():
-            one.requires_grad_(name in wanted and not is_statistic(name))
-        yield
-    finally:
-        for name, one in parameters.items():
-            one.requires_grad_(before[name])
 
 
 class EmptyMasks(DropoutMasks):

@@ -23,7 +23,7 @@ from fedsweep.models.cohort_pass import ClientPass, cohort_logits, joinable
 from fedsweep.models.layered import Images, LayeredModel, Walk, copy_into
 from fedsweep.models.lora import LoraConfig
 from fedsweep.models.names import is_statistic, names_within, not_folded, rank_dim
-from fedsweep.models.sessions import Segment
+from fedsweep.models.sessions import Segment, training_only
 from fedsweep.training.base_optimizers import AnyBaseOptimizer
 from fedsweep.training.local_session import LocalSession
 from fedsweep.training.optimizers import OptimizerConfig
@@ -255,7 +255,7 @@ class CohortTrainer:
         devices = [model.mean.device] if model.mean.is_cuda else []
         masks, frozen = model.session.drawing(session.masks), model.frozen(session.walk, session.done)
         # Dropout outside of LoRA uses torch's global generator, which is restored afterwards.
-        with torch.random.fork_rng(devices=devices), masks, frozen:
+        with torch.random.fork_rng(devices=devices), masks, frozen, training_only(parameters, session.names):
             torch.manual_seed(session.dropout)
             for step, batch in enumerate(map(torch.from_numpy, session.order)):
                 self._step(session, task, batch, step / session.steps)

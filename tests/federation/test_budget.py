@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fedsweep.common.errors import UserError
-from fedsweep.federation.budget import Size, _balanced, _last, amount, costs_of
+from fedsweep.federation.budget import Size, _balanced, _last, amount, counter_of
 from fedsweep.federation.client_costs import cost_counter
 from fedsweep.training.counting_trainer import CountingTrainer
 
@@ -22,6 +22,12 @@ def planned(tiny):
         return tiny.override({**budgets, **changes}, "test")
 
     return make
+
+
+def costs_of(config, client, size, count_step=True):
+    """Return the costs of a client of the given size."""
+    counter = counter_of(config, dict.fromkeys(config.client_domains(), size))
+    return counter.largest_costs(next(one for one in counter.clients if one.id == client), count_step)
 
 
 def full_cost(config, cost):
@@ -144,15 +150,10 @@ def test_a_training_step_is_counted_only_if_the_budget_needs_it(planned, cost, m
     monkeypatch.setattr(CountingTrainer, "fit", lambda *a: steps.append(a) or fit(*a))
     unknown = 33 + COSTS.index(cost)  # a batch size that no other test uses, so no counter is cached
     config = planned(**{"federation.budget": cost, "local.batch_size": unknown})
-    client = next(iter(config.client_domains()))
-    few = costs_of(config, client, Size(3, None), count_step=False)
     assert bool(steps) is (cost in ("flops", "memory"))
-    every = costs_of(config, client, Size(3, None))
-    assert steps
-    if cost in ("flops", "memory"):
-        assert few == every
-    else:
-        assert few == replace(every, forward=None, backward=None, memory=None, missing="No training step was counted.")
+    client = next(iter(config.client_domains()))
+    few, every = (costs_of(config, client, Size(3, None), count_step) for count_step in (False, True))
+    assert few == replace(every, forward=None, backward=None, memory=None, missing="No training step was counted.")
 
 
 def test_costs_do_not_depend_on_the_images_of_a_client(planned):

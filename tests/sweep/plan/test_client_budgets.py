@@ -57,6 +57,30 @@ def test_arms_with_unequal_costs_are_named_before_anything_starts(planned, basel
     )
 
 
+def test_unequal_costs_of_a_client_are_named_if_the_sums_are_equal(planned):
+    """The same budgets belong to other clients, so the sums are equal."""
+    one, other = [1, 1, 1, 0.27, 0.27, 0.27], [0.27, 0.27, 0.27, 1, 1, 1]
+    fixed = {"lora.rank": 12, "federation.budget": "bytes_up", "method": "fedra"}
+    space = {"federation.depths, federation.capacity": {"grid": [[None, one], [None, other]]}}
+    plan = planned(budgets=fixed, space=space, baseline=False)
+    (found,) = unequal_budgets(plan)
+    large, small = (fitted.costs.bytes_up for fitted in fitted_clients(plan.configs[0][1]))
+    assert small < 0.5 * large
+    assert f"differ by up to {100 * (1 - small / large):.1f}% in the budgeted cost of a client" in found
+    assert f"the bytes sent in a round: {small:,} and {large:,} for the client plain." in found
+
+
+@pytest.mark.parametrize(("depths", "named"), [([12, 12, 6, 6, 3, 3], False), ([12, 12, 8, 8, 3, 3], True)])
+def test_an_arm_with_given_depths_is_compared_with_an_arm_with_budgets(planned, depths, named):
+    fixed = {"lora.rank": 12, "federation.budget": "bytes_up", "method": "fedra"}
+    pairs = [[None, depths], [BUDGETS["federation.capacity"], None]]
+    space = {"federation.capacity, federation.depths": {"grid": pairs}}
+    found = list(unequal_budgets(planned(budgets=fixed, space=space, baseline=False)))
+    assert bool(found) is named
+    if named:
+        assert "in their budgeted cost, the bytes sent in a round: " in found[0]
+
+
 def test_unequal_costs_of_tuned_arms_are_named_once_before_tuning(planned):
     fedra, small = ("fedra", "depth"), ({"name": "all_small", "depth": 3}, "depth")
     tuned = {"data.validation_fraction": 0.2}
