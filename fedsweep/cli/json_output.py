@@ -77,7 +77,7 @@ PLAN = {
     "scheduler": "name of the scheduler",
     "counts": "list of arms with their parameter counts and their clients' costs; only if the space counts parameters",
     "clients": "with `--dry-run` and `federation.capacity`: list with `arm`, `clients`, `depth`, `rank`, and the costs "
-    "of each of these clients in a round",
+    "of each of these clients in a round after the first",
 }
 """The fields of the plan of a sweep."""
 STATE = {
