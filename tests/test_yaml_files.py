@@ -11,7 +11,7 @@ import torch
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import available, summary
-from fedsweep.common.yaml_values import read_yaml
+from fedsweep.common.yaml_values import parse_overrides, read_yaml
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.models.clip.model import FeatureAdapter
 from fedsweep.pretraining.config import PretrainConfig
@@ -38,6 +38,13 @@ UNCOMPARED = ["ablations/leave_one_domain_out", "papers/fedag/fig1_digits", "pap
 """Grids without a baseline, because their arms are tested on different images."""
 ELSEWHERE = dict.fromkeys(["domainnet", "nico", *OF_FEDMS, *OF_FEDAG], 224) | {"usps": 16}
 """Data sets that no test prepares, with the size of their images in pixels."""
+OTHER_EXPERIMENTS = [
+    line.removeprefix("#   fedsweep tune ")
+    for path in SPACES
+    for line in path.read_text().splitlines()
+    if line.startswith("#   fedsweep tune ") and "--experiment" in line
+]
+"""The commands in the first lines of search spaces that name another experiment, without `fedsweep tune`."""
 
 
 def name_of(path: Path) -> str:
@@ -51,7 +58,7 @@ def schema_of(path: Path) -> str:
 
 
 def test_all_files_are_found():
-    assert (len(EXPERIMENTS), len(SPACES), len(PRETRAININGS)) == (20, 189, 2)  # a new file changes these counts
+    assert (len(EXPERIMENTS), len(SPACES), len(PRETRAININGS)) == (20, 190, 2)  # a new file changes these counts
     assert {path.suffix for path in EXPERIMENTS + SPACES + PRETRAININGS} == {".yaml"}
 
 
@@ -109,6 +116,15 @@ def test_every_arm_of_a_search_space_resolves(path):
         plan.preflight()
         trials = plan.grid()
         assert len(trials) == plan.num_trials == len({trial.key for trial in trials})
+
+
+@pytest.mark.parametrize("command", OTHER_EXPERIMENTS)
+def test_every_arm_resolves_with_the_other_experiment_of_a_command(command):
+    name, option, experiment, *overrides = command.split()
+    assert option == "--experiment"
+    plan = Plan.read(name, parse_overrides(overrides), {"experiment": experiment, "seeds": [0]})
+    assert plan.space.experiment == experiment
+    assert not [one for one in plan.unnamed_changes() if one.startswith("scaling")]
 
 
 def test_every_file_begins_with_a_description_and_a_command():
