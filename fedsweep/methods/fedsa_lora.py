@@ -50,7 +50,7 @@ class FedSALoRA(FederatedMethod, LoraRule, Messages, SeparateModels, DomainModel
     """A method in which clients share the factors A and keep their own factors B.
 
     There is no global model. An image of a domain is predicted with the mean of the logits of the personal models of
-    this domain's clients. A client of depth L_i holds the first L_i blocks.
+    this domain's clients. Every client holds all blocks, and the hyperparameter `federation.depths` is ignored.
     """
 
     name: Literal["fedsa_lora"] = "fedsa_lora"
