@@ -101,6 +101,24 @@ def test_run_and_tune_reject_an_invalid_override(refused: Refused, override, sen
 
 
 @pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["federation.ranks=[9]"],
+         "`federation.ranks` must contain numbers from 1 to 8, `lora.rank`, but one is 9."),
+        (["method=fedbrick", "partition.proxy_share=0.05", "federation.ranks=[4]"],
+         "`federation.ranks` must be null, because `method` fedbrick needs adapters of one rank, but it is [4]."),
+        (["federation.depths=null", "federation.capacity=[0.01]"],
+         "`federation.capacity` must be at least 0.1024 for `federation.fit` depth, because a client with one block "
+         "takes this share of the full model's bytes sent in a round, but one is 0.01."),
+    ],
+)  # fmt: skip
+def test_run_and_tune_reject_invalid_ranks_and_budgets(refused: Refused, overrides, sentence):
+    space = "ablations/learning_rate"
+    assert refused("run", "fedra_digits", *overrides) == f"experiment fedra_digits: {sentence}"
+    assert refused("tune", space, *overrides) == f"search space {space}: {sentence}"
+
+
+@pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["lora.rank"],
