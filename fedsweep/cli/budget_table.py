@@ -2,6 +2,7 @@
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from fedsweep.federation.client_costs import ClientCosts
 from fedsweep.results.arms import arm_label
@@ -12,8 +13,12 @@ HEADS = ("depth", "rank", "MB up", "trained", "GFLOPs\na step", "peak\nMB")
 
 
 def budget_table(plan: Plan) -> Table | None:
-    """Return a table with a row for each arm and client size, or None if no arm has budgets (`federation.capacity`)."""
-    table = Table(box=box.SIMPLE_HEAD, title="Clients within their budgets", title_style="bold", title_justify="left")
+    """Return a table with a row for each arm and client size, or None if no arm has budgets (`federation.capacity`).
+
+    Below the table, a line gives each reason for which a cost could not be counted and is shown as `-`.
+    """
+    reasons, title = dict[str, None](), "Clients within their budgets"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_style="bold", title_justify="left", caption_justify="left")
     table.add_column("arm", overflow="fold")
     table.add_column("clients", overflow="fold")
     for head in HEADS:
@@ -22,6 +27,9 @@ def budget_table(plan: Plan) -> Table | None:
         for place, found in enumerate(fitted_clients(config)):
             name = arm_label(arm) if place == 0 else ""
             table.add_row(name, ", ".join(found.clients), str(found.size.depth), str(found.rank), *_costs(found.costs))
+            if found.costs.missing:
+                reasons[f"-: {found.costs.missing}"] = None
+    table.caption = Text("\n".join(reasons), style="none") if reasons else None
     return table if table.row_count else None
 
 

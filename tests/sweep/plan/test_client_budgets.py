@@ -93,21 +93,41 @@ def test_unequal_costs_of_tuned_arms_are_named_once_before_tuning(planned):
     assert [list(unequal_budgets(one)) for one in others] == [[], []]
 
 
+def printed(plan: Plan) -> str:
+    console = Console(width=120, record=True, file=io.StringIO(), markup=False)
+    console.print(budget_table(plan))
+    return console.export_text()
+
+
 def test_the_table_lists_every_arm_and_client_with_all_costs(planned):
     plan = planned(("fedra", "depth"), ("all_large", "rank"))
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(budget_table(plan))
-    rows = [line.split() for line in console.export_text().splitlines() if line.strip()]
-    sizes = {
-        (found.clients, found.size.depth, found.size.rank)
-        for _, config in plan.configs
-        for found in fitted_clients(config)
-    }
-    assert len(sizes) == 6
-    assert sum(len(one[0]) for one in sizes) == 2 * 6
-    for clients, depth, rank in sizes:
-        shown = [*", ".join(clients).split(), str(depth), str(12 if rank is None else rank)]
-        assert any(" ".join(shown) in " ".join(row) for row in rows)
+    fitted = [found for _, config in plan.configs for found in fitted_clients(config)]
+    assert len(fitted) == 6
+    assert sum(len(found.clients) for found in fitted) == 2 * 6
+    lines = [line.split() for line in printed(plan).splitlines() if line.strip().endswith(tuple("0123456789"))]
+    for found, line in zip(fitted, lines, strict=True):
+        costs = found.costs
+        expected = [
+            *", ".join(found.clients).split(),
+            str(found.size.depth),
+            str(found.rank),
+            f"{costs.bytes_up / 1e6:.4g}",
+            f"{costs.trained:,}",
+            f"{(costs.forward + costs.backward) / 1e9:.4g}",
+            f"{costs.memory / 1e6:.4g}",
+        ]
+        assert line[-len(expected) :] == expected
+
+
+@pytest.mark.parametrize("changes", [{}, {"precision": "bfloat16"}])
+def test_the_table_gives_the_reason_for_an_unknown_cost_once(planned, changes):
+    plan = planned(("fedra", "depth"), ("all_large", "rank"), budgets=BUDGETS | changes)
+    reasons = [line.strip() for line in printed(plan).splitlines() if line.strip().startswith("-:")]
+    assert reasons == (
+        ["-: The memory of `precision` bfloat16 is not counted, because the meta device has no autocast."]
+        if changes
+        else []
+    )
 
 
 def test_arms_without_budgets_have_no_table(planned):
