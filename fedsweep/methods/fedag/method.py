@@ -21,6 +21,7 @@ from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server, s
 from fedsweep.methods.capabilities import (
     DomainModels,
     ExportObstacle,
+    Messages,
     OwnMetrics,
     OwnWeights,
     SeparateModels,
@@ -74,7 +75,9 @@ def of(state: ServerState) -> FedAGState:
     return state_as(FedAGState, state)
 
 
-class FedAG(FederatedMethod, OwnWeights, SeparateModels, DomainModels, SideInputs, OwnMetrics, ExportObstacle):
+class FedAG(
+    FederatedMethod, OwnWeights, Messages, SeparateModels, DomainModels, SideInputs, OwnMetrics, ExportObstacle
+):
     """A method in which small models on the clients and a CLIP model on the server learn from each other.
 
     Every client trains all blocks of the small model, and the hyperparameter `federation.depths` is ignored.
@@ -164,6 +167,11 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, DomainModels, SideInput
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Allocate all blocks of the small model to each client."""
         return {one.id: LayerAllocation(state.layers, state.layers, excluded_prefixes=(SERVER,)) for one in cohort}
+
+    def received(self, state: ServerState, client: ClientId, row: LayerAllocation) -> AdapterState:
+        """Return the tensors of the model that the server sends to a client of the cohort (see `sent_adapter`)."""
+        sent = self.sent_adapter(state, client)
+        return {name: sent[name] for name in self.received_names(state, client, row)}
 
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
