@@ -1,13 +1,14 @@
 """Count the bytes that cross a process boundary if the clients of a run train in another process.
 
-    python -m benchmarks.bytes [--methods fedra rolora] [--width 48] [--blocks 4] [--to FILE]
+    python -m benchmarks.bytes [--methods fedra rolora] [--width 48] [--to FILE]
 
 The process of the clients knows the configuration, the images and the seed of the run, but no tensor of the server.
 The server's process sends each client exactly the tensors of `Federation.sent`, in the safetensors format. The clients
 send back the tensors of their updates. The size of a message is the number of bytes after its header.
 
-The table lists the bytes that the server sends (down) and that the clients send (up) in each round, as a mean over
-rounds 2 and 3. In round 1, some methods send more or less than in later rounds.
+The table lists the kilobytes that the server sends (down) and that the clients send (up) in each round, as a mean over
+rounds 2 and 3. In round 1, some methods send more or less than in later rounds. A cell has one number if both are
+equal, and "-" if the column does not apply to the method.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -32,8 +33,10 @@ from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.federation.build_and_run import build
 from fedsweep.federation.rounds import Federation
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.methods import BUILT_IN
+from fedsweep.methods import BUILT_IN, FederatedMethod
 from fedsweep.methods.capabilities import UnequalRanks
+from fedsweep.methods.fedag.method import FedAGState
+from fedsweep.methods.fedms.stages import FedMSState
 from fedsweep.models.client_rank import widened
 from fedsweep.models.names import folded_name, is_folded, rank_dim
 from fedsweep.report.text_tables import markdown_table
@@ -45,35 +48,90 @@ SERVERS_OWN = ("adapter", "client_memory", "server_memory")
 """The fields of the server's state that its process never tells the clients."""
 SEEDED = ("flora", "fedsa_lora")
 """Methods whose clients draw factors from the common seed: all factors for FLoRA, and only B = 0 for FedSA-LoRA."""
-SETTINGS: dict[str, dict[str, Json]] = {
-    "ranks 4": {"federation.ranks": [4]},
-    "ranks 8": {"federation.ranks": [8]},
+METHODS = [one.model_fields["name"].default for one in BUILT_IN]
+BLOCKS = 4
+"""The number of blocks of the ViT."""
+WIDTH = 48
+"""The number of features of the ViT in the table of docs/concepts/ranks.md."""
+COLUMNS: dict[str, dict[str, Json]] = {
+    "full": {},
+    "rank 4": {"lora.rank": 4},
     "ranks 8, 4, 1": {"federation.ranks": [8, 4, 1]},
+    "cohorts of 2": {"federation.clients_per_round": 2},
     "ranks 8, 4, 1, cohorts of 2": {"federation.ranks": [8, 4, 1], "federation.clients_per_round": 2},
-    "ranks 8, depths 1, 2, 4": {"federation.ranks": [8], "federation.depths": [1, 2, 4]},
+    "depth 2": {"federation.depths": [2]},
+    "depths 1, 2, 4": {"federation.depths": [1, 2, 4]},
 }
-"""The columns of the table, with their changes of the run."""
+"""The columns of the table, with their changes of the run. In `full`, three clients of rank 8 hold all blocks."""
+CLIP: dict[str, Json] = {"backbone": {"name": "digits_clip"}, "lora.position": "mlp", "federation.depths": [6]}
+"""The changes of the run for methods that need a text encoder."""
+SERVER_IMAGES: dict[str, Json] = {"partition.proxy_share": 0.02}
+"""The change of the run for methods whose server trains on images."""
+HEADS: dict[str, Json] = {"heads": [BLOCKS // 2]}
+"""The option of DepthFL that adds a head in the middle of the network."""
+OPTIONS: dict[str, dict[str, dict[str, Json]]] = {
+    "all_large": {
+        "": {},
+        ", `freeze_a`": {"aggregation.lora": "freeze_a"},
+        ", `product_svd`": {"aggregation.lora": "product_svd"},
+    },
+    "depthfl": {"": {f"method.{name}": value for name, value in HEADS.items()}},
+    "fedbrick": {
+        f" over `{name}`": {"method.over": {"name": name, **own}, "method.server_epochs": 1, **SERVER_IMAGES}
+        for name, own in {"fedra": {}, "inclusivefl": {}, "depthfl": HEADS}.items()
+    },
+    "fedms": {
+        f", stage {stage}": {
+            **{"method.global_rounds": rounds, "method.gate": {"trunk": {"name": "digits_resnet"}}},
+            **{"partition.validation_share": 0.1, **CLIP},
+        }
+        for stage, rounds in {"one": 3, "two": 0}.items()
+    },
+    "fedag": {
+        "": {
+            **{"method.clip": {"name": "digits_clip"}, "method.server": {"warmup_epochs": 1, "epochs": 1}},
+            **{"synthetic": {"name": "surrogate", "share": 0.01}, **SERVER_IMAGES},
+        }
+    },
+    "fedot": {"": {"method.bottom": 1, "method.top": 1}},
+    **{name: {"": CLIP} for name in ("promptfl", "fedclip", "zero_shot")},
+}
+"""The changes of the run for methods that need some, keyed by method and by the end of the row's label."""
 
 
-def config_of(changes: dict[str, Json], width: int = 12, blocks: int = 4) -> RunConfig:
-    """Return a run of three rounds with three clients, on an untrained ViT with `blocks` blocks of `width` features."""
+def table_rows() -> dict[str, dict[str, Json]]:
+    """Return the changes of the run for each row of the table, keyed by the label of the row."""
+    return {
+        f"`{name}`{end}": {"method": name, **changes}
+        for name in METHODS
+        for end, changes in OPTIONS.get(name, {"": {}}).items()
+    }
+
+
+def config_of(changes: dict[str, Json], width: int = 12) -> RunConfig:
+    """Return a run of three rounds with three clients, by default on an untrained ViT with `width` features."""
     name = ROOT / "experiments" / "fedra_digits.yaml"
     small: dict[str, Json] = {
         "backbone": {
             **{"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": "none"},
-            **{"img_size": 16, "patch_size": 8, "embed_dim": width, "num_blocks": blocks, "num_heads": 2},
+            **{"img_size": 16, "patch_size": 8, "embed_dim": width, "num_blocks": BLOCKS, "num_heads": 2},
         },
         "data.domains": ["plain", "inverted", "noisy"],
         "data.test_fraction": 0.1,
-        "federation.depths": [blocks],
+        "federation.depths": [BLOCKS],
         "federation.rounds": 3,
         "lora.rank": 8,
         "local.steps": 1,
         "local.batch_size": 8,
     }
-    if changes.get("method") == "depthfl":  # with one more head, in the middle of the network
-        changes = {**changes, "method": {"name": "depthfl", "heads": [blocks // 2]}}
     return RunConfig.of(read_yaml(name), name.name).override({**small, **changes}, "bytes")
+
+
+def applies(method: FederatedMethod, changes: dict[str, Json]) -> bool:
+    """Return whether a method has the options of a column: LoRA adapters, and clients of unequal ranks."""
+    if "federation.ranks" in changes:
+        return isinstance(method, UnequalRanks)
+    return method.needs.lora or "lora.rank" not in changes
 
 
 def payload(message: bytes) -> int:
@@ -137,13 +195,15 @@ class ClientProcess:
             for (client, row), parcel in zip(rows.items(), parcels, strict=False):
                 adapter, extra, rest = self.ask("train", round, client, row, told, parcel)
                 up += payload(adapter) + payload(extra)
-                updates.append(ClientUpdate(client, adapter=from_bytes(adapter), extra=from_bytes(extra), **rest))
+                given = from_bytes(adapter)
+                ordered = {name: given[name] for name in state.adapter if name in given}
+                updates.append(ClientUpdate(client, adapter=ordered, extra=from_bytes(extra), **rest))
             state = method.end_round(method.aggregate(state, updates, server), server, trainer)
             yield Crossed(down, up, state)
 
 
 class Clients:
-    """The clients of a run in their own process, with the tensors that each of them has received."""
+    """The clients of a run in their own process, with the tensors that each of them has received or keeps."""
 
     def __init__(self, config: RunConfig) -> None:
         self.federation: Federation = build(config)
@@ -155,6 +215,7 @@ class Clients:
             if is_folded(name) or (self.seeded and rank_dim(name) is not None)
         }
         self.known: dict[ClientId, AdapterState] = {one.id: dict(drawn) for one in self.federation.clients}
+        self.models: dict[ClientId, AdapterState] = {}
 
     def broadcast(self, round: int, client: ClientId, parcel: bytes) -> bool:
         """Add the change that all clients receive to the frozen weights of a client."""
@@ -177,16 +238,33 @@ class Clients:
         self, round: int, client: ClientId, row: LayerAllocation, told: dict[str, Any], parcel: bytes
     ) -> tuple[bytes, bytes, dict[str, Any]]:
         """Train a client, and return its tensors and extra tensors as messages, and the rest of its update."""
-        federation, known = self.federation, self.known[client]
-        known |= from_bytes(parcel)
+        federation, known, received = self.federation, self.known[client], from_bytes(parcel)
+        known |= received
         for tensor in federation.model.movable().values():
             tensor.data.fill_(math.nan)  # tensors that the client did not receive
-        state = replace(self.untrained, **told, adapter=dict(known))
+        state = replace(self.untrained, **{**told, **self._models_of(client, received)}, adapter=dict(known))
         cohort = [next(replace(one, rank=row.rank) for one in federation.clients if one.id == client)]
         (update,) = federation.method.local_updates(state, cohort, {client: row}, federation.trainer.at(round))
-        known |= widened(update.private, known)
+        self._keep(update)
         rest = {"allocation": update.allocation, "num_examples": update.num_examples, "metrics": dict(update.metrics)}
         return to_bytes(_plain(update.adapter)), to_bytes(_plain(update.extra)), rest
+
+    def _models_of(self, client: ClientId, received: AdapterState) -> dict[str, Any]:
+        """Return the fields of the state from which FedMS and FedAG read a client's own model and the received one."""
+        own = {client: self.models[client]} if client in self.models else {}
+        if isinstance(self.untrained, FedMSState):
+            return {"experts": own}
+        if isinstance(self.untrained, FedAGState):
+            return {"own": own, "copies": {self.untrained.domains[client]: received}}
+        return {}
+
+    def _keep(self, update: ClientUpdate) -> None:
+        """Store the tensors that a client has trained for itself."""
+        if isinstance(self.untrained, FedMSState | FedAGState):
+            kept = {**update.private, **update.local_copy}
+            self.models[update.client] = {**self.models.get(update.client, {}), **_plain(kept)}
+        else:
+            self.known[update.client] |= widened(update.private, self.known[update.client])
 
 
 def serve(end: Connection) -> None:
@@ -208,35 +286,37 @@ def _plain(state: AdapterState) -> dict[str, Tensor]:
     return {name: one.detach().contiguous().clone() for name, one in state.items()}
 
 
-def ranked_methods() -> list[str]:
-    """Return the names of all methods whose clients can have unequal ranks."""
-    return [one.model_fields["name"].default for one in BUILT_IN if issubclass(one, UnequalRanks)]
+def cell(process: ClientProcess, row: dict[str, Json], column: dict[str, Json], width: int) -> str:
+    """Return a cell of the table: the kilobytes that are sent down and up in each round.
 
-
-def rows(process: ClientProcess, methods: Sequence[str], width: int, blocks: int) -> Iterator[list[str]]:
-    """Yield the rows of the table: for each method and setting, the kilobytes down and up in each round."""
-    for method in methods:
-        cells = [f"`{method}`"]
-        for label, changes in SETTINGS.items():
-            print(f"{method}, {label}", file=sys.stderr)
-            _, *later = process.play(config_of({"method": method, **changes}, width, blocks))
-            cells += [f"{sum(getattr(one, way) for one in later) / len(later) / 1000:,.1f}" for way in ("down", "up")]
-        yield cells
+    Args:
+        process: The process in which the clients train.
+        row: The changes of the run for the row.
+        column: The changes of the run for the column.
+        width: The number of features of the ViT.
+    """
+    if not applies(config_of(row, width).method, column):
+        return "-"
+    _, *later = process.play(config_of({**row, **column}, width))
+    means = (sum(getattr(one, way) for one in later) / len(later) / 1000 for way in ("down", "up"))
+    return " / ".join(dict.fromkeys(f"{mean:,.1f}" for mean in means))
 
 
 def main() -> None:
     """Print the table and, with `--to`, write it to a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=ranked_methods())
-    parser.add_argument("--width", type=int, default=48)
-    parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--to", type=Path)
     given = parser.parse_args()
-    process = ClientProcess()
-    found = list(rows(process, given.methods, given.width, given.blocks))
+    torch.set_num_threads(1)
+    process, cells = ClientProcess(), list[list[str]]()
+    for label, row in table_rows().items():
+        if row["method"] in given.methods:
+            print(label, file=sys.stderr)
+            cells.append([label, *(cell(process, row, column, given.width) for column in COLUMNS.values())])
     process.close()
-    heads = [f"{label}: {way}" for label in SETTINGS for way in ("down", "up")]
-    table = markdown_table(("method", *heads), found, [True, *[False] * len(heads)])
+    table = markdown_table(("method", *COLUMNS), cells, [True, *[False] * len(COLUMNS)])
     print(table)
     if given.to is not None:
         given.to.write_text(f"{table}\n", encoding="utf-8")
