@@ -10,9 +10,10 @@ import torch
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
+from fedsweep.federation.client_costs import classes_of, cost_counter
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.methods.capabilities import LoraRule, Messages, UnequalRanks
+from fedsweep.methods.capabilities import LoraRule, Messages, Stages, UnequalRanks
 from fedsweep.models.names import rank_dim
 from fedsweep.results.checkpoint import Checkpoint, load, save
 from fedsweep.testing.cases import method_of
@@ -165,6 +166,22 @@ def test_the_costs_of_a_round_are_the_sizes_of_the_tensors(
     smaller = federation({**ranked, **SOME, "federation.ranks": [1]})
     *_, least = federate(smaller)
     assert least.metrics["bytes/up"] < ranked_run[-1].metrics["bytes/up"]
+
+
+def test_the_counted_bytes_are_those_of_each_later_round(
+    federation: NewFederation, tiny: RunConfig, ranked: dict[str, Json]
+) -> None:
+    """In a later round, the server may send other tensors than in the first (`Messages.remember_cohort`)."""
+    if getattr(method_of(ranked["method"]), "changes_ranks", False):  # type: ignore[arg-type]
+        return
+    changes: dict[str, Json] = {**ranked, "federation.rounds": 3, "local.steps": 1}
+    config = tiny.override(changes, "test")
+    counter, stages = cost_counter(config, classes_of(config)), Stages.of_method(config.method)
+    for before, after in list(pairwise(federate(federation(changes))))[1:]:
+        stage = stages.stage_of(before.state)
+        costs = [counter.costs(client, stage=stage) for client in counter.clients]
+        assert sum(one.bytes_down for one in costs) == after.metrics["bytes/down"]
+        assert sum(one.bytes_up for one in costs) == after.metrics["bytes/up"]
 
 
 def test_one_full_rank_for_all_equals_no_ranks(federation: NewFederation, ranked: dict[str, Json]) -> None:

@@ -236,28 +236,13 @@ def test_bytes_equal_those_of_a_round(federation, tiny, random_clip, method, sta
         assert sum(one.trained for one in counted) / len(counted) == result.metrics["parameters/trained"]
 
 
-SIZES = {"lora.rank": 4, "federation.depths": [12, 6, 3], "federation.ranks": [4, 3, 2]}
-
-
-@pytest.mark.parametrize("rounds", [2, 3])
-@pytest.mark.parametrize("method", RULES)
-def test_bytes_equal_those_of_a_later_round(federation, tiny, method, rounds):
-    """In later rounds, servers also send what changed in the frozen weights, and RoLoRA's clients keep a factor."""
-    name: str | dict = {"name": "hetlora", "gamma": 1} if method == "hetlora" else method  # without pruning
-    changes = {**SIZES, "method": name, "federation.rounds": rounds}
-    *_, result = federate(federation(changes, train=24, test=4))
-    counter = cost_counter(tiny.override(changes, "test"), CLASSES)
-    stage = list(counter.states)[(rounds - 1) % len(counter.states)]
-    counted = [counter.costs(client, stage=stage) for client in counter.clients]
-    assert sum(one.bytes_down for one in counted) == result.metrics["bytes/down"]
-    assert sum(one.bytes_up for one in counted) == result.metrics["bytes/up"]
-
-
 def test_a_stack_grows_with_the_ranks_of_the_cohort(tiny):
     """A layer's stack has as many rows as the ranks of the largest cohort together."""
 
+    ranks = {"lora.rank": 4, "federation.depths": [12], "federation.ranks": [4, 3, 2]}
+
     def down(**changes):
-        config = tiny.override({**SIZES, "federation.depths": [12], "method": "flora", **changes}, "test")
+        config = tiny.override({**ranks, "method": "flora", **changes}, "test")
         counter = cost_counter(config, CLASSES)
         (found,) = {counter.costs(client).bytes_down for client in counter.clients}
         return found
