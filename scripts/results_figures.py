@@ -151,11 +151,14 @@ def read_depth_methods(folder: Path) -> tuple[Groups, Groups]:
     return methods, bricks
 
 
-def read_depth_or_rank(folder: Path) -> Groups:
-    """Return the differences between tuned methods and FedRA at equal bytes, on digits and on PACS."""
+def read_depth_or_rank(folder: Path) -> dict[str, Groups]:
+    """Return the differences between tuned methods and FedRA on PACS and on digits, keyed by what is equal."""
     return {
-        images: differences(table(folder, "ranks.md", f"Equal bytes, on {images}", "learning rate"))
-        for images in ("digits", "PACS")
+        equal: {
+            images: differences(table(folder, "ranks.md", f"{equal}, on {images}", "learning rate"))
+            for images in ("PACS", "digits")
+        }
+        for equal in ("Equal bytes", "Equal memory")
     }
 
 
@@ -216,24 +219,24 @@ def draw_depth_methods(data: tuple[Groups, Groups]) -> Figure:
     return figure
 
 
-def draw_depth_or_rank(data: Groups) -> Figure:
-    """Draw each method's difference from FedRA: on digits (left) and on PACS (right)."""
-    return side_by_side(data, "Equal bytes, on {}", "FedRA", 2.9)
+def draw_depth_or_rank(data: dict[str, Groups]) -> Figure:
+    """Draw each method's difference from FedRA: at equal bytes (left) and at equal memory (right)."""
+    return side_by_side(data, "FedRA", 3.6)
 
 
 def draw_fedag(data: Groups) -> Figure:
     """Draw each method's difference from FedAG: on a held-out domain (left) and on training domains (right)."""
-    return side_by_side(data, "Accuracy {}", "FedAG", 4.0)
+    return side_by_side({f"Accuracy {name}": {name: estimates} for name, estimates in data.items()}, "FedAG", 4.0)
 
 
-def side_by_side(data: Groups, title: str, baseline: str, height: float) -> Figure:
-    """Draw two groups of differences from a baseline in two panels with common axes."""
+def side_by_side(data: dict[str, Groups], baseline: str, height: float) -> Figure:
+    """Draw differences from a baseline in two panels, keyed by their titles, with common axes."""
     figure, both = panels(2, 2, 4.9, height)
-    for axes, (name, estimates), colour in zip(both, data.items(), COLOURS, strict=False):
-        dots(axes, {name: estimates}, [colour])
-        axes.set_title(title.format(name))
+    both[1].sharex(both[0])
+    for axes, (title, groups) in zip(both, data.items(), strict=True):
+        dots(axes, groups, COLOURS)
+        axes.set_title(title)
         axes.set_xlabel(f"other method minus {baseline} (percentage points)")
-    both[0].sharex(both[1])
     both[1].tick_params(labelleft=False)
     return figure
 

@@ -35,8 +35,9 @@ def test_the_numbers_are_those_of_the_tables(script):
     assert methods["PACS, Table 1"][0] == ("AllLarge", 2.65, -0.44, 5.74)
     assert bricks["digits"][2] == ("DepthFL", 2.58, 2.02, 3.15)
     ranks = script.read_depth_or_rank(PAGES)
-    assert [len(one) for one in ranks.values()] == [4, 4]
-    assert ranks["PACS"][3] == ("FLoRA", 3.07, 0.16, 5.99)
+    assert [len(each) for one in ranks.values() for each in one.values()] == [4, 4, 4, 4]
+    assert ranks["Equal bytes"]["PACS"][3] == ("FLoRA", 3.07, 0.16, 5.99)
+    assert ranks["Equal memory"]["digits"][0] == ("FedBRICK", -1.66, -3.26, -0.06)
     assert [len(one) for one in script.read_fedag(PAGES).values()] == [10, 10]
     sent, costs = script.read_fedms(PAGES)
     assert sent["FedMS"] == (5.6, 81.84)
@@ -50,6 +51,16 @@ def test_all_figures_are_drawn(script, tmp_path):
     for path in script.write(PAGES, tmp_path):
         assert 20_000 < path.stat().st_size < 150_000, path.name
     assert script.outdated(PAGES, tmp_path) == []
+
+
+def test_panels_with_common_axes_show_all_intervals(script):
+    """The panel whose values are farther from zero can be the left or the right one."""
+    near, far = [script.Estimate("near", 1, 0, 2)], [script.Estimate("far", 5, -8, 9)]
+    for groups in ((near, far), (far, near)):
+        figure = script.side_by_side({str(place): {"one": one} for place, one in enumerate(groups)}, "FedRA", 3)
+        low, high = figure.axes[0].get_xlim()
+        assert figure.axes[1].get_xlim() == (low, high)
+        assert low < -8 < 9 < high
 
 
 def test_the_figures_in_the_documentation_are_current(script):
