@@ -211,11 +211,8 @@ class CostCounter:
 
         If `count_step` is false, do not count a training step, which takes most of the time: FLOPs and memory are None.
         """
-        row, state, messages = (
-            row or self.row(client, stage),
-            self.senders[stage],
-            Messages.of_method(self.config.method),
-        )
+        row, state = row or self.row(client, stage), self.senders[stage]
+        messages = Messages.of_method(self.config.method)
         down = sum(map(size_in_bytes, (messages.received(state, client.id, row), messages.broadcast(state))))
         key = stage, client.domain, client.capacity, row, count_step, down
         if key not in self._known:
