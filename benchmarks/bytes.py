@@ -196,6 +196,7 @@ class ClientProcess:
                 adapter, extra, rest = self.ask("train", round, client, row, told, parcel)
                 up += payload(adapter) + payload(extra)
                 given = from_bytes(adapter)
+                # safetensors sorts the names, and the last bits of FedAG depend on their order
                 ordered = {name: given[name] for name in state.adapter if name in given}
                 updates.append(ClientUpdate(client, adapter=ordered, extra=from_bytes(extra), **rest))
             state = method.end_round(method.aggregate(state, updates, server), server, trainer)

@@ -22,7 +22,7 @@ from fedsweep.models.names import is_statistic, names_within
 from fedsweep.training.costs import size_in_bytes
 from fedsweep.training.counting_trainer import CountingTrainer, MetaReader, MetaRows
 from fedsweep.training.local_training import LocalConfig
-from fedsweep.types import Client, ClientUpdate, ImageSet, LayerAllocation, ServerState
+from fedsweep.types import Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
@@ -175,9 +175,10 @@ class CostCounter:
         All values are zero, and the dict is empty if all rounds have the same messages.
         """
         method, found = self.config.method, dict[str, ServerState]()
-        messages, cohort = Messages.of_method(method), largest_cohort(self.config)
+        messages = Messages.of_method(method)
         if not messages.remember_cohort or self.config.federation.rounds == 1:
             return found
+        cohort = largest_cohort(self.config)
         for state in self.states.values():
             zeros = {name: torch.zeros(one.shape, dtype=one.dtype) for name, one in state.adapter.items()}
             before = replace(state, adapter=zeros)
@@ -307,8 +308,7 @@ def clients_of(config: RunConfig) -> list[Client]:
     if config.federation.depths == "dynamic":
         capacities = {f"{depth} blocks": depth for depth in config.depths()}
         domains = dict.fromkeys(capacities, next(iter(domains.values())))
-    nothing = cast(Any, None)
-    return [Client(one, domains[one], nothing, depth, rank=ranks.get(one)) for one, depth in capacities.items()]
+    return [_without_images(one, domains[one], depth, ranks.get(one)) for one, depth in capacities.items()]
 
 
 def largest_cohort(config: RunConfig) -> list[Client]:
@@ -319,14 +319,13 @@ def largest_cohort(config: RunConfig) -> list[Client]:
     domains, depths, ranks = config.client_domains(), config.capacities(), config.client_ranks()
     if config.federation.depths == "dynamic":
         depths = dict.fromkeys(domains, config.backbone.depth)
-    ordered = sorted(domains, key=lambda one: (-depths[one], -(ranks[one] or config.lora.rank), one))
-    size = config.federation.clients_per_round
-    if size == "one_per_domain":
-        ordered = list({domains[one]: one for one in reversed(ordered)}.values())
-    else:
-        ordered = ordered[:size]
-    nothing = cast(Any, None)
-    return [Client(one, domains[one], nothing, depths[one], rank=ranks[one]) for one in sorted(ordered)]
+    largest = sorted(domains, key=lambda one: (-depths[one], -(ranks[one] or config.lora.rank), one))
+    chosen = sorted(config.first_cohort(largest))
+    return [_without_images(one, domains[one], depths[one], ranks[one]) for one in chosen]
+
+
+def _without_images(client: ClientId, domain: str, depth: int, rank: int | None) -> Client:
+    return Client(client, domain, cast(Any, None), depth, rank=rank)
 
 
 def outlined(config: RunConfig, classes: int | tuple[str, ...]) -> LayeredModel:

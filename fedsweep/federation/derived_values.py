@@ -9,11 +9,9 @@ def derived_values(config: RunConfig) -> dict[str, float]:
 
     A value is left out if the run does not have it. For example, a method without LoRA has no scaling.
     """
-    clients, size, local = config.client_domains(), config.federation.clients_per_round, config.local
-    cohort = len(set(clients.values())) if size == "one_per_domain" else size or len(clients)
-    partition = config.partition
+    clients, local, partition = list(config.client_domains()), config.local, config.partition
     kept = (1 - partition.proxy_share) * (1 - partition.test_share) * (1 - partition.validation_share)
-    found = {COHORT_SHARE: cohort / len(clients), TRAINED_SHARE: kept}
+    found = {COHORT_SHARE: len(config.first_cohort(clients)) / len(clients), TRAINED_SHARE: kept}
     if config.method.needs.lora:
         found[SCALING] = config.lora.effective_scaling
     if isinstance(local.steps, int):

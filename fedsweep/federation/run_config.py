@@ -148,7 +148,8 @@ class RunConfig(Config):
             raise ValueError(f"`federation.malicious_share` must {rule}, but it is {share:g}")
         if isinstance(self.method, SeparateModels):
             check_shared_model(self)
-        self.method.check(self._smallest_cohort(capacities), layers, self.aggregation)
+        smallest = self.first_cohort(sorted(capacities, key=lambda client: capacities[client]))
+        self.method.check([capacities[client] for client in smallest], layers, self.aggregation)
         return self
 
     def _last_rounds_fit(self) -> None:
@@ -302,18 +303,18 @@ class RunConfig(Config):
         """Return the domain of each client, keyed by client id. No images are read."""
         return self.partition.clients_of(self.data.training_domains)
 
-    def _smallest_cohort(self, capacities: Mapping[ClientId, int]) -> list[int]:
-        """Return the capacities of the clients in the cohort with the smallest total capacity.
+    def first_cohort(self, ordered: Sequence[ClientId]) -> list[ClientId]:
+        """Return the cohort with the first clients of `ordered`, which lists all clients of the run.
 
-        The capacity of a client is the number of blocks that fit on it.
+        The cohort has as many clients as in each round, or the first one of each domain.
         """
-        size = self.federation.clients_per_round
+        size, domains = self.federation.clients_per_round, self.client_domains()
+        if size is None:
+            return list(domains)
         if size == "one_per_domain":
-            least: dict[str, int] = {}
-            for client, domain in self.client_domains().items():
-                least[domain] = min(capacities[client], least.get(domain, capacities[client]))
-            return list(least.values())
-        return list(capacities.values()) if size is None else sorted(capacities.values())[:size]
+            firsts = {domains[client]: client for client in reversed(ordered)}
+            return [firsts[domain] for domain in dict.fromkeys(domains.values())]
+        return list(ordered[:size])
 
     def metrics(self) -> list[str]:
         """Return the names of the metrics that every round reports."""

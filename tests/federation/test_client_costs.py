@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedsweep.common.randomness import stream
 from fedsweep.federation.build_and_run import build
-from fedsweep.federation.client_costs import ClientCosts, CostCounter, client_costs, cost_counter
+from fedsweep.federation.client_costs import ClientCosts, CostCounter, client_costs, cost_counter, largest_cohort
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.fedra import FedRA
@@ -253,6 +253,15 @@ def test_a_stack_grows_with_the_ranks_of_the_cohort(tiny):
     assert down(**{"federation.clients_per_round": 2}) == alone + 3 * per_row
     assert down() == alone + 5 * per_row
     assert down(**{"federation.ranks": "dynamic"}) == alone + 8 * per_row
+
+
+@pytest.mark.parametrize("size", [None, 2, "one_per_domain"])
+def test_the_largest_cohort_has_the_largest_clients(tiny, size):
+    """Each domain has two clients, of which the first one has fewer blocks."""
+    two = {"name": "feature_label_skew", "clients_per_domain": 2}
+    changes = {"partition": two, "federation.depths": [2, 3, 4, 9, 5, 6], "federation.clients_per_round": size}
+    found = sorted(client.capacity for client in largest_cohort(tiny.override({"method": "flora", **changes}, "test")))
+    assert found == {None: [2, 3, 4, 5, 6, 9], 2: [6, 9], "one_per_domain": [3, 6, 9]}[size]
 
 
 def test_a_text_encoder_needs_the_names_of_the_classes(tiny, random_clip):

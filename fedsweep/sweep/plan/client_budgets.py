@@ -49,7 +49,7 @@ def fitted_clients(config: RunConfig) -> list[FittedClients]:
 def unequal_budgets(plan: Plan) -> Iterator[str]:
     """Yield a sentence for each two arms of a comparison whose budgeted costs differ by more than 5%.
 
-    The cost of an arm is the sum over all clients of the run. If the sums are equal, the costs of each client are
+    The cost of an arm is the sum over all clients of the run. If the sums differ by less, the costs of each client are
     compared. If only one of two arms has budgets, its budgeted cost is compared. Arms whose depths or ranks are drawn
     in each round are left out.
 
