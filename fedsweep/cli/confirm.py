@@ -33,7 +33,8 @@ def confirm(
     """Run the best arms of a sweep and the baseline with fresh seeds, and compare them on the test images.
 
     The baseline is that of the sweep or, if it has none, the experiment with its own values. The command writes a
-    search space into `search_spaces/confirm/` and runs it like `fedsweep tune`, so you can resume or extend it.
+    search space into `search_spaces/confirm/` and runs it like `fedsweep tune`, so you can resume or extend it. Its
+    name contains the sweep and the two numbers.
 
     Example: `fedsweep confirm tuning/fedra --top 2`
     """
@@ -44,10 +45,15 @@ def confirm(
     from fedsweep.sweep.running.confirmation import write_confirmation
 
     console = output.progress_console()
-    name, path = write_confirmation(Store.at(store).find(sweep), top, seeds, console)
-    console.print(f"Search space: {output.relative(path)}", soft_wrap=True)
-    options = TuneOptions(name, store=store, mlflow=mlflow)
-    if format == "json":
-        json_sweeps.run_space("confirm", options, dry_run, search_space=path)
-    else:
-        run_space(options, dry_run)
+    written = write_confirmation(Store.at(store).find(sweep), top, seeds, console)
+    options = TuneOptions(written.name, store=store, mlflow=mlflow)
+    try:
+        if not dry_run:
+            console.print(f"Search space: {output.relative(written.path)}", soft_wrap=True)
+        if format == "json":
+            json_sweeps.run_space("confirm", options, dry_run, search_space=None if dry_run else written.path)
+        else:
+            run_space(options, dry_run)
+    finally:
+        if dry_run:  # which leaves no file behind
+            written.remove()

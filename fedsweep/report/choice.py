@@ -22,8 +22,8 @@ class OnTest:
 
 
 def by_validation(manifest: SweepManifest) -> bool:
-    """Return whether a search or a scheduler chose between trials by a metric of the validation images."""
-    return manifest.chooses and manifest.metric.startswith(VALIDATION)
+    """Return whether a search or a scheduler chose between trials by validation images, and by no test images."""
+    return manifest.chooses and manifest.metric.startswith(VALIDATION) and manifest.choice_by_test_images is None
 
 
 def chosen_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[ArmStatistics]:

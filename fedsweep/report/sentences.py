@@ -19,7 +19,7 @@ from fedsweep.report.text_tables import MARK, family_size, texts
 from fedsweep.report.units_and_labels import Units, arm_words, names, shown_p, shown_seeds
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import IN_WORDS, Arm, is_accuracy, setting, shown_setting
-from fedsweep.results.history import ACCUMULATED, MEAN_ACCURACY, SIMULATED, TESTED
+from fedsweep.results.history import ACCUMULATED, MEAN_ACCURACY, SIMULATED, TESTED, uses_test_images
 from fedsweep.results.records import stand_in, warning
 from fedsweep.results.unnamed_changes import ResolvedArm, unnamed_changes
 
@@ -204,7 +204,8 @@ def _about_best(
         arms_were, means_are, them = "This arm was", "its mean on the test images, which is", "it"
     if by_validation(manifest):
         return [*found, *_about_choice(manifest, arms, dotted, units)]
-    if len(arms) > 1:
+    objectives = [manifest.metric, *([manifest.against.metric] if manifest.against else [])]
+    if len(arms) > 1 and any(map(uses_test_images, objectives)):
         found.append(
             f"{arms_were} chosen from {len(arms)} arms by {means_are} therefore optimistic. "
             f"{NEW_SEEDS} Choose {them} by validation images instead (guides/tuning.md in the documentation)."

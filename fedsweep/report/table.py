@@ -12,7 +12,7 @@ from fedsweep.report.arm_statistics import (
     notes,
     printed,
 )
-from fedsweep.report.choice import OnTest, by_validation, efficient_arms, on_test_images
+from fedsweep.report.choice import OnTest, arms_on_test, by_validation, efficient_arms, on_test_images
 from fedsweep.report.declared_comparisons import DeclaredRow, declared_findings, declared_rows, declared_section
 from fedsweep.report.differences_by_domain import differences_by_domain
 from fedsweep.report.effects import Effects
@@ -73,6 +73,11 @@ class AblationTable:
     def on_test(self) -> dict[str, OnTest]:
         """The values of chosen arms and baselines on the test images, by the `key` of the arm."""
         return on_test_images(self.manifest, self.arms)
+
+    @cached_property
+    def tested(self) -> set[str]:
+        """The `key` of each arm whose results on the test images are shown (see `arms_on_test`)."""
+        return {one.key for one in arms_on_test(self.manifest, self.arms)}
 
     @cached_property
     def means(self) -> dict[str, str]:
@@ -180,14 +185,18 @@ class AblationTable:
         `rounds_to=0.7`, has no mean if some seeds missed the target. The cell then shows the number of seeds that
         reached the target.
         """
-        value = one.columns[column.name]
-        if column.name == "worst_domain" and one.worst_domain_name:
+        value = self.column_value(one, column)
+        if value is not None and column.name == "worst_domain" and one.worst_domain_name:
             return f"{PERCENT.value(value)} {one.worst_domain_name}"
         if value is None and column.name.startswith(TARGETS) and one.n:
             return f"by {self.reached(one, column)} of {one.n}"
         fit = Units.fit(column.percent, (other.columns[column.name] for other in self.arms))
         cell = (fit if column.digits is None else replace(fit, decimals=column.digits)).value(value)
         return cell + MARK * (value is not None and column.of_domain and column.name in one.held_out)
+
+    def column_value(self, one: ArmStatistics, column: Column) -> float | None:
+        """Return the value of a column, or None if the results of this arm on the test images are not shown."""
+        return None if column.on_test and one.key not in self.tested else one.columns[column.name]
 
     def reached(self, one: ArmStatistics, target: Column) -> int:
         """Return the number of finished seeds that reached the target of a column such as `rounds_to=0.7`."""

@@ -15,7 +15,7 @@ from functools import partial
 from fedsweep.common.errors import UserError, near
 from fedsweep.results import TrialRecord
 from fedsweep.results.arms import is_accuracy, short_names
-from fedsweep.results.history import last, simulated_seconds, total_megabytes
+from fedsweep.results.history import last, simulated_seconds, total_megabytes, uses_test_images
 from fedsweep.results.pareto import Mode
 
 TARGETS = ("rounds_to=", "simulated_hours_to=")
@@ -69,6 +69,8 @@ class Column:
     """True if the value changes when a run is repeated, like time and memory."""
     of_domain: bool = False
     """True for the accuracy on a domain. Arms may hold out the domain, so their values can differ in kind."""
+    on_test: bool = False
+    """True if the value is measured on test images."""
 
 
 def _last(metric: str, trial: TrialRecord) -> float | None:
@@ -130,20 +132,24 @@ COLUMNS: Mapping[str, Column] = {
     column.name: column
     for column in (
         Column("mean_over_domains", "mean of domains", partial(_last, "accuracy/mean"),
-               "accuracy in percent, averaged over domains with equal weights", percent=True),
+               "accuracy in percent, averaged over domains with equal weights", percent=True, on_test=True),
         Column("worst_domain", "worst domain", partial(_last, "accuracy/worst_domain"),
-               "accuracy in percent on the worst domain of each seed", percent=True),
+               "accuracy in percent on the worst domain of each seed", percent=True, on_test=True),
         Column("domain_spread", "sd of domains", partial(_last, "accuracy/domain_spread"),
-               "standard deviation of the accuracy over domains, with divisor n, in percentage points", percent=True),
+               "standard deviation of the accuracy over domains, with divisor n, in percentage points",
+               percent=True, on_test=True),
         Column("out_of_domain", "out of domain", partial(_last, "accuracy/out_of_domain_mean"),
-               "accuracy in percent, averaged over the domains of which no client of the arm has images", percent=True),
+               "accuracy in percent, averaged over the domains of which no client of the arm has images",
+               percent=True, on_test=True),
         Column("mean_client", "mean client", partial(_last, "accuracy/clients/mean"),
-               "accuracy in percent on each client's own test images, averaged over honest clients", percent=True),
+               "accuracy in percent on each client's own test images, averaged over honest clients",
+               percent=True, on_test=True),
         Column("worst_client", "worst client", partial(_last, "accuracy/clients/worst"),
-               "accuracy in percent of each seed's worst honest client on its own test images", percent=True),
+               "accuracy in percent of each seed's worst honest client on its own test images",
+               percent=True, on_test=True),
         Column("bottom_clients", "bottom 10% clients", partial(_last, "accuracy/clients/bottom_10"),
                "accuracy in percent on own test images, averaged over each seed's worst 10% of the honest clients",
-               percent=True),
+               percent=True, on_test=True),
         Column("megabytes", "MB sent", lambda trial: total_megabytes(trial.history),
                "10^6 bytes sent in both directions in the whole run"),
         Column("megabytes_up", "MB up", partial(_megabytes, "bytes/up"),
@@ -240,11 +246,11 @@ def column(name: str, metric: str, mode: Mode, titles: Mapping[str, str] | None 
         return _until(name, metric, mode)
     if "/" not in name:
         meaning = "accuracy in percent on this domain"
-        return Column(name, name, partial(_on_domain, name), meaning, percent=True, of_domain=True)
+        return Column(name, name, partial(_on_domain, name), meaning, percent=True, of_domain=True, on_test=True)
     if titles and name in titles:
         return Column(name, name, partial(_last, name), f"{titles[name]}, after the last round")
-    percent = is_accuracy(name)
-    return Column(name, name, partial(_last, name), "after the last round" + ", in percent" * percent, percent=percent)
+    percent, said = is_accuracy(name), "after the last round" + ", in percent" * is_accuracy(name)
+    return Column(name, name, partial(_last, name), said, percent=percent, on_test=uses_test_images(name))
 
 
 def _until(name: str, metric: str, mode: Mode) -> Column:

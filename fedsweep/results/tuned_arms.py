@@ -132,8 +132,13 @@ def sweep_name(space: str, stage: Stage | None) -> str:
 
 
 def space_name(sweep: str, stage: Stage | None) -> str:
-    """Return the name of the search space of a sweep with the name `sweep`, the inverse of `sweep_name`."""
-    return sweep if stage is None or stage.name == "common" else sweep.removesuffix(f"/{stage.name}")
+    """Return the name of the search space of a sweep with the name `sweep`, the inverse of `sweep_name`.
+
+    `sweep` may also be the name of a search space, which is returned unchanged, even if it ends like that of a sweep.
+    """
+    if stage is None or stage.name == "common" or sweep in available("search_spaces"):
+        return sweep
+    return sweep.removesuffix(f"/{stage.name}")
 
 
 def sample_values(

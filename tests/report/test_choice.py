@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedsweep.report.choice import arms_on_test, on_test_images
+from fedsweep.report.choice import arms_on_test, by_validation, on_test_images
 from fedsweep.report.formats import data_frame
 from fedsweep.report.formats.latex import latex
 from tests.report.helpers import by_domain, rows_of, tabulate
@@ -109,6 +109,29 @@ def test_a_second_objective_on_test_images_is_a_choice_by_test_images(manifest, 
         "optimistic."
     )
     assert searched.chosen_by == f"{VALIDATION} (validation images), accuracy/worst_domain (test images)"
+    add(trials, {"lora.rank": 8}, 1, [0.5], [0.4])
+    assert by_validation(searched.model_copy(update={"against": None}))
+    assert not by_validation(searched)
+    assert on_test_images(searched, tabulate(searched, trials).arms) == {}
+
+
+def test_a_choice_by_another_metric_is_not_called_a_choice_by_test_images(manifest, trials):
+    for rank, loss in ((8, 0.5), (4, 0.6)):
+        trials.add({"lora.rank": rank}, 0, [2.0, loss], metric="loss/train")
+    searched = manifest(metric="loss/train", mode="min", search="tpe", baseline=None, seeds=(0,))
+    assert "test images" not in " ".join(tabulate(searched, trials).findings())
+
+
+def test_the_csv_and_chosen_columns_hide_every_value_on_test_images_of_arms_that_were_not_chosen(searched):
+    asked = ("accuracy/mean", "loss/test", "domain_spread", "worst_domain", "photo", "megabytes")
+    table = replace(searched, manifest=searched.manifest.model_copy(update={"columns": asked}))
+    arms = [replace(one, columns={name: 0.5 for name in (*one.columns, *asked)}) for one in table.arms]
+    table = replace(table, arms=arms)
+    headings = ["accuracy/mean", "loss/test", "sd of domains", "worst domain", "photo"]
+    for first, row in zip((True, False, False), table.cells(), strict=True):
+        assert [row[name] != "-" for name in headings] == [first] * len(headings)
+        assert row["MB sent"] != "-"
+    assert data_frame.data_frame(table)["domain_spread"].notna().tolist() == [True, False, False]
 
 
 def test_the_csv_hides_the_test_accuracies_of_arms_that_were_not_chosen(searched):

@@ -12,14 +12,13 @@ import pandas as pd
 from fedsweep.common.files import inert_cell
 from fedsweep.common.yaml_values import Json
 from fedsweep.report.arm_statistics import ArmStatistics, asked_columns, domain_metric, ended, notes, printed
-from fedsweep.report.choice import arms_on_test
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.table import AblationTable
 from fedsweep.report.tuned_arms import tuned_values
 from fedsweep.report.units_and_labels import IN_DOMAIN, OUT_OF_DOMAIN, settings
 from fedsweep.results.arms import IN_WORDS, arm_label
 from fedsweep.results.records import SYNTHETIC, TrialRecord
-from fedsweep.results.table_columns import BY_MEAN, SEEDS, TARGETS
+from fedsweep.results.table_columns import BY_MEAN, COLUMNS, SEEDS, TARGETS
 
 COUNTS = ("n_common", "seeds_of_verdict", "seeds_needed", "seeds_needed_low", "seeds_needed_high", "last_round")
 PREFIXES = dict(zip((IN_DOMAIN, OUT_OF_DOMAIN), BY_MEAN, strict=True))
@@ -130,7 +129,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     counts = Counter(ended(trial) for trial in one.arm.trials)
     low, high = one.interval or (None, None)
     tested = table.on_test.get(one.key)
-    on_test = any(one.key == other.key for other in arms_on_test(table.manifest, table.arms))
+    on_test = one.key in table.tested
     by_looks, declared = table.manifest.until_decided is not None, bool(table.manifest.comparisons)
     compared = comparison_columns(one.comparison, by_looks, declared)
     # If the source of synthetic images is a varied hyperparameter, it already has a column.
@@ -159,13 +158,20 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         "megabytes_sent": one.columns["megabytes"],
         **dict.fromkeys(table.second_column, one.second),
         **({"efficient": one.key in table.efficient} if table.manifest.against else {}),
-        **{name: value for name, value in one.columns.items() if name not in (*DROPPED, *table.manifest.domains)},
+        **_columns(table, one),
         **{f"{target.name}{SEEDS}": table.reached(one, target) for target in targets},
         **{how: counts[how] for how in ("finished", "pruned", "diverged", "failed", "unfinished")},
         "last_round": furthest if furthest >= 0 else None,
         "value_at_last_round": reached,
         "note": "; ".join(notes(one.arm, table.manifest.metric)),
     }
+
+
+def _columns(table: AblationTable, one: ArmStatistics) -> dict[str, float | None]:
+    """Return the values of the columns of costs and accuracies that have no longer name in the data frame."""
+    asked = {column.name: column for column in (*COLUMNS.values(), *asked_columns(table.manifest))}
+    left_out = (*DROPPED, *table.manifest.domains)
+    return {name: table.column_value(one, asked[name]) for name in one.columns if name not in left_out}
 
 
 def _cell(value: Json) -> Json:

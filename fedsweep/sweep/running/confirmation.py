@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
@@ -14,13 +15,32 @@ from fedsweep.common.yaml_values import Json
 from fedsweep.results import SweepManifest, SweepStore
 from fedsweep.results.arms import NAMED
 from fedsweep.results.history import on_test
+from fedsweep.results.tuned_arms import space_name
 from fedsweep.sweep.space.search_space import SearchSpace
 
 BASELINE = "baseline"
-FOLDER = Path("search_spaces", "confirm")
 
 
-def write_confirmation(sweep: SweepStore, top: int, seeds: int, console: Console) -> tuple[str, Path]:
+class Confirmation(NamedTuple):
+    """A search space that confirms the best arms of a sweep."""
+
+    name: str
+    path: Path
+    is_new: bool
+    """False if an earlier command wrote the file."""
+
+    def remove(self) -> None:
+        """Remove the file again if it is new, and the folders that are then empty."""
+        if not self.is_new:
+            return
+        self.path.unlink(missing_ok=True)
+        for folder in self.path.parents:
+            if folder == project_folder() or any(folder.iterdir()):
+                break
+            folder.rmdir()
+
+
+def write_confirmation(sweep: SweepStore, top: int, seeds: int, console: Console) -> Confirmation:
     """Write the search space that confirms the best arms of a sweep.
 
     The arms are trained as in the sweep, and measured on the test images. If the sweep has several baselines, the best
@@ -33,14 +53,12 @@ def write_confirmation(sweep: SweepStore, top: int, seeds: int, console: Console
         seeds: The number of seeds. They follow the largest seed of the sweep.
         console: The console for progress messages.
 
-    Returns:
-        The name of the search space, and the path of its file.
-
     Raises:
-        UserError: Fewer than `top` arms have finished, the YAML files of the sweep have changed, or the file exists
-            with other content.
+        UserError: The sweep has no arms that can be repeated, fewer than `top` arms have finished, the YAML files of
+            the sweep have changed, or the file exists with other content.
     """
     manifest = sweep.manifest()
+    _check_repeatable(manifest)
     with loading(console, "PyTorch", "fedsweep.sweep.plan.plan"):
         from fedsweep.report.arm_statistics import summarise
         from fedsweep.report.choice import ranked_arms
@@ -61,17 +79,42 @@ def write_confirmation(sweep: SweepStore, top: int, seeds: int, console: Console
     baseline = next((one.arm.values for one in arms if one.key == ranked[0].counterpart), {})
     best = {f"best_{place}" if top > 1 else "best": one.arm.values for place, one in enumerate(ranked[:top], 1)}
     named = {name: plan.changes(values) for name, values in {BASELINE: baseline, **best}.items()}
-    name = f"confirm/{manifest.name}/{manifest.id}"
+    name = f"confirm/{manifest.name}/{manifest.id}-top{top}-seeds{seeds}"
     text = _yaml(name, manifest, plan.space, named, seeds)
-    file = FOLDER / manifest.name / f"{manifest.id}.yaml"
+    file = Path("search_spaces", f"{name}.yaml")
     path = project_folder() / file
-    if path.exists() and path.read_text(encoding="utf-8") != text:
-        raise UserError(
-            f"{file} exists with other arms or seeds; run it with `fedsweep tune {name}`, or delete the file first."
-        )
+    if (exists := path.exists()) and path.read_text(encoding="utf-8") != text:
+        raise UserError(f"{file} exists with other arms; run it with `fedsweep tune {name}`, or delete the file first.")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.encode())
-    return name, path
+    if warned := _same_images(manifest):
+        console.print(warned, style="yellow", soft_wrap=True)
+    return Confirmation(name, path, not exists)
+
+
+def _check_repeatable(manifest: SweepManifest) -> None:
+    """Raise an error if no arm of the sweep can be repeated with other seeds."""
+    which = f"sweep {manifest.id} of {manifest.name} cannot be confirmed"
+    if manifest.scheduler == "pbt":
+        raise UserError(
+            f"{which}: its scheduler pbt changes hyperparameters during the training, and an arm has fixed values."
+        )
+    if manifest.stage is not None and manifest.stage.name == "tuning":
+        space = space_name(manifest.name, manifest.stage)
+        raise UserError(
+            f"{which}: it chooses one sample for each arm, and the sweep {space}/tuned compares the arms with these "
+            "samples and other seeds."
+        )
+
+
+def _same_images(manifest: SweepManifest) -> str | None:
+    """Return a warning if the sweep chose by the test images, on which its best arms are confirmed."""
+    if manifest.choice_by_test_images is None:
+        return None
+    return (
+        f"The best arms of {manifest.name} were chosen by the test images, on which they are now compared again. New "
+        "seeds remove the luck of the seed, but not that of the images."
+    )
 
 
 def _yaml(
@@ -82,6 +125,7 @@ def _yaml(
     fixed = {**space.fixed, "evaluation.test_rounds": "all"}
     lines = [
         f"# Are the best arms of {manifest.name} better than the baseline with fresh seeds, on the test images?",
+        *([f"# {warned}"] if (warned := _same_images(manifest)) else []),
         "#",
         f"#   fedsweep tune {name}",
         "",

@@ -1,11 +1,17 @@
 """A search that chooses by validation images, and the confirmation of its best arms with fresh seeds."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
+from fedsweep.common.errors import UserError
+from fedsweep.common.progress import silent_console
+from fedsweep.results.tuned_arms import STAGE
+from fedsweep.sweep.running.confirmation import write_confirmation
 from tests.places import PLACE
+from tests.report.conftest import make_manifest
 from tests.report.helpers import rows_of
 from tests.sweep.helpers import GRID, SAMPLED, SMALL, fedsweep, newest, runs, write_space
 
@@ -33,8 +39,10 @@ def test_a_search_chooses_by_validation_images_and_is_confirmed_on_the_test_imag
     (parent,), _, _ = runs(tmp_path, "search")
     assert parent.data.tags["fedsweep.chosen_by"] == "validation/accuracy/mean (validation images)"
 
+    fedsweep(tmp_path, "confirm", "search", "--dry-run", trains=False)
+    assert not (tmp_path / "search_spaces" / "confirm").exists()
     done = fedsweep(tmp_path, "confirm", "search", "--top", "2", "--seeds", "2")
-    name = f"confirm/search/{sweep.folder.name}"
+    name = f"confirm/search/{sweep.folder.name}-top2-seeds2"
     assert f"search_spaces/{name}.yaml" in done.stderr
     written = yaml.safe_load((tmp_path / "search_spaces" / f"{name}.yaml").read_text())
     head, _, *rows = rows_of((newest(tmp_path, name).folder / "report" / "table.md").read_text())
@@ -46,6 +54,20 @@ def test_a_search_chooses_by_validation_images_and_is_confirmed_on_the_test_imag
     assert confirmed.manifest().metric == "accuracy/mean"
     assert {trial.plan.seed for trial in confirmed.trials()} == {1, 2}
     fedsweep(tmp_path, "confirm", "search", "--top", "9", code=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"scheduler": "pbt"}, "pbt changes hyperparameters during the training"),
+        ({"options": {STAGE: {"name": "tuning", "names": ["optimizer.lr"], "drawn": []}}}, "ablations/x/tuned compares"),
+    ],
+)
+def test_a_sweep_whose_arms_cannot_be_repeated_is_not_confirmed(changes, reason):
+    name = "ablations/x/tuning" if "options" in changes else "ablations/x"
+    sweep = SimpleNamespace(manifest=lambda: make_manifest(name=name, **changes))
+    with pytest.raises(UserError, match=reason):
+        write_confirmation(sweep, 1, 5, silent_console())
 
 
 def _reached(trial):

@@ -198,6 +198,13 @@ def test_a_search_space_with_the_name_of_a_linked_sweep_is_refused(tmp_path, sta
         assert taken in " ".join(done.stderr.split()) or (resume and "there is no sweep" in done.stderr)
 
 
+@pytest.mark.parametrize("name", ["mine/tuned", "mine/tuning"])
+def test_a_search_space_may_be_named_like_a_stage(tmp_path, name):
+    write_space(tmp_path, name, TUNED)
+    assert plan_of(tmp_path, name, "tuning").request.name == f"{name}/tuning"
+    assert plan_of(tmp_path, name, "common").request.name == name
+
+
 def test_a_fixed_optimizer_gives_the_untuned_value_of_its_learning_rate(tmp_path):
     write_space(tmp_path, "tuned", {**TUNED, "fixed": {**FIXED, "optimizer": {"name": "adam", "lr": 0.001}}})
     plan = plan_of(tmp_path, "tuned", "tuning")
