@@ -121,8 +121,8 @@ def draw_adapters(model: LayeredModel, seed: int) -> None:
     """Draw the initial values of a model's adapters in place.
 
     The factor B keeps its zeros, and A gets Kaiming-uniform values that depend only on the seed and the tensor's name.
-    If two arms with the same seed and rank adapt the same layer, the layer's adapter therefore has the same initial
-    values in both arms.
+    If two arms with the same seed adapt the same layer, the first rows of the layer's factor A are therefore the same
+    in both arms, up to the smaller of their ranks (see `initial_a`).
     """
     for name, parameter in model.named_parameters():
         if ".lora_A." in name:
@@ -132,7 +132,9 @@ def draw_adapters(model: LayeredModel, seed: int) -> None:
 def initial_a(like: Tensor, seed: int, purpose: str, *key: int | str) -> Tensor:
     """Return Kaiming-uniform values for a factor A, with the shape, type and device of `like`.
 
-    The values depend only on the shape, the seed, and the strings `purpose` and `key` (see `derived_seed`).
+    The values depend only on the shape, the seed, and the strings `purpose` and `key` (see `derived_seed`). A factor of
+    rank r consists of the first r rows of a factor of a larger rank, so arms of different ranks have common random
+    numbers: torch draws the values row by row, and their bound depends only on the length of a row.
     """
     generator = torch.Generator().manual_seed(derived_seed(seed, purpose, *key))
     fresh = torch.empty(like.shape)

@@ -62,6 +62,17 @@ def test_the_rank_is_the_number_of_rows_of_factor_a(build, rank):
     assert adapter["backbone.blocks.3.mlp.fc2.lora_B.default.weight"].shape == (64, rank)
 
 
+@pytest.mark.parametrize("position", ["l0", "l1", "both"])
+def test_a_factor_a_of_smaller_rank_is_the_first_rows_of_a_larger_one(build, position):
+    largest = build(lora(rank=16, position=position, patch_embed=True), seed=3).adapter()
+    factors = [name for name in largest if ".lora_A." in name]
+    assert len(factors) == 1 + 12 * len(TARGETS[position])
+    for rank in (1, 3, 4, 8, 15):
+        smaller = build(lora(rank=rank, position=position, patch_embed=True), seed=3).adapter()
+        assert all(len(smaller[name]) == rank for name in factors)
+        assert all(torch.equal(smaller[name], largest[name][:rank]) for name in factors)
+
+
 def test_untrained_adapters_do_not_change_the_output(build, tiny):
     images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     plain = tiny.backbone.build(10).eval()
