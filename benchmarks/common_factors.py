@@ -85,9 +85,8 @@ def rows(found: Array) -> Iterator[list[str]]:
         low, high = np.quantile(ratios, [0.025, 0.975])
         common, independent = np.sqrt(variances(values))
         digits = 2 if "accuracy" in name else 4
-        yield [
-            name, f"{common:.{digits}f}", f"{independent:.{digits}f}", f"{ratio(values):.2f}", f"{low:.2f} to {high:.2f}"
-        ]  # fmt: skip
+        spreads = [f"{spread:.{digits}f}" for spread in (common, independent)]
+        yield [name, *spreads, f"{ratio(values):.2f}", f"{low:.2f} to {high:.2f}"]
 
 
 def variances(values: Array) -> tuple[float, float]:
