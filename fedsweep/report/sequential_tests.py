@@ -108,6 +108,12 @@ class Verdict:
     reach` or `open at the limit`.
     """
 
+    constant: bool = False
+    """True if at least two pairs have finished and all have the same difference, so that no t statistic exists.
+
+    Such a comparison stays open up to the limit, because the next seed can make a test possible.
+    """
+
     def mirrored(self) -> "Verdict":
         """Return the verdict about the opposite direction of the comparison, in which all differences are negated."""
         return replace(
@@ -168,13 +174,14 @@ class Replayed:
         """Return the verdict of the comparison in column `place`."""
         at = (sweep, place)
         mean, error = float(self.means[at]), float(self.errors[at])
-        known = [
+        own, judged, near = (
             (mean - float(border) * error, mean + float(border) * error) if np.isfinite(border * error) else None
             for border in self.borders[at]
-        ]
+        )
         pairs = int(self.pairs[at])
-        conclusion = CONCLUSIONS[self.conclusions[at]]
-        return Verdict(conclusion, int(self.seeds[at]), pairs, mean if pairs else None, *known)
+        conclusion, constant = CONCLUSIONS[self.conclusions[at]], pairs > 1 and bool(np.isnan(error))
+        difference = mean if pairs else None
+        return Verdict(conclusion, int(self.seeds[at]), pairs, difference, own, judged, near, constant)
 
 
 def replay(values: Array, rule: SequentialRule, lengths: Numbers | None = None) -> Replayed:
@@ -209,8 +216,7 @@ def replay(values: Array, rule: SequentialRule, lengths: Numbers | None = None) 
             ends = [_border(conclusions, table, at_end, kinds) for table, kinds in zip(tables, FAMILIES, strict=True)]
             with np.errstate(divide="ignore", invalid="ignore"):  # comparisons without pairs
                 hope = _chance(mean, error, count, at_end, ends, effect)
-            hopeless = np.isnan(error) & ((count >= rule.first_look) | (count == 0))
-            hope = np.where(hopeless, 0.0, hope)  # no test without variation
+            hope = np.where(count == 0, 0.0, hope)  # NaN for equal differences, which the next seed can part
             conclusions[going & (conclusions == OPEN) & (hope < rule.give_up)] = OUT_OF_REACH
     return Replayed(conclusions, seeds, pairs, means, errors, borders)
 

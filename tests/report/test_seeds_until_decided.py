@@ -91,7 +91,10 @@ def test_latex_marks_decided_arms(decided):
 
 
 @pytest.mark.parametrize(("ends", "part"), [
-    ([0.5] * 3, "+0.00 points after 3 seeds, undecided: up to 6 seeds would hardly decide it."),
+    ([0.5] * 3, "equal on each of 3 seeds, so no test is possible yet: resume the sweep to run further seeds."),
+    ([0.5] * 6, "equal on each of 6 seeds, so no test is possible."),
+    ([0.75] * 6, "+25.00 points on each of 6 seeds, so no test is possible."),
+    ([0.6, 0.39, 0.59, 0.42, 0.5], "undecided: up to 6 seeds would hardly decide it."),
     ([0.5, 0.56, 0.47, 0.55, 0.52, 0.57], "undecided"),
 ])  # fmt: skip
 def test_undecided_comparisons_say_why_they_ended(manifest, trials, ends, part):

@@ -226,10 +226,21 @@ def test_without_seeds_or_before_the_first_look_comparisons_are_open():
 
 @pytest.mark.parametrize("value", [0.0, 0.25])
 def test_equal_differences_allow_no_test(value):
+    for seeds in range(2, 8):
+        found = judge({"equal": [value] * seeds}, RULE)["equal"]
+        assert (found.verdict, found.seeds, found.interval, found.constant) == ("open", seeds, None, True)
     found = judge({"equal": [value] * 8}, RULE)["equal"]
-    assert (found.verdict, found.seeds, found.interval) == ("out of reach", 3, None)
-    patient = judge({"equal": [value] * 8}, replace(RULE, give_up=0.0))["equal"]
-    assert (patient.verdict, patient.seeds) == ("open at the limit", 8)
+    assert (found.verdict, found.seeds, found.interval, found.constant) == ("open at the limit", 8, None, True)
+    assert not judge({"one": [value]}, RULE)["one"].constant
+    assert found.mirrored().constant
+
+
+def test_the_first_seed_that_varies_makes_a_test_possible():
+    rule = SequentialRule(first_look=2, at_most=8, smallest_effect=4.0)
+    equal = judge({"arm": [0.19, 0.19]}, rule)["arm"]
+    assert (equal.verdict, equal.seeds) == ("open", 2)
+    found = judge({"arm": [0.19, 0.19, 0.0, 0.19, 0.19]}, rule)["arm"]
+    assert (found.verdict, found.constant) == ("within", False)
 
 
 def test_differences_that_differ_only_by_rounding_are_equal():
@@ -295,6 +306,16 @@ def test_the_error_of_the_family_is_near_its_level_and_not_above(comparisons):
     # Repeated tests without spending would be wrong far more often.
     t = [stats.ttest_1samp(values[:, 0, :n], 0, axis=1).pvalue < 0.05 for n in range(4, 21)]
     assert np.any(t, axis=0).mean() > 0.15
+
+
+@pytest.mark.parametrize(("mean", "spread"), [(0.0, 0.5), (3.0, 0.5), (0.0, 1.0), (3.0, 1.0)])
+def test_errors_stay_rare_if_differences_are_counts_of_images(mean, spread):
+    trials = np.random.default_rng(6).normal(0, spread / math.sqrt(2), (4000, 4, 8))
+    trials[:, 1:] += mean
+    counts = np.round(trials)
+    found = replay(counts[:, 1:] - counts[:, :1], SequentialRule(first_look=2, at_most=8, smallest_effect=3.0))
+    wrong = (HIGHER, LOWER) if mean == 0 else (WITHIN,)
+    assert np.isin(found.conclusions, wrong).any(axis=1).mean() < 0.05
 
 
 def test_equivalence_is_rarely_called_at_the_smallest_effect():

@@ -138,7 +138,8 @@ class SeedState(RecordedTrials):
         gap = f"difference {100 * one.difference:+.2f} points" if percent else f"difference {one.difference:+.4g}"
         effect = f" \u00b1{self._until.smallest_effect:g}" if one.verdict == "within" else ""
         conclusion = f"{' is' if alone else ':'} {one.verdict}{effect}" if one.verdict != "open" else ""
-        return f"{named}{conclusion} ({gap})"
+        always = f" on each of {one.pairs} seeds, so no test is possible" if one.constant else ""
+        return f"{named}{conclusion} ({gap}{always})"
 
     def _label(self, arm: Arm) -> str:
         return ", ".join(setting(self._names.get(name, name), value) for name, value in arm.items())

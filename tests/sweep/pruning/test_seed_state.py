@@ -184,6 +184,16 @@ def test_arms_stop_as_soon_as_they_are_decided_and_the_baseline_goes_on():
     assert comparison.interval == rank_4.judged_interval
 
 
+def test_arms_with_equal_differences_run_up_to_the_limit():
+    until = UntilDecided(at_least=2, at_most=5)
+    folder = Folder({8: [0.5] * 5, 4: [0.75] * 5}, until)
+    state = play(folder, until, 2, random.Random(0))
+    assert {trial.round for trial in folder.trials.values()} == {ROUNDS}
+    said = "difference +25.00 points on each of 5 seeds, so no test is possible"
+    assert state_of(folder, until).verdicts == state.verdicts
+    assert state.news() == [f"Undecided after 5 seeds: rank 4 is open at the limit ({said})."]
+
+
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_higher_means_a_larger_value_even_if_smaller_values_are_better(mode):
     until = UntilDecided(at_least=3, at_most=4)
