@@ -63,7 +63,7 @@ VERDICTS = {
     "too few seeds": "fewer than two seeds have finished in both arms",
     "within": "only with seeds until decided: the difference is smaller than `smallest_effect`",
     "open": "only with seeds until decided: further seeds will run",
-    "out of reach": "only with seeds until decided: no decision is possible by the largest number of seeds",
+    "out of reach": "only with seeds until decided: a decision within the limit has a probability below 5%",
     "open at the limit": "only with seeds until decided: the largest number of seeds brought no decision",
 }
 """The verdicts of a comparison."""

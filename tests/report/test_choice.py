@@ -125,7 +125,7 @@ def test_a_choice_by_another_metric_is_not_called_a_choice_by_test_images(manife
 def test_the_csv_and_chosen_columns_hide_every_value_on_test_images_of_arms_that_were_not_chosen(searched):
     asked = ("accuracy/mean", "loss/test", "domain_spread", "worst_domain", "photo", "megabytes")
     table = replace(searched, manifest=searched.manifest.model_copy(update={"columns": asked}))
-    arms = [replace(one, columns={name: 0.5 for name in (*one.columns, *asked)}) for one in table.arms]
+    arms = [replace(one, columns=dict.fromkeys((*one.columns, *asked), 0.5)) for one in table.arms]
     table = replace(table, arms=arms)
     headings = ["accuracy/mean", "loss/test", "sd of domains", "worst domain", "photo"]
     for first, row in zip((True, False, False), table.cells(), strict=True):

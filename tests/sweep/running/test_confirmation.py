@@ -60,7 +60,10 @@ def test_a_search_chooses_by_validation_images_and_is_confirmed_on_the_test_imag
     ("changes", "reason"),
     [
         ({"scheduler": "pbt"}, "pbt changes hyperparameters during the training"),
-        ({"options": {STAGE: {"name": "tuning", "names": ["optimizer.lr"], "drawn": []}}}, "ablations/x/tuned compares"),
+        (
+            {"options": {STAGE: {"name": "tuning", "names": ["optimizer.lr"], "drawn": []}}},
+            "ablations/x/tuned compares",
+        ),
     ],
 )
 def test_a_sweep_whose_arms_cannot_be_repeated_is_not_confirmed(changes, reason):
