@@ -9,17 +9,23 @@ group, the effect of the arm on the group, the effect of the seed on both arms, 
 The true difference is the expected difference over all seeds and images. The intervals are:
 
 - seeds: Student's t over the seeds, which treats the images as fixed (`t_interval`)
-- seeds and images: the interval of the report (`crossed_interval`)
+- seeds and images: the interval of the report (`crossed`)
 - Satterthwaite: the same variance, with Satterthwaite's degrees of freedom
 - pigeonhole: percentiles of a bootstrap that resamples seeds and groups (Owen, 2007), up to 100 images
+
+A second simulation adds seeds until the comparison is decided (`judge`), with 4 to 20 seeds and a smallest effect of
+one point. It checks the repeated interval over seeds, and the same interval widened for other images, at the seed at
+which the comparison ended.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +33,15 @@ import numpy as np
 from scipy import stats
 from scipy.special import expit
 
-from fedsweep.report.intervals_and_power import Interval, t_interval
-from fedsweep.report.other_images import crossed_interval
+from fedsweep.report.intervals_and_power import Interval, half_width, t_interval
+from fedsweep.report.other_images import crossed
+from fedsweep.report.sequential_tests import SequentialRule, judge
 
 SEEDS, IMAGES = (3, 5, 10), (100, 1_000, 10_000)
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
 RESAMPLES = 400
 MOST_RESAMPLED = 100  # images; with more images, the bootstrap would take most of the time
-MOST_FOR_ALL = 1_000  # images; with more images, a simulation has only a fourth of the repetitions
-FEWER = 4
+RULE = SequentialRule(first_look=4, at_most=20, smallest_effect=0.01)
 INTERVALS = ("seeds", "seeds and images", "Satterthwaite", "pigeonhole")
 
 
@@ -60,6 +66,10 @@ class Population:
     """The standard deviation of the difficulties of groups."""
     shared: float = 0.1
     """The standard deviation of the effect of a seed on both arms."""
+
+    def groups(self, images: int) -> int:
+        """Return the number of groups of a test set of `images` images, at least 2."""
+        return max(images // (self.domains * self.copies), 2)
 
     def offsets(self) -> np.ndarray:
         """Return the mean logit of each domain, relative to their mean."""
@@ -130,10 +140,10 @@ def intervals(differences: np.ndarray, rng: np.random.Generator) -> dict[str, In
     seeds, domains, groups, copies = differences.shape
     flat = differences.reshape(seeds, -1)
     numbers = np.tile(np.repeat(np.arange(groups), copies), domains)
-    cells = differences.mean(axis=(1, 3))
+    cells, over_images = differences.mean(axis=(1, 3)), crossed(flat, [groups * copies] * domains, numbers)
     found = {
         "seeds": t_interval(cells.mean(axis=1).tolist()),
-        "seeds and images": crossed_interval(flat, [groups * copies] * domains, numbers),
+        "seeds and images": None if over_images is None else over_images.interval(),
         "Satterthwaite": satterthwaite(cells),
     }
     return found | ({"pigeonhole": pigeonhole(cells, rng)} if flat.shape[1] <= MOST_RESAMPLED else {})
@@ -145,7 +155,7 @@ def simulated(population: Population, seeds: int, images: int, repetitions: int)
     If all seeds have the same mean difference, the report has no interval. Such repetitions count as not covered.
     """
     rng, truth = np.random.default_rng([seeds, images, POPULATIONS.index(population)]), population.difference()
-    groups = max(images // (population.domains * population.copies), 2)
+    groups = population.groups(images)
     covered: dict[str, int] = {}
     lengths: dict[str, list[float]] = {}
     for _ in range(repetitions):
@@ -164,37 +174,99 @@ def simulated(population: Population, seeds: int, images: int, repetitions: int)
     }
 
 
-def rows(repetitions: int, numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Yield the results for each population, each of the `numbers` of seeds and each of the `sizes` of the test set."""
-    for population in POPULATIONS:
-        for seeds in numbers:
-            for images in sizes:
-                fewer = repetitions // FEWER if images > MOST_FOR_ALL else repetitions
-                yield simulated(population, seeds, images, fewer)
+def until_decided(population: Population, images: int, repetitions: int) -> dict[str, Any]:
+    """Return the coverage and the length of the intervals at the moment of stopping, as `simulated` does."""
+    rng, truth = np.random.default_rng([images, POPULATIONS.index(population)]), population.difference()
+    groups, verdicts, seeds = population.groups(images), Counter[str](), list[int]()
+    covered = dict.fromkeys(INTERVALS[:2], 0)
+    lengths: dict[str, list[float]] = {name: [] for name in covered}
+    numbers = np.tile(np.repeat(np.arange(groups), population.copies), population.domains)
+    for _ in range(repetitions):
+        differences = population.draw(rng, RULE.at_most, groups).reshape(RULE.at_most, -1)
+        verdict = judge({"": differences.mean(axis=1).tolist()}, RULE)[""]
+        over_images = crossed(differences[: verdict.seeds], [groups * population.copies] * population.domains, numbers)
+        half = half_width(verdict.interval)
+        both = None if over_images is None or half is None else over_images.interval(half=half)
+        for name, found in zip(covered, (verdict.interval, both), strict=True):
+            covered[name] += found is not None and found[0] <= truth <= found[1]
+            lengths[name].append(0.0 if found is None else 100 * (found[1] - found[0]))
+        verdicts[verdict.verdict] += 1
+        seeds.append(verdict.seeds)
+    return {
+        "population": population.name,
+        "images": images,
+        "groups": groups,
+        "difference": round(100 * truth, 3),
+        "repetitions": repetitions,
+        "seeds": round(float(np.mean(seeds)), 1),
+        "verdicts": {name: round(100 * count / repetitions, 1) for name, count in sorted(verdicts.items())},
+        "coverage": {name: round(100 * count / repetitions, 1) for name, count in covered.items()},
+        "length": {name: round(float(np.median(values)), 2) for name, values in lengths.items()},
+    }
 
 
-def markdown(found: Sequence[Mapping[str, Any]], repetitions: int) -> str:
+def margin(repetitions: int) -> float:
+    """Return the margin of error of a coverage of 95%, in percentage points, at a confidence of 95%."""
+    return 100 * 1.96 * float(np.sqrt(0.95 * 0.05 / repetitions))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table whose first column contains text."""
+    return [f"| {' | '.join(row)} |" for row in (head, ["---", *["---:"] * (len(head) - 1)], *rows)]
+
+
+def markdown(fixed: Sequence[Mapping[str, Any]], by_looks: Sequence[Mapping[str, Any]], repetitions: int) -> str:
     """Return the results as a Markdown page."""
     head = ["population", "seeds", "images", "groups", *INTERVALS, "length: seeds", "length: seeds and images"]
-    lines = [
-        "# Coverage of intervals over seeds and images",
-        "",
-        f"The table is the output of `python benchmarks/other_images.py --repetitions {repetitions}`. It contains, for",
-        "each simulated population, the percentage of repetitions in which a 95% interval contains the true",
-        "difference between two arms over all seeds and images. The last two columns are median lengths in percentage",
-        "points. The report shows the intervals `seeds` and `seeds and images`. With 10,000 images, the number of",
-        f"repetitions is {repetitions // FEWER}.",
-        "",
-        "| " + " | ".join(head) + " |",
-        "| --- |" + " ---: |" * (len(head) - 1),
-    ]
-    for one in found:
+    rows = []
+    for one in fixed:
         coverage, length = one["coverage"], one["length"]
         cells = [str(one["population"]), *(f"{one[name]:,}" for name in ("seeds", "images", "groups"))]
         cells += [f"{coverage[name]:.1f}" if name in coverage else "-" for name in INTERVALS]
-        cells += [f"{length[name]:.2f}" for name in INTERVALS[:2]]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append([*cells, *(f"{length[name]:.2f}" for name in INTERVALS[:2])])
+    lines = [
+        "# Coverage of intervals over seeds and images",
+        "",
+        f"The tables are the output of `python benchmarks/other_images.py --repetitions {repetitions}`. They contain,",
+        "for each simulated population, the percentage of repetitions in which a 95% interval contains the true",
+        "difference between two arms over all seeds and images. The last two columns are median lengths in percentage",
+        f"points. Each row is based on {repetitions:,} repetitions. The margin of error of a coverage of 95% is then",
+        f"{margin(repetitions):.1f} percentage points, at a confidence of 95%.",
+        "",
+        "## A fixed number of seeds",
+        "",
+        "The report shows the intervals `seeds` and `seeds and images`.",
+        "",
+        *table(head, rows),
+        "",
+        "## Seeds until decided",
+        "",
+        f"Each comparison gets {RULE.first_look} to {RULE.at_most} seeds, until it is decided on these test images.",
+        "The smallest effect is 1 point. The table shows the repeated interval of a single comparison, and the same",
+        "interval widened for other images, at the seed at which the comparison ended. The columns after the true",
+        "difference are the mean number of seeds, and the percentages of repetitions that ended as `higher` or",
+        "`lower`, and as `within`.",
+        "",
+    ]
+    head = [
+        "population",
+        "images",
+        "groups",
+        "true difference",
+        "seeds spent",
+        "higher or lower",
+        "within",
+        *head[-6:-4],
+    ]
+    head += ["length: seeds", "length: seeds and images"]
+    rows = []
+    for one in by_looks:
+        ends, length = one["verdicts"], one["length"]
+        cells = [str(one["population"]), f"{one['images']:,}", f"{one['groups']:,}", f"{one['difference']:+.2f}"]
+        cells += [f"{one['seeds']:.1f}", f"{ends.get('higher', 0) + ends.get('lower', 0):.1f}"]
+        cells += [f"{ends.get('within', 0):.1f}", *(f"{value:.1f}" for value in one["coverage"].values())]
+        rows.append([*cells, *(f"{value:.2f}" for value in length.values())])
+    return "\n".join([*lines, *table(head, rows)]) + "\n"
 
 
 def main() -> None:
@@ -205,13 +277,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
     parser.add_argument("--images", type=int, nargs="*", default=IMAGES)
     asked = parser.parse_args()
-    found = []
-    for row in rows(asked.repetitions, asked.seeds, asked.images):
-        found.append(row)
-        print(json.dumps(row), flush=True)
-        if asked.to:
-            asked.to.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-            asked.to.with_suffix(".md").write_text(markdown(found, asked.repetitions))
+    fixed, by_looks = list[dict[str, Any]](), list[dict[str, Any]]()
+    for population in POPULATIONS:
+        for seeds, images in product(asked.seeds, asked.images):
+            fixed.append(simulated(population, seeds, images, asked.repetitions))
+            print(json.dumps(fixed[-1]), flush=True)
+        for images in asked.images:
+            by_looks.append(until_decided(population, images, asked.repetitions))
+            print(json.dumps(by_looks[-1]), flush=True)
+    if asked.to:
+        found = {"fixed": fixed, "until_decided": by_looks}
+        asked.to.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+        asked.to.with_suffix(".md").write_text(markdown(fixed, by_looks, asked.repetitions))
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ class Pairing:
                 **(
                     cells(found, units, images, self.declared and found.simultaneous is not None)
                     if until is None
-                    else sequential_cells(self.sides[1].manifest, found, units)
+                    else sequential_cells(self.sides[1].manifest, found, units, images)
                 ),
             }
             for (one, other), found in zip(self.pairs, self.comparisons, strict=True)

@@ -1,60 +1,105 @@
-"""The table of the differences between arms and their baseline on each domain."""
+"""The differences between arms and their baseline on each domain, with their intervals."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from fedsweep.report.arm_statistics import MEAN_OUT_OF_DOMAIN, ArmStatistics
 from fedsweep.report.choice import by_validation
-from fedsweep.report.intervals_and_power import t_interval
-from fedsweep.report.other_images import seeds_and_images
-from fedsweep.report.text_tables import Section
+from fedsweep.report.intervals_and_power import Interval, half_width, t_interval
+from fedsweep.report.other_images import of_trials
+from fedsweep.report.sequential_tests import SequentialRule, repeated_interval
+from fedsweep.report.text_tables import SEEDS_AND_IMAGES, Section
 from fedsweep.report.units_and_labels import PERCENT, names, settings
 from fedsweep.results import SweepManifest
 from fedsweep.results.history import MEAN_ACCURACY
 
 SHOWN_FOR = (MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, "accuracy/worst_domain")
-"""The objectives for which the table is shown."""
+"""The objectives for which the differences are shown."""
 TITLE = "Differences from the baseline by domain"
 EXPLAINED = (
     "Differences of accuracies on the test images at the last round, in percentage points, as means over the pairs of "
-    "seeds. 95% t: interval for other seeds on these test images. 95% seeds and images: interval for other seeds and "
-    "other test images. The intervals are not corrected for the numbers of arms and domains."
+    "seeds. {seeds}: interval for other seeds on these test images. 95% seeds and images: interval for other seeds and "
+    "other test images. {looks}The intervals are not corrected for the numbers of arms and domains."
 )
+AT_EVERY_LOOK = "Both are valid at every look. "
+
+
+@dataclass(frozen=True)
+class DomainDifference:
+    """The difference between an arm and its baseline on one domain: the arm's accuracy minus the baseline's."""
+
+    one: ArmStatistics
+    baseline: ArmStatistics
+    domain: str
+    metric: str
+    """The metric of the accuracy on the domain."""
+    pairs: int
+    """The number of seeds that both arms finished, and with seeds until decided, that their comparison counts."""
+    difference: float
+    """The mean over the pairs, from -1 to 1."""
+    interval: Interval | None
+    """The 95% interval over seeds, uncorrected; with seeds until decided, valid at every look."""
+    images: Interval | None
+    """The 95% interval over seeds and groups of images, uncorrected; with seeds until decided, valid at every look."""
+
+
+def domain_differences(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[DomainDifference]:
+    """Return the difference of each arm on each domain.
+
+    The list is empty if the sweep has only one domain, if no interval over images is known, or if the objective is no
+    accuracy of the global model on the test images. A domain that only one of two compared arms holds out is left out.
+    """
+    if len(manifest.domains) < 2 or manifest.metric not in SHOWN_FOR or by_validation(manifest):
+        return []
+    by_key = {one.key: one for one in arms}
+    found = [
+        difference
+        for one in arms
+        if one.comparison is not None and one.counterpart is not None
+        for difference in _differences(manifest, one, by_key[one.counterpart])
+    ]
+    return found if any(one.images for one in found) else []
+
+
+def _differences(manifest: SweepManifest, one: ArmStatistics, baseline: ArmStatistics) -> Iterable[DomainDifference]:
+    until, counted = manifest.until_decided, () if one.comparison is None else one.comparison.seeds
+    for domain in one.domains:
+        metric = one.metric_on(domain)
+        values, theirs = (side.arm.finals(manifest.metric, metric) for side in (one, baseline))
+        if not (seeds := [seed for seed in counted if seed in values and seed in theirs]):
+            continue
+        differences = [values[seed] - theirs[seed] for seed in seeds]
+        trials = (side.arm.finished(manifest.metric) for side in (one, baseline))
+        if until is None:
+            interval, half = t_interval(differences), None
+        else:
+            interval = repeated_interval(differences, SequentialRule(until.at_least, until.at_most))
+            half = half_width(interval)
+        over_images = None if interval is None else of_trials(metric, seeds, *trials)
+        images = None if over_images is None else over_images.interval(half=half)
+        mean = float(np.mean(differences))
+        yield DomainDifference(one, baseline, domain, metric, len(seeds), mean, interval, images)
 
 
 def differences_by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:
-    """Return a table with a row for each arm and domain.
-
-    Return None if the sweep has only one domain, if no interval over images is known, or if the objective is no
-    accuracy of the global model on the test images. A domain that only one of two compared arms holds out has no row.
-    """
-    if len(manifest.domains) < 2 or manifest.metric not in SHOWN_FOR or by_validation(manifest):
+    """Return a table with a row for each arm and domain, or None if there are no such differences."""
+    found = domain_differences(manifest, arms)
+    if not found:
         return None
-    if manifest.until_decided is not None:  # the intervals assume a fixed number of seeds
-        return None
-    dotted, by_key = names(manifest, arms), {one.key: one for one in arms}
-    rows, known = list[dict[str, str]](), False
-    for one in arms:
-        if one.comparison is None or one.counterpart is None:
-            continue
-        for domain in one.domains:
-            metric, sides = one.metric_on(domain), (one, by_key[one.counterpart])
-            values, baseline = (side.arm.finals(manifest.metric, metric) for side in sides)
-            if not (seeds := sorted(values.keys() & baseline)):
-                continue
-            differences = [values[seed] - baseline[seed] for seed in seeds]
-            trials = (side.arm.finished(manifest.metric) for side in sides)
-            images = seeds_and_images(metric, seeds, *trials)
-            known |= images is not None
-            rows.append(
-                {
-                    **settings(one, dotted),
-                    "domain": domain,
-                    "pairs": str(len(seeds)),
-                    "difference": PERCENT.difference(float(np.mean(differences))),
-                    "95% t": PERCENT.interval(t_interval(differences)),
-                    "95% seeds and images": PERCENT.interval(images),
-                }
-            )
-    return Section.of(TITLE, rows, len(settings(arms[0], dotted)) + 1, [EXPLAINED]) if known else None
+    dotted, by_looks = names(manifest, arms), manifest.until_decided is not None
+    seeds = "95% interval" if by_looks else "95% t"
+    rows = [
+        {
+            **settings(row.one, dotted),
+            "domain": row.domain,
+            "pairs": str(row.pairs),
+            "difference": PERCENT.difference(row.difference),
+            seeds: PERCENT.interval(row.interval),
+            SEEDS_AND_IMAGES: PERCENT.interval(row.images),
+        }
+        for row in found
+    ]
+    explained = EXPLAINED.format(seeds=seeds, looks=AT_EVERY_LOOK * by_looks)
+    return Section.of(TITLE, rows, len(settings(arms[0], dotted)) + 1, [explained])

@@ -73,7 +73,9 @@ def _by_looks(
     objective: str, arms: Mapping[str, ArmTrials], verdicts: Mapping[Pair, Verdict]
 ) -> dict[Pair, Comparison]:
     ends = {key: one.finals(objective, objective) for key, one in arms.items()}
-    return {
-        pair: sequential_comparison(ends[pair.arm], ends[pair.against], verdict, len(verdicts))
+    found = [
+        sequential_comparison(ends[pair.arm], ends[pair.against], verdict, len(verdicts))
         for pair, verdict in verdicts.items()
-    }
+    ]
+    trials = [(arms[pair.arm].finished(objective), arms[pair.against].finished(objective)) for pair in verdicts]
+    return dict(zip(verdicts, with_images(objective, found, trials), strict=True))

@@ -50,7 +50,12 @@ class Comparison:
     """The p-value of the sign-flip test, which assumes only a symmetric distribution; at least 2 / 2^n for n pairs."""
     p_exact_holm: float | None = None
     images: Interval | None = None
-    """The 95% interval over seeds and groups of images, uncorrected; None if the predictions were not recorded."""
+    """The 95% interval over seeds and groups of images, uncorrected; None if the predictions were not recorded.
+
+    With seeds until decided, it is valid at every look.
+    """
+    images_equivalence: Interval | None = None
+    """The 90% interval of two one-sided tests over seeds and groups of images; None without tests of equivalence."""
     effect: float | None = None
     """Hedges' g of the paired differences."""
     spread: float | None = None
@@ -253,6 +258,7 @@ def mirrored(found: Comparison) -> Comparison:
         interval=negated(found.interval),
         bootstrap=negated(found.bootstrap),
         images=negated(found.images),
+        images_equivalence=negated(found.images_equivalence),
         effect=None if found.effect is None else -found.effect,
         sequential=None if found.sequential is None else found.sequential.mirrored(),
     )

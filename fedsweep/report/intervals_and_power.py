@@ -47,6 +47,11 @@ def negated(interval: Interval | None) -> Interval | None:
     return None if interval is None else (-interval[1], -interval[0])
 
 
+def half_width(interval: Interval | None) -> float | None:
+    """Return half the length of an interval, or None if there is none."""
+    return None if interval is None else (interval[1] - interval[0]) / 2
+
+
 def bootstrap_interval(values: Sequence[float]) -> Interval | None:
     """Return the studentized bootstrap's 95% interval of the mean. The same values always give the same interval.
 

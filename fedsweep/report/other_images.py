@@ -5,7 +5,7 @@ effects: every seed predicts every image, and both are samples of larger populat
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import numpy as np
 from scipy import stats
 
 from fedsweep.report.holm_corrected_tests import ROUNDING, Comparison
-from fedsweep.report.intervals_and_power import LEVEL, Interval
+from fedsweep.report.intervals_and_power import LEVEL, Interval, half_width
 from fedsweep.results import TrialRecord
 from fedsweep.results.folders import read_right
 from fedsweep.results.right_images import RightImages, numbered
@@ -26,10 +26,48 @@ SINGLE = {"accuracy/domain/": False, "accuracy/out_of_domain/": True}
 """The beginnings of the metrics of a single domain, with whether the domain is held out."""
 
 
+@dataclass(frozen=True)
+class Crossed:
+    """The mean difference between two arms, with its variance over seeds and over groups of images.
+
+    `crossed` computes the values.
+    """
+
+    mean: float
+    seeds: int
+    """The number of seeds."""
+    groups: int
+    """The number of groups of images."""
+    of_seeds: float
+    """The variance of the mean over seeds on these images."""
+    of_groups: float
+    """The additional variance of the mean over groups of images, at least 0."""
+
+    def interval(self, level: float = LEVEL, half: float | None = None) -> Interval:
+        """Return the interval of the mean difference for other seeds and other groups of images.
+
+        The square of its half-width is the sum of two squares: that of the half-width over seeds on these images, and
+        the variance over groups times the square of its t quantile, with groups - 1 degrees of freedom. The interval is
+        therefore never shorter than the interval over seeds.
+
+        Args:
+            level: The share of intervals that do not contain the true difference.
+            half: The half-width of the interval over seeds, such as that of a repeated interval, which is valid at
+                every look. By default, it is that of the t interval, with seeds - 1 degrees of freedom.
+        """
+        by_seeds, by_groups = (float(stats.t.isf(level / 2, many - 1)) for many in (self.seeds, self.groups))
+        of_seeds = by_seeds**2 * self.of_seeds if half is None else half**2
+        wide = float(np.sqrt(of_seeds + by_groups**2 * self.of_groups))
+        return self.mean - wide, self.mean + wide
+
+
 def with_images(
     metric: str, found: Sequence[Comparison], trials: Sequence[tuple[Finished, Finished]]
 ) -> list[Comparison]:
     """Return the comparisons with their intervals over seeds and images.
+
+    With seeds until decided, the intervals are the repeated intervals of single comparisons, widened by the variance
+    over groups of images. They are then valid at every look, too.
 
     Args:
         metric: The metric that is compared.
@@ -37,13 +75,26 @@ def with_images(
         trials: For each comparison, the finished trials of the arm and those of its baseline.
     """
     return [
-        one if one.interval is None else replace(one, images=seeds_and_images(metric, one.seeds, *sides))
+        one if one.interval is None else _with_images(one, of_trials(metric, one.seeds, *sides))
         for one, sides in zip(found, trials, strict=True)
     ]
 
 
-def seeds_and_images(metric: str, seeds: Sequence[int], arm: Finished, baseline: Finished) -> Interval | None:
-    """Return the 95% interval of the difference between two arms over seeds and images.
+def _with_images(found: Comparison, over_images: Crossed | None) -> Comparison:
+    if over_images is None:
+        return found
+    if found.sequential is None:
+        return replace(found, images=over_images.interval())
+    both, one_sided = (half_width(one) for one in (found.sequential.interval, found.sequential.equivalence_interval))
+    return replace(
+        found,
+        images=None if both is None else over_images.interval(half=both),
+        images_equivalence=None if one_sided is None else over_images.interval(2 * LEVEL, one_sided),
+    )
+
+
+def of_trials(metric: str, seeds: Sequence[int], arm: Finished, baseline: Finished) -> Crossed | None:
+    """Return the difference between two arms over `seeds`, with its variance over seeds and over groups of images.
 
     Return None if `metric` is no accuracy on the test images of domains, if a trial has no file with the correctly
     predicted images, if the trials were tested on different images, or if no interval can be computed.
@@ -61,20 +112,19 @@ def seeds_and_images(metric: str, seeds: Sequence[int], arm: Finished, baseline:
             return None
     right = np.stack([np.concatenate([one.of_domain(place) for place in places]) for one in known]).astype(np.int8)
     sizes = [first.domains[place].images for place in places]
-    return crossed_interval(right[::2] - right[1::2], sizes, groups)
+    return crossed(right[::2] - right[1::2], sizes, groups)
 
 
-def crossed_interval(differences: np.ndarray, sizes: Sequence[int], groups: np.ndarray) -> Interval | None:
-    """Return the 95% interval of the mean difference over domains, for other seeds and other groups of images.
+def crossed(differences: np.ndarray, sizes: Sequence[int], groups: np.ndarray) -> Crossed | None:
+    """Return the mean difference over domains, with its variance over seeds and over groups of images.
 
     In the mean difference, every domain counts the same. A group may have images in several domains, whose differences
     are then not independent. The analysis of variance of seeds and groups gives the mean squares of seeds (A), of
     groups (B) and of their interaction (E). The variance of the mean of s seeds and g groups is the sum of two parts:
     A / (s g), the variance over seeds on these images, and (B - E) / (s g), or 0 if E is larger, the additional
-    variance over groups. Each part has its own t quantile, with s - 1 and g - 1 degrees of freedom, and the square of
-    the half-width is the sum of the squares of both parts. The interval is therefore never shorter than the interval
-    over seeds. In simulations with up to 1,000 images, its coverage is 95 to 98%. Satterthwaite's degrees of freedom
-    give 92 to 97%, and the pigeonhole bootstrap gives 92 to 100% (`benchmarks/other_images.py`).
+    variance over groups. In the interval, each part has its own t quantile. In simulations, its coverage is 95 to 98%.
+    Satterthwaite's degrees of freedom give 91 to 97%, and the pigeonhole bootstrap gives 92 to 100%
+    (`benchmarks/other_images.py`).
 
     Args:
         differences: Arm minus baseline for each seed and image: 1 if only the arm predicts the class correctly, -1 if
@@ -83,8 +133,8 @@ def crossed_interval(differences: np.ndarray, sizes: Sequence[int], groups: np.n
         groups: The group of each image, from 0, (n,).
 
     Returns:
-        The interval, or None for fewer than two seeds or groups, for a domain without images, and if all seeds have the
-        same mean difference.
+        None for fewer than two seeds or groups, for a domain without images, and if all seeds have the same mean
+        difference.
 
     Source: S. Searle, G. Casella and C. McCulloch (1992), Variance Components, chapter 4, for the two-way random model.
     """
@@ -100,9 +150,7 @@ def crossed_interval(differences: np.ndarray, sizes: Sequence[int], groups: np.n
     rest = cells - by_seed[:, None] - by_group + mean
     of_both = np.square(rest).sum() / ((seeds - 1) * (count - 1))
     more = max(of_groups - of_both, 0.0)
-    quantiles = stats.t.isf(LEVEL / 2, [seeds - 1, count - 1])
-    half = float(np.sqrt(np.square(quantiles) @ [of_seeds, more] / cells.size))
-    return float(mean) - half, float(mean) + half
+    return Crossed(float(mean), seeds, count, float(of_seeds / cells.size), float(more / cells.size))
 
 
 def _cells(differences: np.ndarray, sizes: Sequence[int], groups: np.ndarray) -> np.ndarray | None:

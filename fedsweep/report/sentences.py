@@ -273,8 +273,17 @@ def about_comparison(manifest: SweepManifest, found: Comparison, units: Units, o
         doubts=doubts,
         until=manifest.until_decided,
         other=other,
+        only_equal_here=_only_equal_here(manifest, found),
     )
     if manifest.comparisons and found.direction_only:
         zero = f"its simultaneous 95% interval {units.interval(found.simultaneous)} contains zero"
         said += f" Only the direction is significant: {zero}."
     return said
+
+
+def _only_equal_here(manifest: SweepManifest, found: Comparison) -> bool:
+    """Return whether two arms are equivalent on the test images, but perhaps not on other images."""
+    effect = manifest.until_decided.effect(manifest.metric) if manifest.until_decided else None
+    if effect is None or found.verdict != "within" or found.images_equivalence is None:
+        return False
+    return max(map(abs, found.images_equivalence)) >= effect

@@ -151,6 +151,21 @@ def judge(differences: Mapping[Name, Sequence[float]], rule: SequentialRule) -> 
     return {name: found.verdict(place) for place, name in enumerate(differences)}
 
 
+def repeated_interval(differences: Sequence[float], rule: SequentialRule) -> Interval | None:
+    """Return the repeated 95% interval of the mean of paired differences that had no part in the decisions.
+
+    The interval is valid at whatever look the sweep ended, because it covers the true mean at all looks at once. It is
+    not corrected for the number of comparisons. Return None before the first look, and if the differences do not vary.
+
+    Args:
+        differences: The paired differences of the seeds that did not fail.
+        rule: The rule of the sweep.
+    """
+    _, mean, error = (float(one) for one in _moments(np.asarray(differences, dtype=float)))
+    half = _boundaries(1, rule.first_look, rule.at_most, rule.level)[0][1, len(differences)] * error
+    return (mean - float(half), mean + float(half)) if np.isfinite(half) else None
+
+
 @dataclass(frozen=True)
 class Replayed:
     """The state of simulated or recorded sweeps at the end of each comparison.

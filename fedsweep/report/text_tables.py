@@ -195,6 +195,7 @@ class Section:
 MARK = "*"
 MARKED = f"Values marked {MARK} are out of domain: no client of that arm has images of the domain."
 SIMULTANEOUS = "95% simultaneous"  # the column with simultaneous intervals
+SEEDS_AND_IMAGES = "95% seeds and images"  # the column with intervals over seeds and images
 PAPER = "paper"  # the label of a row with values from a paper
 
 
@@ -269,7 +270,9 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
         own = {"n": str(one.n), "mean": units.value(one.mean)}
         result, until = one.comparison or Comparison((), None), manifest.until_decided is not None
         own |= {} if until else {"95% of mean": units.interval(one.interval)}
-        found = sequential_cells(manifest, result, units) if until else cells(result, units, images, simultaneous)
+        found = (
+            sequential_cells(manifest, result, units, images) if until else cells(result, units, images, simultaneous)
+        )
         if one.is_baseline:
             found = {**dict.fromkeys(found, NOTHING), "difference": "baseline"}
         rows.append({**settings(one, dotted), **own, **found})
@@ -303,8 +306,11 @@ def simultaneous_cell(found: Comparison, units: Units) -> str:
     return units.interval(found.simultaneous) + " (direction only)" * found.direction_only
 
 
-def sequential_cells(manifest: SweepManifest, found: Comparison, units: Units) -> dict[str, str]:
-    """Return the cells of a comparison with seeds until decided, as a dict from column to text."""
+def sequential_cells(manifest: SweepManifest, found: Comparison, units: Units, images: bool) -> dict[str, str]:
+    """Return the cells of a comparison with seeds until decided, as a dict from column to text.
+
+    If `images` is true, the cells contain the interval over seeds and images.
+    """
     own = found.sequential
     return {
         "seeds": NOTHING if own is None else str(own.seeds),
@@ -312,6 +318,7 @@ def sequential_cells(manifest: SweepManifest, found: Comparison, units: Units) -
         "difference": units.difference(found.difference),
         "95% all arms": units.interval(found.interval),
         "95% one arm": units.interval(own.interval if own else None),
+        **({SEEDS_AND_IMAGES: units.interval(found.images)} if images else {}),
         "90% equivalence": units.interval(own.equivalence_interval if own else None),
         "effect": NOTHING if found.effect is None else f"{found.effect:+.2f}",
         "verdict": shown_verdict(manifest, found, units),
@@ -333,7 +340,7 @@ def cells(found: Comparison, units: Units, images: bool, simultaneous: bool = Fa
         "95% t": units.interval(found.interval),
         **({SIMULTANEOUS: simultaneous_cell(found, units)} if simultaneous else {}),
         "95% bootstrap": units.interval(found.bootstrap),
-        **({"95% seeds and images": units.interval(found.images)} if images else {}),
+        **({SEEDS_AND_IMAGES: units.interval(found.images)} if images else {}),
         "p": shown_p(found.p),
         f"{found.correction} p": shown_p(found.p_holm),
         "exact p": shown_p(found.p_exact_holm if found.exact_can_tell else None),

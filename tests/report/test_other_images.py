@@ -14,13 +14,16 @@ from scipy import stats
 
 from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.formats import data_frame
-from fedsweep.report.intervals_and_power import t_interval
-from fedsweep.report.other_images import crossed_interval
+from fedsweep.report.holm_corrected_tests import mirrored
+from fedsweep.report.intervals_and_power import negated, t_interval
+from fedsweep.report.other_images import crossed
+from fedsweep.report.sequential_tests import Verdict
 from fedsweep.report.table import AblationTable
 from fedsweep.results import Outcome, TrialPlan, TrialRecord
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.records import RIGHT
 from fedsweep.results.right_images import RightImages
+from fedsweep.results.seeds import UntilDecided
 from tests.report.helpers import tabulate
 
 COLUMN, BY_DOMAIN = "95% seeds and images", "Differences from the baseline by domain"
@@ -28,6 +31,12 @@ BALANCED = st.tuples(st.integers(2, 5), st.integers(2, 8), st.integers(1, 3)).fl
     lambda shape: arrays(np.int8, shape, elements=st.integers(-1, 1))
 )
 """Differences by seed, group and domain: every group has one image in every domain."""
+
+
+def crossed_interval(differences: np.ndarray, sizes: list[int], groups: np.ndarray) -> tuple[float, float] | None:
+    """Return the interval over seeds and images of a fixed number of seeds."""
+    found = crossed(differences, sizes, groups)
+    return None if found is None else found.interval()
 
 
 def by_hand(cells: list[list[float]]) -> tuple[float, float, float]:
@@ -221,6 +230,81 @@ def test_a_sentence_says_where_seeds_and_images_disagree(tmp_path: Path, manifes
         low, high = four.comparison.images or (0, 0)
         assert (low < 0) == doubtful == four.comparison.only_these_images == (clause in said)
         assert not doubtful or f"{clause}{100 * low:.2f} to {100 * high:.2f})." in said
+
+
+UNTIL = UntilDecided(at_least=3, at_most=6, smallest_effect=4.0)
+DECIDED = {"until_decided": UNTIL, "seeds": UNTIL.seeds}
+
+
+def widened(sweep: Sweep, found: Verdict, part: slice = slice(None)) -> tuple[float, float]:
+    """Return the repeated interval of a verdict, widened by the variance over groups of images."""
+    sweep.records = [one for one in sweep.records if one.plan.seed < found.seeds]
+    low, high = expected(sweep, part) or (0.0, 0.0)
+    narrow = [trial.history[-1].metrics["accuracy/mean"] for trial in sweep.records]
+    by_seeds = t_interval([one - other for one, other in zip(narrow[::2], narrow[1::2], strict=True)])
+    assert by_seeds is not None
+    assert found.interval is not None
+    squares = [((end - start) / 2) ** 2 for start, end in ((low, high), by_seeds, found.interval)]
+    half = (squares[0] - squares[1] + squares[2]) ** 0.5
+    return (low + high) / 2 - half, (low + high) / 2 + half
+
+
+def test_seeds_until_decided_have_the_repeated_interval_widened_for_other_images(tmp_path: Path, manifest: Any) -> None:
+    sweep = draw(tmp_path, better=0.2, seeds=6)
+    table = tabulate(manifest, sweep, **DECIDED)
+    four, _ = table.arms
+    assert four.comparison is not None
+    own = four.comparison.sequential
+    assert own is not None
+    assert 3 <= own.seeds < 6
+    assert four.comparison.images == ends(widened(sweep, own))
+    (row, other) = data_frame.data_frame(table).to_dict("records")
+    assert (row["images_low"], row["images_high"]) == four.comparison.images
+    assert np.isnan(other["images_low"])
+    assert own.equivalence_interval is not None
+    assert row["images_equivalence_low"] < own.equivalence_interval[0]
+    assert row["images_equivalence_high"] > own.equivalence_interval[1]
+    section = next(one for one in table.sections if one.title.startswith("Comparisons"))
+    low, high = (100 * end for end in four.comparison.images or ())
+    assert section.rows[0][section.head.index(COLUMN)] == f"{low:.2f} to {high:.2f}"
+    assert "other test images" in section.explained
+
+    domains = next(one for one in table.sections if one.title == BY_DOMAIN)
+    assert domains.head[-2:] == ["95% interval", COLUMN]
+    assert "valid at every look" in domains.explained
+    for cells in domains.rows:
+        assert cells[2] == str(own.seeds)
+        (low, high), (least, most) = (tuple(map(float, cell.split(" to "))) for cell in cells[-2:])
+        assert least < low < high < most
+
+
+def test_sentences_say_where_decided_comparisons_hold_only_on_these_images(tmp_path: Path, manifest: Any) -> None:
+    clause = " on these test images; on other images the difference may be "
+    for better, verdict, doubtful in ((0.2, "higher", True), (0.6, "higher", False), (0.0, "within", True)):
+        sweep = draw(tmp_path / str(better), better, seeds=6)
+        if verdict == "within":  # the arms differ on many images, but on average they do not
+            swap_classes(sweep)
+        table = tabulate(manifest, sweep, **DECIDED)
+        found = table.arms[0].comparison
+        assert found is not None
+        assert found.verdict == verdict
+        (said,) = (one for one in table.findings() if one.startswith("rank 4"))
+        assert (clause in said) == doubtful
+        kind, interval = ("larger (90%", found.images_equivalence) if better == 0 else ("zero (95%", found.images)
+        low, high = (100 * end for end in interval or ())
+        assert not doubtful or said.endswith(f"{clause}{kind} interval over seeds and images {low:.2f} to {high:.2f}).")
+        mirror = mirrored(found)
+        assert (mirror.images, mirror.images_equivalence) == (negated(found.images), negated(found.images_equivalence))
+
+
+def swap_classes(sweep: Sweep) -> None:
+    """Let rank 4 predict the first half of the groups better than rank 8, and the second half as much worse."""
+    rng, half = np.random.default_rng(2), len(sweep.groups) // 2
+    seeds, sweep.records = len(sweep.records) // 2, []
+    first = np.tile(np.arange(half) < half // 2, 2)
+    for seed in range(seeds):
+        for rank in (4, 8):
+            sweep.add(rank, seed, (first == (rank == 4)) ^ (rng.random(2 * half) < 0.02))
 
 
 def test_held_out_domains_have_their_own_interval(tmp_path: Path, manifest: Any) -> None:

@@ -198,7 +198,8 @@ def test_files_have_the_sequential_columns_of_declared_comparisons(declared):
     frame = pd.read_csv(io.StringIO(data_frame.declared_csv(declared)))
     assert [*frame.columns] == [
         "arm", "against", "metric", "n_common", "difference", "interval_low", "interval_high", "equivalence_low",
-        "equivalence_high", "effect", "seeds_of_verdict", "verdict",
+        "equivalence_high", "images_low", "images_high", "images_equivalence_low", "images_equivalence_high", "effect",
+        "seeds_of_verdict", "verdict",
     ]  # fmt: skip
     assert frame["verdict"].tolist() == ["higher", "open", "lower"]
     assert not any("simultaneous" in name for name in data_frame.data_frame(declared))

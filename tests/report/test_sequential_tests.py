@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedsweep.report.expected_seeds import Forecast, expected_seeds
-from fedsweep.report.sequential_tests import HIGHER, LOWER, WITHIN, SequentialRule, judge, replay
+from fedsweep.report.sequential_tests import HIGHER, LOWER, WITHIN, SequentialRule, judge, repeated_interval, replay
 from fedsweep.report.spending_boundaries import CENTRES, EDGES, normal_boundaries, spent_by, t_boundaries
 
 RULE = SequentialRule(first_look=3, at_most=8, smallest_effect=1.0)
@@ -199,6 +199,17 @@ def test_intervals_agree_with_the_verdict(draw):
         assert low <= one.interval[0] < one.difference < one.interval[1] <= high
         inside = one.equivalence_interval[0] > -1 and one.equivalence_interval[1] < 1
         assert inside if one.verdict == "within" else not inside or one.verdict in ("higher", "lower")
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1000))
+def test_the_repeated_interval_is_that_of_a_comparison_without_a_part_in_the_decision(draw):
+    rule = SequentialRule(3, 8, smallest_effect=1.0)
+    differences = drawn(draw, 2, 1.0)
+    for name, verdict in judge(differences, rule).items():
+        assert repeated_interval(differences[name][: verdict.seeds], rule) == verdict.interval
+    assert repeated_interval([0.1, 0.2], rule) is None
+    assert repeated_interval([0.1] * 4, rule) is None
 
 
 def test_a_decided_comparison_passes_its_level_on():

@@ -214,8 +214,18 @@ def comparison_columns(found: Comparison | None, by_looks: bool = False, declare
 
 def _sequential_columns(own: Comparison) -> dict[str, object]:
     low, high = (own.sequential.equivalence_interval if own.sequential else None) or (None, None)
-    seeds = own.sequential.seeds if own.sequential else None
-    return {"equivalence_low": low, "equivalence_high": high, "effect": own.effect, "seeds_of_verdict": seeds}
+    images_low, images_high = own.images or (None, None)
+    near_low, near_high = own.images_equivalence or (None, None)
+    return {
+        "equivalence_low": low,
+        "equivalence_high": high,
+        "images_low": images_low,
+        "images_high": images_high,
+        "images_equivalence_low": near_low,
+        "images_equivalence_high": near_high,
+        "effect": own.effect,
+        "seeds_of_verdict": own.sequential.seeds if own.sequential else None,
+    }
 
 
 def _test_columns(own: Comparison) -> dict[str, object]:
