@@ -58,6 +58,7 @@ SCRIPTS = {
 }
 """The options of a short run of each script. Names with `.py` are run as files, and other names as modules."""
 LEFT_OUT = {
+    "common_factors": "trains at least 8 models; its parts have a test of their own",
     "faults.out_of_memory": "fills 10 GB of main memory",
     "fedra_released": "needs the released code; its own side has a test below",
     "peers": "downloads the simulators",
