@@ -36,6 +36,7 @@ from scipy.special import expit
 from fedsweep.report.intervals_and_power import Interval, half_width, t_interval
 from fedsweep.report.other_images import crossed
 from fedsweep.report.sequential_tests import SequentialRule, judge
+from fedsweep.report.text_tables import markdown_table
 
 SEEDS, IMAGES = (3, 5, 10), (100, 1_000, 10_000)
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
@@ -210,9 +211,9 @@ def margin(repetitions: int) -> float:
     return 100 * 1.96 * float(np.sqrt(0.95 * 0.05 / repetitions))
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table whose first column contains text."""
-    return [f"| {' | '.join(row)} |" for row in (head, ["---", *["---:"] * (len(head) - 1)], *rows)]
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table whose first column contains text."""
+    return markdown_table(head, rows, [place == 0 for place in range(len(head))])
 
 
 def markdown(fixed: Sequence[Mapping[str, Any]], by_looks: Sequence[Mapping[str, Any]], repetitions: int) -> str:
@@ -237,7 +238,7 @@ def markdown(fixed: Sequence[Mapping[str, Any]], by_looks: Sequence[Mapping[str,
         "",
         "The report shows the intervals `seeds` and `seeds and images`.",
         "",
-        *table(head, rows),
+        table(head, rows),
         "",
         "## Seeds until decided",
         "",
@@ -256,9 +257,10 @@ def markdown(fixed: Sequence[Mapping[str, Any]], by_looks: Sequence[Mapping[str,
         "seeds spent",
         "higher or lower",
         "within",
-        *head[-6:-4],
+        *INTERVALS[:2],
+        "length: seeds",
+        "length: seeds and images",
     ]
-    head += ["length: seeds", "length: seeds and images"]
     rows = []
     for one in by_looks:
         ends, length = one["verdicts"], one["length"]
@@ -266,7 +268,7 @@ def markdown(fixed: Sequence[Mapping[str, Any]], by_looks: Sequence[Mapping[str,
         cells += [f"{one['seeds']:.1f}", f"{ends.get('higher', 0) + ends.get('lower', 0):.1f}"]
         cells += [f"{ends.get('within', 0):.1f}", *(f"{value:.1f}" for value in one["coverage"].values())]
         rows.append([*cells, *(f"{value:.2f}" for value in length.values())])
-    return "\n".join([*lines, *table(head, rows)]) + "\n"
+    return "\n".join([*lines, table(head, rows)]) + "\n"
 
 
 def main() -> None:

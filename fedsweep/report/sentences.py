@@ -204,8 +204,7 @@ def _about_best(
         arms_were, means_are, them = "This arm was", "its mean on the test images, which is", "it"
     if by_validation(manifest):
         return [*found, *_about_choice(manifest, arms, dotted, units)]
-    objectives = [manifest.metric, *([manifest.against.metric] if manifest.against else [])]
-    if len(arms) > 1 and any(map(uses_test_images, objectives)):
+    if len(arms) > 1 and any(map(uses_test_images, manifest.objectives)):
         found.append(
             f"{arms_were} chosen from {len(arms)} arms by {means_are} therefore optimistic. "
             f"{NEW_SEEDS} Choose {them} by validation images instead (guides/tuning.md in the documentation)."

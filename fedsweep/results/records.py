@@ -130,8 +130,12 @@ class SweepManifest(StoredRecord):
     @property
     def chosen_by(self) -> str | None:
         """The objective and the images on which it is measured, or None if trials were not sampled, pruned or tuned."""
-        names = [self.metric, *([self.against.metric] if self.against else [])]
-        return ", ".join(map(_with_images, names)) if self.chooses else None
+        return ", ".join(map(_with_images, self.objectives)) if self.chooses else None
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """The metric of the objective, and that of the second objective if there is one."""
+        return (self.metric,) if self.against is None else (self.metric, self.against.metric)
 
     @property
     def choice_by_test_images(self) -> str | None:

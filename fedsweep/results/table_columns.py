@@ -249,8 +249,9 @@ def column(name: str, metric: str, mode: Mode, titles: Mapping[str, str] | None 
         return Column(name, name, partial(_on_domain, name), meaning, percent=True, of_domain=True, on_test=True)
     if titles and name in titles:
         return Column(name, name, partial(_last, name), f"{titles[name]}, after the last round")
-    percent, said = is_accuracy(name), "after the last round" + ", in percent" * is_accuracy(name)
-    return Column(name, name, partial(_last, name), said, percent=percent, on_test=uses_test_images(name))
+    percent, tested = is_accuracy(name), uses_test_images(name)
+    meaning = "after the last round" + ", in percent" * percent
+    return Column(name, name, partial(_last, name), meaning, percent=percent, on_test=tested)
 
 
 def _until(name: str, metric: str, mode: Mode) -> Column:

@@ -11,7 +11,7 @@ import torch
 
 from fedsweep.common.errors import UserError
 from fedsweep.export import write as writing
-from fedsweep.export.card import ADAPTER, BACKBONE, read_card
+from fedsweep.export.card import ADAPTER, BACKBONE, read_card, readme
 from fedsweep.export.predict import load
 from fedsweep.export.which_trial import Named
 from fedsweep.export.write import export
@@ -102,6 +102,13 @@ def test_the_card_describes_the_export(run: Named, exported: Path):
     config = read(exported / "adapter_config.json")
     assert (config["r"], config["peft_type"], config["modules_to_save"]) == (2, "LORA", ["head"])
     assert len(config["target_modules"]) == 24
+
+
+def test_the_readme_calls_results_optimistic_unless_validation_images_chose_the_trial(exported: Path):
+    card, warning = read_card(exported), "this choice makes the results above optimistic"
+    for by, optimistic in (("accuracy/mean", True), ("validation/accuracy/mean (validation images)", False)):
+        origin = card.origin.model_copy(update={"sweep": "id", "chosen": f"the best of 4 finished trials by {by}"})
+        assert (warning in readme(card.model_copy(update={"origin": origin}))) == optimistic
 
 
 def test_repeated_exports_are_bit_identical_and_readable_by_other_users(run: Named, exported: Path, tmp_path: Path):
