@@ -73,11 +73,17 @@ PLAN = {
     "trials": "number of trials; the largest possible number with seeds until decided",
     "rounds": "number of rounds of each trial",
     "seeds": "list of the seeds, or null with seeds until decided",
+    "until_decided": "the rule of seeds until decided, or null: `at_most`, `at_least`, `smallest_effect`, `first` and "
+    "`vary`, as in [the setting `seeds`](hyperparameters.md#seeds-with-until)",
     "search": "name of the search",
     "scheduler": "name of the scheduler",
     "counts": "list of arms with their parameter counts and their clients' costs; only if the space counts parameters",
     "clients": "with `--dry-run` and `federation.capacity`: list with `arm`, `clients`, `depth`, `rank`, and the costs "
     "of each of these clients in a round after the first",
+    "expected_seeds": "with `--dry-run` and seeds until decided: list with `spread` (standard deviation of the paired "
+    "differences, in the unit of `smallest_effect`; null if it does not matter), `case` (`no difference`, or `smallest "
+    "effect` for every arm), `seeds` (mean per arm), `baseline` (its mean, or null) and `decided` (share of the "
+    "comparisons)",
 }
 """The fields of the plan of a sweep."""
 STATE = {

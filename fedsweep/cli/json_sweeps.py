@@ -80,7 +80,7 @@ def _dry_run(options: TuneOptions) -> dict[str, Any]:
             most = side_by_side(plan, ready.cluster)
             seconds, _, source = output.estimated_time(plan, ready.store, most, ready.cluster)
             plans = [plan]
-    found = [of_plan(one) | clients_of(one) for one in plans]
+    found = [of_plan(one) | clients_of(one) | expected_seeds_of(one) for one in plans]
     return {"plans": found, "parallel": most, "seconds": seconds, "estimated_from": source}
 
 
@@ -100,10 +100,23 @@ def of_plan(plan: Plan) -> dict[str, Any]:
         "trials": plan.num_trials,
         "rounds": plan.base.federation.rounds,
         "seeds": None if space.until_decided is not None else space.planned_seeds,
+        "until_decided": None if space.until_decided is None else space.until_decided.model_dump(exclude={"until"}),
         "search": space.search.name,
         "scheduler": space.scheduler.name,
     }
     return {**found, "counts": _counts(plan)} if plan.request.counted else found
+
+
+def expected_seeds_of(plan: Plan) -> dict[str, Any]:
+    """Return the field `expected_seeds` of the plan of a sweep; an empty dict without seeds until decided."""
+    from fedsweep.sweep.running.time_estimate import seed_forecasts
+
+    rows = [
+        {"spread": spread, "case": case, **asdict(one)}
+        for spread, found in seed_forecasts(plan).items()
+        for case, one in found.items()
+    ]
+    return {"expected_seeds": rows} if rows else {}
 
 
 def clients_of(plan: Plan) -> dict[str, Any]:

@@ -183,9 +183,9 @@ def estimated_time(plan: Plan, store: Store, most: int, cluster: Cluster) -> tup
 def show_plan_notes(console: Console, plan: Plan) -> None:
     """Print the expected numbers of seeds until comparisons are decided, unnamed changes, and the clients' budgets."""
     from fedsweep.cli.budget_table import budget_table
-    from fedsweep.sweep.running.time_estimate import seed_forecast
+    from fedsweep.sweep.running.time_estimate import seed_forecast_lines
 
-    for line in seed_forecast(plan):
+    for line in seed_forecast_lines(plan):
         console.print(line)
     for change in plan.unnamed_changes():
         console.print(f"{change}.", style="yellow")

@@ -8,7 +8,7 @@ from typer.core import TyperCommand
 
 PANELS = {
     "What to run": ("dry_run", "experiment", "scheduler", "samples", "warm_start", "columns", "fresh"),
-    "Seeds and arms": ("seeds", "until_decided", "smallest_effect", "exclude", "design", "subsets"),
+    "Seeds and arms": ("seeds", "until_decided", "smallest_effect", "first_seed", "exclude", "design", "subsets"),
     "Machines": ("at_once", "cpus_per_trial", "gpus_per_trial", "address", "join", "detached"),
     "Resume and record": (
         *("resume", "sweep", "verify", "store", "mlflow", "system_metrics"),

@@ -27,7 +27,7 @@ from fedsweep.cli.options import (
 )
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import parse_overrides, parse_yaml
-from fedsweep.results.tune_command import SPACE_OPTIONS
+from fedsweep.results.tune_command import SPACE_OPTIONS, UNTIL_OPTIONS
 from fedsweep.results.tuned_arms import ablation_of
 
 if TYPE_CHECKING:
@@ -64,6 +64,10 @@ def tune(
             metavar="NUMBER",
             help="smallest difference that matters, in points for accuracies; implies `--until-decided`",
         ),
+    ] = None,
+    first_seed: Annotated[
+        int | None,
+        Option(metavar="N", help="first seed, to decide with fresh seeds; implies `--until-decided`"),
     ] = None,
     samples: Annotated[int | None, Option(metavar="N", help="samples of a random or TPE search")] = None,
     warm_start: Annotated[
@@ -242,11 +246,11 @@ def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
         if not all(isinstance(one, int) and not isinstance(one, bool) for one in parsed):
             raise UserError(f"`--seeds` must be a list of whole numbers such as 0,1,2, but it is `{given['seeds']}`.")
         given["seeds"] = parsed
-    effect = options.get("smallest_effect")
-    if options.get("until_decided") or effect is not None:
+    rule = {entry: options[name] for name, entry in UNTIL_OPTIONS.items() if options.get(name) is not None}
+    if options.get("until_decided") or rule:
         if "seeds" in given:
             raise UserError("`--until-decided` chooses the seeds itself and cannot be combined with `--seeds`.")
-        given["seeds"] = {"until": "decided", **({} if effect is None else {"smallest_effect": effect})}
+        given["seeds"] = {"until": "decided", **rule}
     if "exclude" in given:
         given["exclude"] = excluded_arms(given["exclude"], options["space"], options.get("overrides") or (), given)
     if "columns" in given:

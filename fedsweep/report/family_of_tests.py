@@ -50,7 +50,7 @@ def tests_of_family(
     if manifest.until_decided is None:
         found = _with_p_values(objective, arms, family)
     else:
-        found = _by_looks(objective, arms, {pair: verdicts[pair] for pair in family})
+        found = _by_looks(objective, arms, {pair: verdicts[pair] for pair in family}, manifest.until_decided.seeds)
     planned = [pair for pair in family if pair == (pair.arm, against.get(pair.arm), objective)]
     by_test = {pair.test: pair for pair in family}
     return {pair.arm: found[pair] for pair in planned}, [
@@ -70,11 +70,11 @@ def _with_p_values(objective: str, arms: Mapping[str, ArmTrials], family: Sequen
 
 
 def _by_looks(
-    objective: str, arms: Mapping[str, ArmTrials], verdicts: Mapping[Pair, Verdict]
+    objective: str, arms: Mapping[str, ArmTrials], verdicts: Mapping[Pair, Verdict], seeds: Sequence[int]
 ) -> dict[Pair, Comparison]:
     ends = {key: one.finals(objective, objective) for key, one in arms.items()}
     found = [
-        sequential_comparison(ends[pair.arm], ends[pair.against], verdict, len(verdicts))
+        sequential_comparison(ends[pair.arm], ends[pair.against], verdict, seeds[: verdict.seeds], len(verdicts))
         for pair, verdict in verdicts.items()
     ]
     trials = [(arms[pair.arm].finished(objective), arms[pair.against].finished(objective)) for pair in verdicts]

@@ -265,17 +265,18 @@ def mirrored(found: Comparison) -> Comparison:
 
 
 def sequential_comparison(
-    arm: Mapping[int, float], other: Mapping[int, float], verdict: Sequential, tests: int = 1
+    arm: Mapping[int, float], other: Mapping[int, float], verdict: Sequential, counted: Sequence[int], tests: int = 1
 ) -> Comparison:
     """Return the comparison of two arms whose `verdict` was reached look by look.
 
     Args:
         arm: The objective of each finished seed of the arm.
         other: The objective of each finished seed of the other arm.
-        verdict: The verdict. Only the seeds before it count.
+        verdict: The verdict.
+        counted: The seeds up to the look of the verdict, failed ones included. Later seeds do not count.
         tests: The number of comparisons that were judged together.
     """
-    seeds = tuple(seed for seed in sorted(arm.keys() & other) if seed < verdict.seeds)
+    seeds = tuple(sorted(arm.keys() & other.keys() & {*counted}))
     differences = [arm[seed] - other[seed] for seed in seeds]
     varied = verdict.interval is not None
     return Comparison(

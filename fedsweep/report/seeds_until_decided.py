@@ -79,8 +79,8 @@ def judged(
     counted = seeds_that_count(until, verdicts)
     kept = []
     for arm in arms:
-        most = counted.get(identity(arm.values), until.at_most)
-        trials = tuple(trial for trial in arm.trials if trial.plan.seed < most)
+        seeds = until.seeds[: counted.get(identity(arm.values))]
+        trials = tuple(trial for trial in arm.trials if trial.plan.seed in seeds)
         kept.append(replace(arm, trials=trials or arm.trials[:1]))
     return verdicts, kept
 

@@ -15,6 +15,8 @@ from fedsweep.results.arms import is_accuracy
 SEED_STREAMS = "seed_streams"
 """The hyperparameter that `seeds.vary` sets."""
 Vary = Annotated[tuple[StreamName, ...], Field(min_length=1)] | None
+MOST_SEEDS = 200
+"""The largest `seeds.at_most`. With as many looks, it already takes seconds to compute their boundaries."""
 VARY = (
     "groups of random streams that the seed determines, as in the hyperparameter `seed_streams`; `null`: those of the "
     "experiment, usually all"
@@ -37,7 +39,7 @@ class UntilDecided(Config):
     """The value of `seeds` with which each arm runs seed after seed until its comparisons are decided."""
 
     until: Literal["decided"] = "decided"
-    at_most: int = Field(20, ge=2, description="largest number of seeds of an arm")
+    at_most: int = Field(20, ge=2, le=MOST_SEEDS, description="largest number of seeds of an arm")
     at_least: int = Field(
         default_factory=lambda given: min(4, given.get("at_most", 4)),
         ge=2,
@@ -49,6 +51,12 @@ class UntilDecided(Config):
         description="smallest difference that matters, in percentage points for accuracies and otherwise in the unit "
         "of the objective; two arms can then be decided to be equivalent; `null`: no test of equivalence",
     )
+    first: int = Field(
+        0,
+        ge=0,
+        description="first seed; the others follow it. Another first seed asks the same question with fresh seeds, so "
+        "the answer does not depend on an earlier sweep",
+    )
     vary: Vary = Field(None, description=VARY)
 
     def _violations(self) -> Iterator[str]:
@@ -58,12 +66,13 @@ class UntilDecided(Config):
     @property
     def seeds(self) -> tuple[int, ...]:
         """All seeds that an arm may run with, in the order in which it runs them."""
-        return tuple(range(self.at_most))
+        return tuple(range(self.first, self.first + self.at_most))
 
     @property
     def words(self) -> str:
-        """The rule as a phrase, such as `until decided, 4 to 20`."""
-        return f"until decided, {self.at_least} to {self.at_most}"
+        """The rule as a phrase, such as `until decided, 4 to 20`; with the first seed if it is not 0."""
+        first = f" from seed {self.first}" if self.first else ""
+        return f"until decided, {self.at_least} to {self.at_most}{first}"
 
     def effect(self, metric: str) -> float | None:
         """Return the smallest effect in the unit in which `metric` is stored; accuracies range from 0 to 1."""
@@ -79,9 +88,11 @@ def varied_streams(seeds: tuple[int, ...] | ListedSeeds | UntilDecided) -> tuple
 
 def _form(value: object) -> str | None:
     if isinstance(value, dict):
-        listed, until = "list" in value, bool({"until", "at_most", "at_least", "smallest_effect"} & {*value})
+        listed, until = "list" in value, bool(({*UntilDecided.model_fields} - {"vary"}) & {*value})
         return None if listed == until else "[list]" if listed else "[until]"
-    return "[list]" if isinstance(value, ListedSeeds) else "[until]" if isinstance(value, UntilDecided) else "[seeds]"
+    if isinstance(value, list | tuple):
+        return "[seeds]"
+    return "[list]" if isinstance(value, ListedSeeds) else "[until]" if isinstance(value, UntilDecided) else None
 
 
 # The tags are in brackets, as pydantic's names of types, which error messages leave out.

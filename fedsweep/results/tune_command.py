@@ -25,6 +25,9 @@ SPACE_OPTIONS = {
 }
 """Map each option of `tune` to the entry of the search space that it changes."""
 
+UNTIL_OPTIONS = {"smallest_effect": "smallest_effect", "first_seed": "first"}
+"""Map each option of `tune` that implies seeds until decided to the entry of `seeds` that it sets."""
+
 
 def tune_command(manifest: SweepManifest) -> str | None:
     """Return the command that starts a sweep again, as it is typed in a shell.
@@ -35,7 +38,7 @@ def tune_command(manifest: SweepManifest) -> str | None:
     Returns:
         The command. None if the sweep was started from Python with a change for which `fedsweep tune` has no option.
     """
-    flags = {dotted: f"--{name.replace('_', '-')}" for name, dotted in SPACE_OPTIONS.items()}
+    flags, rules = ({entry: _flag(name) for name, entry in one.items()} for one in (SPACE_OPTIONS, UNTIL_OPTIONS))
     words = [
         space_name(manifest.name, manifest.stage),
         *(f"{name}={_in_yaml(value)}" for name, value in manifest.overrides.items()),
@@ -43,9 +46,9 @@ def tune_command(manifest: SweepManifest) -> str | None:
     for dotted, value in manifest.options.items():
         if dotted == STAGE:  # the command runs all linked sweeps
             continue
-        if dotted == "seeds" and isinstance(value, dict) and {*value} <= {"until", "smallest_effect"}:
-            effect = value.get("smallest_effect")
-            words += ["--until-decided"] if effect is None else ["--smallest-effect", str(effect)]
+        if dotted == "seeds" and isinstance(value, dict) and {*value} <= {"until", *rules}:
+            rule = [word for entry, one in value.items() if entry in rules for word in (rules[entry], str(one))]
+            words += rule or ["--until-decided"]
             continue
         if dotted == "exclude" and isinstance(value, list):
             words += [word for arm in value for word in ("--exclude", arm_argument(arm))]
@@ -56,6 +59,10 @@ def tune_command(manifest: SweepManifest) -> str | None:
         if value is not True:
             words.append(",".join(map(str, value)) if isinstance(value, list) else str(value))
     return shlex.join(["fedsweep", "tune", *words, *["--fresh"] * manifest.fresh])
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
 
 
 def _in_yaml(value: Json) -> str:

@@ -13,7 +13,7 @@ from fedsweep.results.declared_comparisons import declared_pairs
 from fedsweep.sweep.plan.comparison_checks import MOST, wrong_comparisons
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running import open_sweep
-from fedsweep.sweep.running.time_estimate import seed_forecast
+from fedsweep.sweep.running.time_estimate import seed_forecast_lines
 from tests.cli.conftest import GRID, Refused, write
 from tests.places import without_place
 
@@ -218,10 +218,10 @@ def test_a_wrong_comparison_is_the_only_mistake():
 
 def test_the_shipped_space_runs_until_its_comparisons_are_decided():
     found = Plan.read("ablations/brick_per_method", {}, {"seeds": {**UNTIL, "smallest_effect": 2.0}})
-    first, *lines = seed_forecast(found)
+    first, *lines = seed_forecast_lines(found)
     assert first == (
         "Expected seeds per arm (and of the baseline) with 7 comparisons, by the standard deviation (sd) of the "
         "paired differences:"
     )
     assert len(lines) == 3
-    assert [*seed_forecast(Plan.read("ablations/brick_per_method", {}, {}))] == []
+    assert [*seed_forecast_lines(Plan.read("ablations/brick_per_method", {}, {}))] == []

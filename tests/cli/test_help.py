@@ -181,6 +181,7 @@ def test_every_option_of_tune_changes_the_space_or_is_read_by_the_command():
         "address",
         "until_decided",  # they change `seeds`
         "smallest_effect",
+        "first_seed",
         "store",
         "mlflow",
     }

@@ -114,7 +114,8 @@ def test_plans_and_values(call: Call):
     sampled = document(call("show", "tuning/fedra", "--format", "json"), "show")["plan"]
     assert (sampled["arms"], sampled["labels"], sampled["baseline"]) == (None, None, None)
     assert sampled["sampled"]["optimizer.lr"].startswith("loguniform")
-    assert plan.keys() | {"counts", "clients"} == json_output.PLAN.keys()
+    assert plan["until_decided"] == {"at_most": 8, "at_least": 4, "smallest_effect": 2.0, "first": 0, "vary": None}
+    assert plan.keys() | {"counts", "clients", "expected_seeds"} == json_output.PLAN.keys()
     (counted,) = document(call("tune", "papers/fedbrick/table3", "--format", "json"), "tune")["plans"]
     assert counted["counts"][0]["parameters"]["parameters/all"] > 0
 
@@ -127,6 +128,13 @@ def test_a_dry_run(call: Call, monkeypatch):
     assert (found["seconds"], found["estimated_from"]) == (12.5, "from nothing")
     assert found["plans"][0]["seeds"] == [0, 1, 2]
     assert found["parallel"] == 2
+    assert "expected_seeds" not in found["plans"][0]
+    found = document(call("tune", "mine", "--smallest-effect", "2", "--dry-run", "--format", "json"), "tune")
+    forecasts = found["plans"][0]["expected_seeds"]
+    assert [(one["spread"], one["case"]) for one in forecasts] == [
+        (spread, case) for spread in (1.0, 2.0, 4.0) for case in ("no difference", "smallest effect")
+    ]
+    assert all(4 <= one["seeds"] <= one["baseline"] <= 20 and 0 <= one["decided"] <= 1 for one in forecasts)
 
 
 def test_a_dry_run_of_tuned_arms_lists_their_clients_and_names_unequal_budgets(call: Call, monkeypatch):

@@ -72,6 +72,15 @@ def test_a_sweep_without_changes_has_a_short_command():
     )
 
 
+@pytest.mark.parametrize("rule", [{}, {"smallest_effect": 2.0}, {"first": 20}, {"smallest_effect": 1.5, "first": 8}])
+def test_the_command_sets_the_rule_of_seeds_until_decided(rule):
+    options = {"seeds": {"until": "decided", **rule}}
+    command = tune_command(make_manifest(options=options))
+    assert command is not None
+    assert space_changes(typed(command)) == options
+    assert tune_command(make_manifest(options={"seeds": {**options["seeds"], "at_most": 9}})) is None
+
+
 @pytest.mark.parametrize(
     "options",
     [{"objective.metric": "loss/test"}, {"scheduler": {"name": "asha"}}, {"resources.system_metrics": False}],

@@ -151,7 +151,7 @@ class SeedState(RecordedTrials):
 
     def stops(self, key: str, round: int) -> bool:
         """Return whether a running trial is no longer needed, because all comparisons of its arm are decided."""
-        return self.plans[key].seed >= self._judged()[1].get(self._arm_of[key], 0)
+        return self.plans[key].seed not in self._until.seeds[: self._judged()[1].get(self._arm_of[key], 0)]
 
     def visible(self, key: str) -> int:
         """Return the last round of a trial that is shown to the user. No round is hidden."""

@@ -115,7 +115,7 @@ def _with_seeds(plan: Plan, request: ExtendRequest, where: str) -> Mapping[str, 
     if space.until_decided is not None:
         raise UserError(
             f"{where}, because it runs seeds until its comparisons are decided, and the decisions depend on "
-            f"`seeds.at_most` {len(seeds)}; start a new sweep with a fixed list of other seeds (`--seeds`)."
+            f"`seeds.at_most` {len(seeds)}; start a new sweep with fresh seeds (`--first-seed {seeds[-1] + 1}`)."
         )
     if wrong := [seed for seed in request.seeds if seed < 0 or request.seeds.count(seed) > 1]:
         raise UserError(f"`--seeds` must be distinct and not negative, but they contain {wrong[0]}.")

@@ -1,11 +1,13 @@
 """Functions that compute the number of parallel trials, and estimate the duration of a sweep from single rounds."""
 
+from __future__ import annotations
+
 import math
 import platform
 import statistics
 import time
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +26,9 @@ from fedsweep.sweep.plan.plan import Plan
 from fedsweep.training.precision import arithmetic
 from fedsweep.types import RoundResult
 
+if TYPE_CHECKING:
+    from fedsweep.report.expected_seeds import Forecast
+
 WORKER_START = 12.0  # seconds until Ray has started and a worker has imported its modules, measured on two cores
 
 NO_EFFECT = ("seed", "federation.rounds", "optimizer.lr", "optimizer.momentum", "optimizer.weight_decay")
@@ -40,38 +45,51 @@ SPREADS = (0.5, 1.0, 2.0)
 """Standard deviations of the paired differences for which seeds are forecast, as multiples of the smallest effect."""
 
 
-def seed_forecast(plan: Plan) -> list[str]:
-    """Return lines with the expected numbers of seeds of a sweep with seeds until decided; empty for other sweeps.
+def seed_forecasts(plan: Plan) -> dict[float | None, dict[str, Forecast]]:
+    """Return the forecasts of a sweep with seeds until decided; an empty dict for other sweeps.
 
-    The spread of the differences is not known before the sweep, so the numbers are given for several spreads.
+    The spread of the differences is not known before the sweep, so there are forecasts for several spreads.
+
+    Returns:
+        A dict from standard deviation of the paired differences, in the unit of `seeds.smallest_effect`, to forecasts
+        (see `expected_seeds`). Without a smallest effect, the standard deviation does not matter and is None.
     """
     if (until := plan.space.until_decided) is None:
-        return []
+        return {}
     from fedsweep.report.expected_seeds import expected_seeds  # imports the report: only if it is needed
     from fedsweep.report.sequential_tests import SequentialRule
 
     metric, against = plan.space.goal.metric, baselines(plan.arms, plan.space.baseline)
-    family = family_of(plan.space.comparisons, plan.arms, metric, against)
-    pairs, others = [(one.arm, one.against) for one in family], {two for one, two in against.items() if one != two}
+    pairs = [(one.arm, one.against) for one in family_of(plan.space.comparisons, plan.arms, metric, against)]
     if not pairs:
-        return []
-    effect = until.effect(metric) or 1.0
-    rule = SequentialRule(until.at_least, until.at_most, until.effect(metric))
-    unit, shown = " points" * is_accuracy(metric), until.smallest_effect or 1.0
-    of_family = f" with {len(pairs)} comparisons" if plan.space.comparisons else ""
-    if until.smallest_effect is None:  # the forecast does not depend on the spread
-        (one,) = expected_seeds(rule, pairs, effect, others).values()
-        more = "" if one.baseline is None else f", {one.baseline:.1f} of the baseline"
-        return [f"Expected seeds{of_family} without any difference: {one.seeds:.1f} per arm{more}."]
-    named = " (and of the baseline)" * bool(others)
-    lines = [f"Expected seeds per arm{named}{of_family}, by the standard deviation (sd) of the paired differences:"]
-    for times in SPREADS:
-        found = expected_seeds(rule, pairs, times * effect, others)
+        return {}
+    others = {two for one, two in against.items() if one != two}
+    rule = SequentialRule(until.at_least, until.at_most, until.smallest_effect)
+    if until.smallest_effect is None:
+        return {None: expected_seeds(rule, pairs, 1.0, others)}
+    spreads = [until.smallest_effect * times for times in SPREADS]
+    return {spread: expected_seeds(rule, pairs, spread, others) for spread in spreads}
+
+
+def seed_forecast_lines(plan: Plan) -> list[str]:
+    """Return the forecasts of a sweep with seeds until decided as lines; an empty list for other sweeps."""
+    lines, metric = list[str](), plan.space.goal.metric
+    against, comparisons = baselines(plan.arms, plan.space.baseline), plan.space.comparisons
+    of_family = f" with {len(family_of(comparisons, plan.arms, metric, against))} comparisons" if comparisons else ""
+    for spread, found in seed_forecasts(plan).items():
+        if spread is None:
+            one = found["no difference"]
+            more = "" if one.baseline is None else f", {one.baseline:.1f} of the baseline"
+            return [f"Expected seeds{of_family} without any difference: {one.seeds:.1f} per arm{more}."]
+        if not lines:
+            named = "" if found["no difference"].baseline is None else " (and of the baseline)"
+            arms = f"per arm{named}{of_family}"
+            lines = [f"Expected seeds {arms}, by the standard deviation (sd) of the paired differences:"]
         parts = [
             f"{one.seeds:.1f}{'' if one.baseline is None else f' ({one.baseline:.1f})'} with {name}"
             for name, one in found.items()
         ]
-        lines.append(f"  sd {times * shown:g}{unit}: {', '.join(parts)}")
+        lines.append(f"  sd {spread:g}{' points' * is_accuracy(metric)}: {', '.join(parts)}")
     return lines
 
 

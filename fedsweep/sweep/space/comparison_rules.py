@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from fedsweep.results.arms import is_accuracy
+
 if TYPE_CHECKING:
     from fedsweep.sweep.space.search_space import SearchSpace
 
@@ -19,6 +21,9 @@ def wrong_until_decided(space: SearchSpace) -> Iterator[str]:
         yield f"{needs}; to prune trials, list the seeds, for example [0, 1, 2]"
     if space.baseline is None and not space.comparisons:
         yield f"{rule} a `baseline`, with which arms are compared, or `comparisons`, but there is neither"
+    effect = None if space.until_decided is None else space.until_decided.smallest_effect
+    if effect is not None and effect >= 100 and is_accuracy(space.goal.metric):
+        yield f"`seeds.smallest_effect` must be less than 100 percentage points for an accuracy, but it is {effect:g}"
 
 
 def wrong_comparisons(space: SearchSpace) -> Iterator[str]:

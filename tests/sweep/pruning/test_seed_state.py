@@ -47,7 +47,10 @@ class Trial:
 
 
 class Folder:
-    """The made-up results of a sweep: `ends[rank][seed]` is the objective of a trial after its last round."""
+    """The made-up results of a sweep: `ends[rank][n]` is the objective of seed `until.first` + n after its last round.
+
+    The trials in `broken`, which are pairs of rank and n, diverge.
+    """
 
     baseline: dict[str, int] | None = BASELINE
     comparisons: Declared = ()
@@ -57,10 +60,8 @@ class Folder:
             TrialPlan(key=f"{rank}-{seed}", number=number, arm={"lora.rank": rank}, seed=seed, config={})
             for number, (seed, rank) in enumerate((seed, rank) for seed in until.seeds for rank in ends)
         ]
-        self.trials = {
-            one.key: Trial(one.key, ends[one.arm["lora.rank"]][one.seed], (one.arm["lora.rank"], one.seed) in broken)
-            for one in self.plans
-        }
+        places = {one.key: (one.arm["lora.rank"], one.seed - until.first) for one in self.plans}
+        self.trials = {key: Trial(key, ends[rank][at], (rank, at) in broken) for key, (rank, at) in places.items()}
 
     def trial(self, key: str) -> Trial:
         return self.trials[key]
@@ -125,8 +126,9 @@ FAMILIES = st.sampled_from([
 """Baselines and declared comparisons, so that each arm takes part in a comparison."""
 ENDS = st.lists(st.integers(0, 40), min_size=8, max_size=8).map(lambda found: [0.5 + value / 500 for value in found])
 UNTIL = st.builds(
-    UntilDecided, at_least=st.integers(2, 5), at_most=st.just(8), smallest_effect=st.sampled_from([None, 1.0, 4.0])
-)
+    UntilDecided, at_least=st.integers(2, 5), at_most=st.just(8), smallest_effect=st.sampled_from([None, 1.0, 4.0]),
+    first=st.sampled_from([0, 0, 5]),
+)  # fmt: skip
 
 
 @given(
@@ -148,7 +150,7 @@ def test_the_table_does_not_depend_on_workers_order_or_restarts(curves, until, w
     counted = seeds_that_count(until, second.verdicts)
     for plan in together.plans:
         if (ended := together.trial(plan.key).ended) is not None and ended.outcome in ("finished", "pruned"):
-            assert ended.counts == (plan.seed < counted[identity(plan.arm)])
+            assert ended.counts == (plan.seed - until.first < counted[identity(plan.arm)])
 
 
 @given(st.tuples(ENDS, ENDS, ENDS), UNTIL, st.integers(1, 4), FAMILIES)
@@ -161,10 +163,28 @@ def test_few_seeds_run_that_are_not_needed(curves, until, workers, family):
     counted = seeds_that_count(until, state.verdicts)
     for plan in folder.plans:
         if folder.trial(plan.key).planned:
-            assert plan.seed <= counted[identity(plan.arm)]
+            assert plan.seed - until.first <= counted[identity(plan.arm)]
     surplus = [one for one in folder.trials.values() if one.ended and one.ended.outcome == "pruned"]
     assert len(surplus) <= workers
     assert all(one.ended.reason == "its comparison was decided without this seed" for one in surplus)
+
+
+@given(st.tuples(ENDS, ENDS, ENDS), UNTIL, FAMILIES)
+@settings(max_examples=20, deadline=None)
+def test_other_seeds_with_the_same_results_give_the_same_table(curves, until, family):
+    shifted = until.model_copy(update={"first": until.first + 100})
+    tables = []
+    for rule in (until, shifted):
+        folder = Folder(dict(zip(RANKS, curves, strict=True)), rule)
+        folder.baseline, folder.comparisons = family
+        play(folder, rule, 2, random.Random(3))
+        tables.append([one[:-2] for one in table_of(folder, rule)])
+        compared = [
+            one for row in table_of(folder, rule) for one in (row[4], *(test.comparison for test in row[5])) if one
+        ]
+        tables[-1] += [(one.sequential, [seed - rule.first for seed in one.seeds]) for one in compared]
+    assert repr(tables[0]) == repr(tables[1])
+    assert any(seeds for _, seeds in tables[0][len(RANKS) :])
 
 
 def test_arms_stop_as_soon_as_they_are_decided_and_the_baseline_goes_on():

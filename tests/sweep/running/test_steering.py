@@ -77,7 +77,7 @@ def test_a_changed_sweep_is_the_one_that_was_planned_so(begun):
         (
             {**RANKS, "seeds": {"until": "decided", "at_most": 8}},
             ExtendRequest(seeds=(9,)),
-            "the decisions depend on `seeds.at_most` 8; start a new sweep with a fixed list of other seeds",
+            "the decisions depend on `seeds.at_most` 8; start a new sweep with fresh seeds (`--first-seed 8`)",
         ),
         ({**RANKS, "space": {"lora.rank": {"grid": [1]}}, "baseline": None}, DROPPED, "is the only one of the sweep"),
     ],

@@ -137,5 +137,7 @@ def test_the_command_line_asks_for_seeds_until_decided(tmp_path):
     write_space(tmp_path, "rule", {**GRID, "seeds": {"until": "decided", "at_most": 3}})
     shown = fedsweep(tmp_path, "tune", "rule", "--smallest-effect", "2", "--dry-run", trains=False).stdout
     assert "Seeds: until decided, 3 to 3" in shown
+    shown = fedsweep(tmp_path, "tune", "rule", "--first-seed", "3", "--dry-run", trains=False).stdout
+    assert "Seeds: until decided, 3 to 3 from seed 3" in shown
     refused = fedsweep(tmp_path, "tune", "grid", "--until-decided", "--seeds", "0,1", code=2, trains=False).stderr
     assert "`--until-decided` chooses the seeds itself and cannot be combined with `--seeds`" in refused

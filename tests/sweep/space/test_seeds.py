@@ -31,7 +31,17 @@ def space(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("seeds", "sentence"),
     [
-        (3, "`seeds` must be a list, but it is 3."),
+        (3, "`seeds` must be a list, `{list: [0, 1, 2], ...}` or `{until: decided, ...}`, but it is 3."),
+        (
+            "decided",
+            '`seeds` must be a list, `{list: [0, 1, 2], ...}` or `{until: decided, ...}`, but it is "decided".',
+        ),
+        ({**UNTIL, "at_most": 100_000}, "`seeds.at_most` must be less than or equal to 200, but it is 100000."),
+        ({**UNTIL, "first": -1}, "`seeds.first` must be greater than or equal to 0, but it is -1."),
+        (
+            {**UNTIL, "smallest_effect": 500},
+            "`seeds.smallest_effect` must be less than 100 percentage points for an accuracy, but it is 500.",
+        ),
         ([], "`seeds` must have at least 1 item, but it is []."),
         ([0, -1.5], "`seeds.1` must be an integer, but it is -1.5."),
         ([0, 0], "`seeds` must be distinct and not negative, but they are [0, 0]."),
@@ -70,6 +80,7 @@ def test_the_user_changes_the_seeds_and_keeps_the_streams(space):
         ([1, 2], [7], [7]),
         (listed, {"until": "decided"}, [*range(20)]),
         (until, {"until": "decided", "smallest_effect": 2.0}, [*range(6)]),
+        (until, {"until": "decided", "first": 6}, [*range(6, 12)]),
     ):
         plan = space(seeds, seeds=asked)
         assert [*plan.space.planned_seeds] == expected
