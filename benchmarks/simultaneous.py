@@ -8,13 +8,17 @@ share of sweeps in which all intervals contain their true differences. `plain` i
 end at zero wherever Holm's method finds the sign of a difference and the interval contains zero. The second table
 contains the share of sweeps with a significant difference of zero, and the share of sweeps in which this occurs or a
 simultaneous interval misses its true difference.
+
+The third table is about seeds until decided. The sweeps end by themselves, or are interrupted after a random number of
+seeds. It contains the share of sweeps in which all intervals of a kind contain their true differences: the intervals by
+which the comparisons were `judged`, those of `one arm`, and the `simultaneous` ones.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -23,12 +27,14 @@ from scipy import stats
 
 from fedsweep.report.holm_corrected_tests import holm
 from fedsweep.report.intervals_and_power import LEVEL, margin
+from fedsweep.report.sequential_tests import Replayed, SequentialRule, replay
 from fedsweep.report.text_tables import markdown_table
 
 Array = np.ndarray
 LARGE, SMALL = 100.0, 0.01
 """True differences, in units of the standard deviation of the paired differences."""
 COVERED = ("comparisons", "seeds", "plain %", "simultaneous %", "shortened %")
+BY_LOOKS = ("comparisons", "seeds", "sweep", "one arm %", "judged %", "simultaneous %")
 VIOLATED = ("comparisons", "seeds", "false difference %", "false difference or missed %")
 
 
@@ -42,6 +48,10 @@ class Situation:
     """The two arms of each comparison."""
     means: tuple[float, ...]
     """The true mean of each arm."""
+
+    def with_seeds(self, seeds: int) -> Situation:
+        """Return the same comparisons with another number of seeds."""
+        return replace(self, seeds=seeds)
 
     @property
     def true(self) -> Array:
@@ -68,6 +78,8 @@ SITUATIONS = (
     Situation("all 10 pairs of 5 arms", 5, tuple(combinations(range(5), 2)), (0.0,) * 5),
     independent("4 independent, three large and one very small", (LARGE,) * 3 + (SMALL,)),
 )
+RULES = (SequentialRule(3, 8, smallest_effect=1.0), SequentialRule(4, 20, smallest_effect=1.0))
+"""The rules of the sweeps with seeds until decided; the noise of a difference is 1.4 times the smallest effect."""
 THREE_LARGE = independent("4 independent, three large and one zero", (LARGE,) * 3 + (0.0,))
 
 
@@ -82,6 +94,7 @@ def main() -> None:
         for head, rows in (
             (COVERED, list(coverage(given.repetitions))),
             (VIOLATED, [violations(THREE_LARGE, given.repetitions)]),
+            (BY_LOOKS, list(coverage_by_looks(given.repetitions))),
         )
     ]
     text = "\n\n".join(tables)
@@ -98,6 +111,28 @@ def coverage(repetitions: int) -> Iterator[list[str]]:
         found = [np.stack(one) for one in (plain, simultaneous, shortened(differences, simultaneous))]
         shares = [((low <= true) & (true <= high)).all(axis=1).mean() for low, high in found]
         yield [situation.name, str(situation.seeds), *(f"{100 * one:.1f}" for one in shares)]
+
+
+def coverage_by_looks(repetitions: int) -> Iterator[list[str]]:
+    """Yield the rows of the sweeps with seeds until decided."""
+    for situation, rule in ((one.with_seeds(rule.at_most), rule) for rule in RULES for one in SITUATIONS):
+        differences, seeds = situation.differences(repetitions), f"{rule.first_look} to {rule.at_most}"
+        interrupted = np.random.default_rng(1).integers(rule.first_look, rule.at_most, repetitions)
+        lengths = [(interrupted == length, length) for length in range(rule.first_look, rule.at_most)]
+        cut = [(replay(differences[own, :, :length], rule)) for own, length in lengths if own.any()]
+        for name, found in (("ended", [replay(differences, rule)]), ("interrupted", cut)):
+            covered = np.concatenate([_covered(one, situation.true) for one in found])
+            shares = covered.all(axis=1).mean(axis=0)
+            yield [situation.name, seeds, name, *(f"{100 * shares[place]:.1f}" for place in (0, 1, 3))]
+
+
+def _covered(found: Replayed, true: Array) -> Array:
+    """Return whether each interval contains the true difference, with the axes sweep, comparison and interval.
+
+    An interval that does not exist yet counts as one that contains it.
+    """
+    half = np.where(np.isfinite(found.errors[..., None]), found.borders * found.errors[..., None], np.inf)
+    return np.abs(found.means - true)[..., None] <= half
 
 
 def violations(situation: Situation, repetitions: int) -> list[str]:

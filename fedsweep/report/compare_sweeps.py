@@ -125,15 +125,17 @@ class Pairing:
     def section(self) -> Section:
         """Return a table of the comparisons, with one row per pair of arms."""
         units, images, until = self.units, any(one.images for one in self.comparisons), self._until
+        simultaneous = [one for one in self.comparisons if one.simultaneous] if self.declared else []
+        more = images, bool(simultaneous)
         rows = [
             {
                 "arm": self._label(one, other),
                 **{"n of A": str(one.n), "mean of A": units.value(one.mean)},
                 **{"n of B": str(other.n), "mean of B": units.value(other.mean)},
                 **(
-                    cells(found, units, images, self.declared and found.simultaneous is not None)
+                    cells(found, units, *more)
                     if until is None
-                    else sequential_cells(self.sides[1].manifest, found, units, images)
+                    else sequential_cells(self.sides[1].manifest, found, units, *more)
                 ),
             }
             for (one, other), found in zip(self.pairs, self.comparisons, strict=True)
@@ -150,7 +152,7 @@ class Pairing:
             until=until,
             images=images,
             family=self._family,
-            simultaneous=any(one.simultaneous for one in self.comparisons) and self.declared,
+            simultaneous=simultaneous,
         )
         return Section.of("Comparison", rows, 1, [*who, "Differences are B minus A.", *explained])
 

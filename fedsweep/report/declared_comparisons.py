@@ -138,7 +138,7 @@ def declared_section(arms: Sequence[ArmStatistics], rows: Sequence[DeclaredRow])
         tests=family_size(rows[0].manifest, [row.found for row in tested]),
         with_baseline=sum(one.comparison is not None and _is_test(one.comparison) for one in arms),
         both=sum(row.test.with_baseline for row in tested),
-        simultaneous=SIMULTANEOUS in cells[0],
+        simultaneous=[row.found for row in rows if row.found.simultaneous],
         by_looks=rows[0].manifest.until_decided is not None,
     )
     return Section.of(TITLE, cells, 3 if "metric" in cells[0] else 2, explained)

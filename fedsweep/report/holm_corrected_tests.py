@@ -91,21 +91,24 @@ class Comparison:
 
     @property
     def simultaneous(self) -> Interval | None:
-        """The simultaneous 95% interval: Student's t at Bonferroni's level, which is the attribute `level`.
+        """The simultaneous 95% interval, at Bonferroni's level, which is the attribute `level`.
 
         In at least 95% of sweeps, the intervals of all tests that the correction covers contain their true differences.
-        The interval is None for a single test, whose plain interval has this property, and with seeds until decided.
+        The interval is Student's t or, with seeds until decided, a repeated confidence interval. It is None for a
+        single test, whose own interval has this property.
 
         Source: O. J. Dunn (1961), Multiple comparisons among means.
         """
-        if self.sequential is not None or self.difference is None or self.spread is None or self.level >= LEVEL:
+        if self.difference is None or self.spread is None or self.level >= LEVEL:
             return None
+        if self.sequential is not None:
+            return self.sequential.simultaneous_interval
         half = margin(self.spread, len(self.seeds), self.level)
         return self.difference - half, self.difference + half
 
     @property
     def direction_only(self) -> bool:
-        """True if the difference is significant after Holm's correction, but its simultaneous interval contains 0.
+        """True if the verdict is `higher` or `lower`, but the simultaneous interval contains 0.
 
         Holm's method can detect differences that Bonferroni's method does not, and there are no intervals that match
         Holm's method. The opposite never occurs: if the simultaneous interval excludes 0, the difference is

@@ -108,6 +108,14 @@ class Verdict:
     reach` or `open at the limit`.
     """
 
+    simultaneous_interval: Interval | None = None
+    """The interval at Bonferroni's level, level / number of comparisons; at least as long as `judged_interval`.
+
+    With a probability of at least 1 - level, the intervals of all comparisons contain their true mean differences, at
+    all looks at once. The judged intervals lack this joint property, because Holm's method gives the level of rejected
+    hypotheses to the others.
+    """
+
     constant: bool = False
     """True if at least two pairs have finished and all have the same difference, so that no t statistic exists.
 
@@ -123,6 +131,7 @@ class Verdict:
             interval=negated(self.interval),
             judged_interval=negated(self.judged_interval),
             equivalence_interval=negated(self.equivalence_interval),
+            simultaneous_interval=negated(self.simultaneous_interval),
         )
 
 
@@ -183,20 +192,20 @@ class Replayed:
     errors: Array
     """The standard errors of the means; NaN if no t statistic exists."""
     borders: Array
-    """The boundaries of `interval`, `judged_interval` and `equivalence_interval`, along a third axis."""
+    """The boundaries of the intervals along a third axis, in the order of the attributes of `Verdict`."""
 
     def verdict(self, place: int, sweep: int = 0) -> Verdict:
         """Return the verdict of the comparison in column `place`."""
         at = (sweep, place)
         mean, error = float(self.means[at]), float(self.errors[at])
-        own, judged, near = (
+        own, judged, near, joint = (
             (mean - float(border) * error, mean + float(border) * error) if np.isfinite(border * error) else None
             for border in self.borders[at]
         )
         pairs = int(self.pairs[at])
         conclusion, constant = CONCLUSIONS[self.conclusions[at]], pairs > 1 and bool(np.isnan(error))
         difference = mean if pairs else None
-        return Verdict(conclusion, int(self.seeds[at]), pairs, difference, own, judged, near, constant)
+        return Verdict(conclusion, int(self.seeds[at]), pairs, difference, own, judged, near, joint, constant)
 
 
 def replay(values: Array, rule: SequentialRule, lengths: Numbers | None = None) -> Replayed:
@@ -212,7 +221,7 @@ def replay(values: Array, rule: SequentialRule, lengths: Numbers | None = None) 
     tables = _boundaries(shape[1], rule.first_look, rule.at_most, rule.level)
     effect = 0.0 if rule.smallest_effect is None else rule.smallest_effect
     conclusions, seeds, pairs = (np.zeros(shape, np.int64) for _ in range(3))
-    means, errors, borders = np.zeros(shape), np.full(shape, np.nan), np.full((*shape, 3), np.inf)
+    means, errors, borders = np.zeros(shape), np.full(shape, np.nan), np.full((*shape, 4), np.inf)
     for look in range(1, min(rule.at_most, values.shape[2]) + 1):
         complete = np.all((conclusions != OPEN) | (lengths >= look), axis=1)
         going = (conclusions == OPEN) & complete[:, None]
@@ -220,7 +229,8 @@ def replay(values: Array, rule: SequentialRule, lengths: Numbers | None = None) 
             break
         count, mean, error = _moments(values[:, :, :look])
         judged, near = _judged(conclusions, going, tables, (count, mean, error), effect)
-        new = np.stack([tables[0][1, count], judged, near if effect else np.full(shape, np.inf)], axis=-1)
+        near = near if effect else np.full(shape, np.inf)
+        new = np.stack([tables[0][1, count], judged, near, tables[0][shape[1], count]], axis=-1)
         for kept, at_look in ((seeds, look), (pairs, count), (means, mean), (errors, error)):
             np.copyto(kept, at_look, where=going)
         np.copyto(borders, new, where=going[:, :, None])

@@ -264,15 +264,14 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
         return None
     dotted, units = names(manifest, arms), Units.of(manifest.metric, arms)
     compared = [one.comparison for one in arms if one.comparison is not None]
-    images, simultaneous = any(one.images for one in compared), any(one.simultaneous for one in compared)
+    images, simultaneous = any(one.images for one in compared), [one for one in compared if one.simultaneous]
     rows = []
     for one in arms:
         own = {"n": str(one.n), "mean": units.value(one.mean)}
         result, until = one.comparison or Comparison((), None), manifest.until_decided is not None
         own |= {} if until else {"95% of mean": units.interval(one.interval)}
-        found = (
-            sequential_cells(manifest, result, units, images) if until else cells(result, units, images, simultaneous)
-        )
+        more = images, bool(simultaneous)
+        found = sequential_cells(manifest, result, units, *more) if until else cells(result, units, *more)
         if one.is_baseline:
             found = {**dict.fromkeys(found, NOTHING), "difference": "baseline"}
         rows.append({**settings(one, dotted), **own, **found})
@@ -306,17 +305,17 @@ def simultaneous_cell(found: Comparison, units: Units) -> str:
     return units.interval(found.simultaneous) + " (direction only)" * found.direction_only
 
 
-def sequential_cells(manifest: SweepManifest, found: Comparison, units: Units, images: bool) -> dict[str, str]:
-    """Return the cells of a comparison with seeds until decided, as a dict from column to text.
-
-    If `images` is true, the cells contain the interval over seeds and images.
-    """
+def sequential_cells(
+    manifest: SweepManifest, found: Comparison, units: Units, images: bool, simultaneous: bool = False
+) -> dict[str, str]:
+    """Return the cells of a comparison with seeds until decided; the arguments are those of `cells`."""
     own = found.sequential
     return {
         "seeds": NOTHING if own is None else str(own.seeds),
         "pairs": str(len(found.seeds)),
         "difference": units.difference(found.difference),
-        "95% all arms": units.interval(found.interval),
+        "95% interval": units.interval(found.interval),
+        **({SIMULTANEOUS: simultaneous_cell(found, units)} if simultaneous else {}),
         "95% one arm": units.interval(own.interval if own else None),
         **({SEEDS_AND_IMAGES: units.interval(found.images)} if images else {}),
         "90% equivalence": units.interval(own.equivalence_interval if own else None),
@@ -328,8 +327,8 @@ def sequential_cells(manifest: SweepManifest, found: Comparison, units: Units, i
 def cells(found: Comparison, units: Units, images: bool, simultaneous: bool = False) -> dict[str, str]:
     """Return the cells of a comparison, as a dict from column to text.
 
-    If `images` is true, the cells contain the interval over seeds and images. If `simultaneous` is true, they contain
-    the simultaneous interval.
+    If `images` and `simultaneous` are true, the cells contain the interval over seeds and images, and the simultaneous
+    interval.
 
     The exact p-value is left out if there are so few pairs of seeds that this p-value cannot be 0.05 or less after
     Holm's correction.

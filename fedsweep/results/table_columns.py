@@ -23,7 +23,7 @@ TARGETS = ("rounds_to=", "simulated_hours_to=")
 ALWAYS_SHOWN = {
     *("arm", "n", "mean", "paper", "sd", "difference", "95% interval", "Holm p", "efficient", "note"),
     *("pairs", "95% of mean", "95% t", "95% bootstrap", "p", "exact p", "effect", "detectable", "seeds needed"),
-    *("seeds", "95% all arms", "95% one arm", "90% equivalence", "seeds_of_verdict", "equivalence_low"),
+    *("seeds", "95% one arm", "90% equivalence", "seeds_of_verdict", "equivalence_low"),
     *("equivalence_high", "on test", "optimism", "test_mean", "chosen_by"),
     *("mean_low", "mean_high", "mean_of_last_4_rounds", "reference", "reference_source", "baseline", "synthetic"),
     *("n_common", "interval_low", "interval_high", "bootstrap_low", "bootstrap_high", "verdict"),

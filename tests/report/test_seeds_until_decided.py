@@ -140,7 +140,7 @@ def section(table):
 
 def test_declared_comparisons_have_verdicts_instead_of_p_values(declared):
     found = section(declared)
-    assert found.head == ["arm", "against", "n", "difference", "95% interval", "verdict"]
+    assert found.head == ["arm", "against", "n", "difference", "95% interval", "95% simultaneous", "verdict"]
     rows = [(row[0], row[1], row[2], row[-1]) for row in found.rows]
     assert rows[0] == ("rank 4", "rank 2", "3", "higher")
     assert rows[1] == ("rank 2", "rank 1", "3", "open")
@@ -151,10 +151,27 @@ def test_declared_comparisons_have_verdicts_instead_of_p_values(declared):
         found.explained
     )
     text = declared.markdown() + printed(declared, 200)
-    assert not any(word in text for word in ("Holm", "t-test", "95% t", "simultaneous", "95% of mean"))
+    assert not any(word in text for word in ("Holm", "t-test", "95% t", "95% of mean"))
     legend = " ".join(declared.caption())
     assert "Each arm gets 3 to 6 seeds, until all its comparisons, with the baseline or declared, are decided" in legend
     assert "corrected for the family of 5 tests, which contains the declared comparisons." in legend
+    assert "in at least 95% of sweeps, all 5 intervals contain their true differences (Bonferroni)." in found.explained
+
+
+def test_a_decision_that_the_simultaneous_interval_does_not_show_is_marked(manifest, trials):
+    """Rank 2 is judged with the level that the clear decision about rank 4 has passed on."""
+    trials.arms({8: [0.5] * 6, 4: [0.7 + one for one in NOISE], 2: [0.504 + one for one in NOISE]})
+    trials.arms({1: [0.501, 0.498, 0.503, 0.496, 0.505, 0.494]})
+    own = manifest(until_decided=UNTIL.model_copy(update={"smallest_effect": None}), seeds=UNTIL.seeds)
+    table = tabulate(own, trials)
+    found = {one.arm.values["lora.rank"]: one.comparison for one in table.arms if one.comparison is not None}
+    assert {rank: one.direction_only for rank, one in found.items()} == {4: False, 2: True, 1: False}
+    (section,) = (one for one in table.sections if one.title == "Comparisons with the baseline")
+    cells = {row[0]: row[section.head.index("95% simultaneous")] for row in section.rows}
+    assert [rank for rank, cell in cells.items() if "(direction only)" in cell] == ["2"]
+    assert "the verdict shows the sign of the difference, but the simultaneous interval contains zero" in (
+        section.explained
+    )
 
 
 def test_an_arm_has_the_seeds_of_its_longest_comparison_and_a_difference_those_of_its_own(declared):
@@ -197,12 +214,16 @@ def test_many_declared_comparisons_are_counted_by_verdict(manifest, trials):
 def test_files_have_the_sequential_columns_of_declared_comparisons(declared):
     frame = pd.read_csv(io.StringIO(data_frame.declared_csv(declared)))
     assert [*frame.columns] == [
-        "arm", "against", "metric", "n_common", "difference", "interval_low", "interval_high", "equivalence_low",
-        "equivalence_high", "images_low", "images_high", "images_equivalence_low", "images_equivalence_high", "effect",
-        "seeds_of_verdict", "verdict",
+        "arm", "against", "metric", "n_common", "difference", "interval_low", "interval_high", "simultaneous_low",
+        "simultaneous_high", "direction_only", "equivalence_low", "equivalence_high",
+        "images_low", "images_high", "images_equivalence_low", "images_equivalence_high", "effect", "seeds_of_verdict",
+        "verdict",
     ]  # fmt: skip
     assert frame["verdict"].tolist() == ["higher", "open", "lower"]
-    assert not any("simultaneous" in name for name in data_frame.data_frame(declared))
+    for one in declared.arms:
+        if one.comparison is not None:
+            joint, own = one.comparison.simultaneous, one.comparison.interval
+            assert joint[0] <= own[0] < own[1] <= joint[1]
     second = latex(declared).partition("\\end{table}")[2]
     assert second.count(r"\rlap{$^*$}") == 2
     assert "An asterisk marks an arm that was decided to be higher or lower." in second
@@ -215,7 +236,7 @@ def test_compare_shows_the_verdict_of_a_planned_pair(declared, trials, turned):
     found = Pairing.of(*sides, by_arm=False)
     assert found.comparisons[0].verdict == ("lower" if turned else "higher")
     assert found.section().head[-1] == "verdict"
-    assert "95% all arms" in found.section().head
+    assert "95% interval" in found.section().head
     first, said, *_ = found.findings()
     assert "Its interval and its verdict are therefore corrected for the family of 5 tests" in first
     assert f"significantly {found.comparisons[0].verdict}" in said

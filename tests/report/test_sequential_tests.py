@@ -197,6 +197,7 @@ def test_intervals_agree_with_the_verdict(draw):
         assert (low > 0) == (one.verdict == "higher")
         assert (high < 0) == (one.verdict == "lower")
         assert low <= one.interval[0] < one.difference < one.interval[1] <= high
+        assert one.simultaneous_interval[0] <= low < high <= one.simultaneous_interval[1]
         inside = one.equivalence_interval[0] > -1 and one.equivalence_interval[1] < 1
         assert inside if one.verdict == "within" else not inside or one.verdict in ("higher", "lower")
 
@@ -219,6 +220,8 @@ def test_a_decided_comparison_passes_its_level_on():
     with_open = judge({"weak": weak, "open": [1.0, -1.0, 2.0, -1.5]}, rule)["weak"]
     assert alone.interval == both.interval == both.judged_interval
     assert with_open.judged_interval[0] < with_open.interval[0] == alone.interval[0]
+    assert alone.simultaneous_interval == alone.interval
+    assert both.simultaneous_interval == with_open.simultaneous_interval == with_open.judged_interval
 
 
 def test_looks_wait_for_all_open_comparisons():
@@ -341,6 +344,16 @@ def test_intervals_contain_the_truth_at_the_moment_of_stopping(mean):
     miss = (np.abs(found.means - mean) > found.borders[:, :, 0] * found.errors).mean()
     assert 0.001 < miss < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 4000)
     assert np.isfinite(found.borders).all()
+
+
+def test_simultaneous_intervals_contain_all_truths_and_judged_ones_fewer():
+    """Three differences are clear and pass their level on to the fourth, whose own interval is then a plain one."""
+    truth = np.array([9.0, 9.0, 9.0, 0.01])
+    noise = np.random.default_rng(0).normal(size=(4000, 4, 8))
+    found = replay(noise + truth[:, None], SequentialRule(3, 8, smallest_effect=1.0))
+    missed = np.abs(found.means - truth)[..., None] > found.borders * found.errors[..., None]
+    one_arm, judged, _, joint = missed.any(axis=1).mean(axis=0)
+    assert joint < 0.05 < judged < one_arm
 
 
 # Forecasts

@@ -194,8 +194,9 @@ def _by_mean(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
 def comparison_columns(found: Comparison | None, by_looks: bool = False, declared: bool = False) -> dict[str, object]:
     """Return a dict from column to value for a comparison with the baseline; all values are None if `found` is None.
 
-    If `by_looks` is true, the sweep has seeds until decided, and the columns are those of the sequential tests. If not,
-    and if `declared` is true, the sweep has declared comparisons, and the columns contain the simultaneous interval.
+    If `by_looks` is true, the sweep has seeds until decided, and the columns are those of the sequential tests. If
+    `declared` is true, the sweep has declared comparisons. In both cases, there are columns with the simultaneous
+    interval.
     """
     own = found or Comparison((), None)
     low, high = own.interval or (None, None)
@@ -206,7 +207,7 @@ def comparison_columns(found: Comparison | None, by_looks: bool = False, declare
         "difference": own.difference,
         "interval_low": low,
         "interval_high": high,
-        **(simultaneous if declared and not by_looks else {}),
+        **(simultaneous if declared or by_looks else {}),
         **(_sequential_columns(own) if by_looks else _test_columns(own)),
         "verdict": own.verdict if found else None,
     }
