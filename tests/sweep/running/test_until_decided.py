@@ -1,10 +1,13 @@
 """Seeds until decided, with real Ray and MLflow: any number of workers and any kill give the same table."""
 
 import re
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.sequential_tests import CONCLUSIONS
 from fedsweep.results import SweepStore
 from tests.sweep.helpers import (
@@ -16,7 +19,6 @@ from tests.sweep.helpers import (
     runs,
     start,
     table,
-    wait_for_rounds,
     write_space,
 )
 
@@ -71,12 +73,41 @@ def test_two_workers_give_the_same_table(undisturbed, tmp_path):
     assert counted(newest(undisturbed, "decided")) <= counted(newest(tmp_path, "decided"))
 
 
+def kill_in_the_third_look(folder: Path, name: str) -> None:
+    """Run a sweep, and kill it while trials of the fourth seed run: the first look takes place after two seeds."""
+    process = start(folder, "tune", name)
+    deadline = time.monotonic() + 280
+    while not in_the_third_look(folder, name):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    kill(process)
+    assert in_the_third_look(folder, name)
+
+
+def in_the_third_look(folder: Path, name: str) -> bool:
+    """Return whether all trials of three seeds have ended, and one of the fourth seed has begun, but not all."""
+    if not list((folder / "mlruns" / "sweeps" / name).glob("*/sweep.json")):
+        return False
+    trials = newest(folder, name).trials()
+    ended = Counter(trial.plan.seed for trial in trials if trial.last_round == ROUNDS)
+    begun = any(trial.plan.seed == 3 and trial.last_round > 0 for trial in trials)
+    arms = len({trial.plan.label for trial in trials})
+    return begun and all(ended[seed] == arms for seed in range(3)) and ended[3] < arms
+
+
 @pytest.mark.slow
 def test_a_kill_in_the_third_look_and_a_resume_give_the_same_table(undisturbed, tmp_path):
+    """Until it is resumed, the report has the verdicts and intervals of the second look, which are valid then."""
     write_space(tmp_path, "decided", DECIDED)
-    process = start(tmp_path, "tune", "decided")
-    wait_for_rounds(tmp_path, "decided", ROUNDS * ARMS * 2 + 1, process)
-    kill(process)
+    kill_in_the_third_look(tmp_path, "decided")
+    killed, whole = newest(tmp_path, "decided"), newest(undisturbed, "decided")
+    first_seeds = [trial for trial in whole.trials() if trial.plan.seed < 3]
+    shown = [one.comparison for one in summarise(killed.manifest(), killed.trials())]
+    assert shown == [one.comparison for one in summarise(whole.manifest(), first_seeds)]
+    compared = [one for one in shown if one is not None]
+    assert {one.sequential.seeds for one in compared} == {3}
+    assert all(one.verdict == "open" and one.interval is not None for one in compared)
     fedsweep(tmp_path, "tune", "decided", "--resume")
     assert table(tmp_path, "decided") == table(undisturbed, "decided")
     more = fedsweep(tmp_path, "report", "decided")
@@ -92,9 +123,7 @@ def test_declared_comparisons_are_decided_alike_after_a_kill(tmp_path):
         write_space(folder, "pairs", {**DECIDED, **own})
     told = fedsweep(folders[0], "tune", "pairs", "--at-once", "1").stderr
     assert len(re.findall(r"^(?:Und|D)ecided after \d seeds: lr \S+ against ", told, re.MULTILINE)) == 3
-    process = start(folders[1], "tune", "pairs")
-    wait_for_rounds(folders[1], "pairs", ROUNDS * 3 * 2 + 1, process)
-    kill(process)
+    kill_in_the_third_look(folders[1], "pairs")
     fedsweep(folders[1], "tune", "pairs", "--resume")
     assert table(folders[0], "pairs") == table(folders[1], "pairs")
     alone, killed = (newest(folder, "pairs") for folder in folders)
