@@ -1,6 +1,6 @@
 """Measure the errors and the cost of "seeds until decided" on simulated sweeps, whose true differences are known.
 
-    python -m benchmarks.sequential [--repetitions 2000] [--adastop 100] [--cells 0] [--parts grid] [--write | --page]
+    python -m benchmarks.sequential [--repetitions 2000] [--adastop 40] [--cells 0] [--parts grid] [--write | --page]
 
 Each simulated sweep has a baseline and 1, 3 or 7 arms, whose true differences from the baseline are multiples of the
 smallest effect. The script compares fedsweep's rule with fixed numbers of seeds, with other sequential rules and, if
@@ -13,7 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -217,36 +220,39 @@ def choice(repetitions: int) -> list[dict[str, Any]]:
     return found
 
 
-def against_adastop(repetitions: int) -> list[dict[str, Any]]:
-    """Measure AdaStop and fedsweep's rule on the same trials, with 1 and 3 arms and normal noise."""
-    found: list[dict[str, Any]] = []
-    compare = rivals.adastop_class()
-    if compare is None or not repetitions:
+def against_adastop(repetitions: int, processes: int) -> list[dict[str, Any]]:
+    """Measure AdaStop and fedsweep's rule on the same trials, in all cells of the grid."""
+    if rivals.adastop_class() is None or not repetitions:
         print("AdaStop is left out, because the package `adastop` is not installed or no repetitions are asked for.")
-        return found
-    for number, (_, arms, name, truth, spread) in enumerate(cells(["normal"])):
-        if arms == 7:
-            continue
-        trials = draw(np.random.default_rng((REPORT, 1, number)), repetitions, truth, spread, "normal")
-        trials = trials[:, :, : rivals.AT_MOST]
-        one = replay(trials[:, 1:] - trials[:, :1], RULE)
-        row: dict[str, Any] = {"arms": arms, "truth": name, "spread": spread}
-        for rule, (conclusions, seeds) in {
-            "fedsweep": (one.conclusions, one.seeds),
-            "adastop": rivals.adastop(compare, trials, number, rivals.LEVEL),
-            "adastop_half": rivals.adastop(compare, trials, number, rivals.LEVEL / 2),
-        }.items():
-            true = np.asarray(truth)
-            differs = true > 0
-            row[rule] = {
-                "seeds": per_arm(seeds),
-                "false_sign": errors(conclusions, truth)[0],
-                "found": float((conclusions == HIGHER)[:, differs].mean()) if differs.any() else None,
-                "right": right(conclusions, truth),
-            }
-        found.append(row)
-        print(row, flush=True)
+        return []
+    found: list[dict[str, Any]] = []
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        for row in pool.map(beside_adastop, range(len([*cells(NOISES)])), repeat(repetitions)):
+            found.append(row)
+            print(row, flush=True)
     return found
+
+
+def beside_adastop(number: int, repetitions: int) -> dict[str, Any]:
+    """Measure AdaStop at two levels and fedsweep's rule in one cell of the grid."""
+    noise, arms, name, truth, spread = [*cells(NOISES)][number]
+    trials = draw(np.random.default_rng((REPORT, 1, number)), repetitions, truth, spread, noise)
+    trials = trials[:, :, : rivals.AT_MOST]
+    one, compare = replay(trials[:, 1:] - trials[:, :1], RULE), rivals.adastop_class()
+    row: dict[str, Any] = {"noise": noise, "arms": arms, "truth": name, "spread": spread}
+    for rule, (conclusions, seeds) in {
+        "fedsweep": (one.conclusions, one.seeds),
+        "adastop": rivals.adastop(compare, trials, number, rivals.LEVEL),
+        "adastop_half": rivals.adastop(compare, trials, number, rivals.LEVEL / 2),
+    }.items():
+        differs = np.asarray(truth) > 0
+        row[rule] = {
+            "seeds": per_arm(seeds),
+            "false_sign": errors(conclusions, truth)[0],
+            "found": float((conclusions == HIGHER)[:, differs].mean()) if differs.any() else None,
+            "right": right(conclusions, truth),
+        }
+    return row
 
 
 def rounded(value: Any) -> Any:
@@ -271,7 +277,8 @@ def main() -> None:
     """Run the simulations and, with `--write`, write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=2000, help="simulated sweeps for each cell")
-    parser.add_argument("--adastop", type=int, default=100, help="simulated sweeps for each cell with AdaStop")
+    parser.add_argument("--adastop", type=int, default=40, help="simulated sweeps for each cell with AdaStop")
+    parser.add_argument("--processes", type=int, default=2, help="processes that run AdaStop")
     parser.add_argument("--cells", type=int, default=0, help="number of cells of the grid; 0 for all")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="the tables to compute")
     parser.add_argument("--write", action="store_true", help="write the files in benchmarks/results")
@@ -286,7 +293,7 @@ def main() -> None:
     if "choice" in asked.parts:
         measured["choice"] = choice(max(asked.repetitions // 2, 2))
     if "adastop" in asked.parts:
-        measured["adastop"] = against_adastop(asked.adastop)
+        measured["adastop"] = against_adastop(asked.adastop, asked.processes)
     if asked.write:
         measured = {**(json.loads(STORED.read_text()) if STORED.exists() else {}), **measured}
         STORED.write_text(lines(rounded(measured)) + "\n")

@@ -33,7 +33,9 @@ ERRORS = """## Errors and coverage
 
 The columns of errors count sweeps in which at least one arm has a false verdict, in percent. They should be at most 5.
 "Coverage" is the share of comparisons whose interval contains the truth, in percent. It should be at least 95, and at
-least 90 for the equivalence interval. Sweeps are also interrupted after 6 and after 10 seeds.
+least 90 for the equivalence interval. Sweeps are also interrupted after 6 and after 10 seeds. The aim was a coverage of
+93 to 97 at the stop. It is missed upwards: intervals that are valid at all looks are longer than needed at any single
+one. With a skewness of 0.7, false `within` is slightly above 5 in the worst cell.
 """
 
 COST = """## Cost with normal noise
@@ -46,6 +48,9 @@ right, or if it is `within` and the difference is smaller than the smallest effe
 - "Cell by cell" takes another fixed number for every cell, as if the true differences were known beforehand.
 - If no number up to 40 reaches the share, the smallest number within 0.5 points of the best share is taken.
 - Decisive cells are those in which all differences are zero or at least twice the smallest effect.
+
+The aims were 0.7 over all cells, and 0.5 over the decisive ones. Against one number, the first is met, and the second
+is slightly missed. Against numbers that know the true difference of each cell, both are missed.
 """
 
 CHOICE = """## The choice of the rule
@@ -56,11 +61,18 @@ keep both errors at 5 percent. fedsweep's rule has the exponents 1 and 3, and gi
 
 ADASTOP = """## AdaStop
 
-AdaStop 0.1.3 has four looks, after 5, 10, 15 and 20 seeds, with 1,000 permutations. It runs at the level 0.05, and
-also at the level 0.025, because its share of false alarms at the level 0.05 was above 5 percent here. All rules judge
-the same {repetitions} sweeps with normal noise in each cell. Arms and baseline vary independently, which favours
-AdaStop because it does not pair seeds. AdaStop has no verdict `within`, so equal arms run to the last look. "Found" is
-the share of true differences that are called higher.
+AdaStop 0.1.3 (`pip install adastop==0.1.3`) has four looks, after 5, 10, 15 and 20 seeds, with 1,000 permutations. All
+rules judge the same {repetitions} sweeps in each cell of the grid. AdaStop does not pair seeds. In these sweeps,
+pairing gains nothing, because arms and baseline vary independently. AdaStop has no verdict `within`, so equal arms run
+to the last look.
+
+AdaStop runs at the level 0.05, and also at the level 0.025. In version 0.1.3, `partial_compare` compares the largest
+absolute difference with a boundary from the largest *signed* difference of each permutation. For one arm, the error of
+both sides together is then about twice the level. Half the level makes up for this.
+
+"False higher or lower, all 0" is the share of sweeps with a false verdict in the cells without any difference, with its
+standard error. "Found" is the share of true differences that are called higher. A decision is right as in the tables
+above.
 """
 
 
@@ -157,31 +169,50 @@ def choice(rows: Sequence[Row]) -> str:
     return table(head, lines)
 
 
-def adastop(rows: Sequence[Row]) -> str:
-    """Return the table of fedsweep's rule and AdaStop at two levels, side by side."""
-    sides = {"fedsweep": "fedsweep", "adastop": "AdaStop", "adastop_half": "AdaStop at 0.025"}
-    measures = {"seeds": "seeds", "false_sign": "false higher or lower", "found": "found", "right": "right"}
-    head = ["arms", "SD", "true differences"]
-    head += [f"{title}, {name}" for title in measures.values() for name in sides.values()]
+SIDES = {"fedsweep": "fedsweep", "adastop": "AdaStop", "adastop_half": "AdaStop at 0.025"}
+MEASURES = {"seeds": "seeds", "false_sign": "false higher or lower", "found": "found", "right": "right"}
+
+
+def adastop_summary(rows: Sequence[Row], repetitions: int) -> str:
+    """Return the table of fedsweep's rule and AdaStop for each noise and number of arms."""
+    head = ["noise", "arms"]
+    titles = ("seeds per arm", "false higher or lower, all 0", "found", "right")
+    head += [f"{title}, {name}" for title in titles for name in SIDES.values()]
     lines: list[list[object]] = []
-    for row in rows:
-        values = [row[side][measure] for measure in measures for side in sides]
-        lines.append([row["arms"], row["spread"], row["truth"], *shown(values, len(sides))])
-    means = [
-        float(np.mean([row[side][measure] for row in rows if row[side][measure] is not None]))
-        for measure in measures
-        for side in sides
-    ]
-    equal = [row for row in rows if row["truth"] == "all 0"]
-    errors = [percent(float(np.mean([row[side]["false_sign"] for row in equal]))) for side in sides]
-    lines += [["mean", "", "", *shown(means, len(sides))]]
-    lines += [["mean", "", "all 0", *["-"] * len(sides), *errors, *["-"] * (2 * len(sides))]]
+    for noise in dict.fromkeys(row["noise"] for row in rows):
+        for arms in dict.fromkeys(row["arms"] for row in rows):
+            group = [row for row in rows if row["noise"] == noise and row["arms"] == arms]
+            equal = [row for row in group if row["truth"] == "all 0"]
+            differing = [row for row in group if row["truth"] != "all 0"]
+            lines.append([
+                noise, arms,
+                *(f"{_over(group, side, 'seeds'):.1f}" for side in SIDES),
+                *(with_error(_over(equal, side, "false_sign"), len(equal) * repetitions) for side in SIDES),
+                *(percent(_over(differing, side, "found")) for side in SIDES),
+                *(percent(_over(group, side, "right")) for side in SIDES),
+            ])  # fmt: skip
     return table(head, lines)
 
 
-def shown(values: Sequence[float | None], seeds: int) -> list[str]:
-    """Return numbers as text. The first `seeds` numbers are numbers of seeds, and the others are shares."""
-    return [f"{one:.1f}" if place < seeds else percent(one) for place, one in enumerate(values)]
+def _over(rows: Sequence[Row], side: str, measure: str) -> float:
+    return float(np.mean([row[side][measure] for row in rows]))
+
+
+def with_error(share: float, sweeps: int) -> str:
+    """Return a share of independent sweeps in percent with its standard error."""
+    return f"{percent(share)} \u00b1 {100 * np.sqrt(share * (1 - share) / sweeps):.1f}"
+
+
+def adastop_cells(rows: Sequence[Row]) -> str:
+    """Return the table of fedsweep's rule and AdaStop at two levels in every cell, side by side."""
+    head = ["noise", "arms", "SD", "true differences"]
+    head += [f"{title}, {name}" for title in MEASURES.values() for name in SIDES.values()]
+    lines: list[list[object]] = []
+    for row in rows:
+        values = [row[side][measure] for measure in MEASURES for side in SIDES]
+        shown = [f"{one:.1f}" if place < len(SIDES) else percent(one) for place, one in enumerate(values)]
+        lines.append([row["noise"], row["arms"], row["spread"], row["truth"], *shown])
+    return table(head, lines)
 
 
 def cells(rows: Sequence[Row]) -> str:
@@ -207,8 +238,7 @@ def page(measured: dict[str, Any]) -> str:
         choice(measured["choice"]),
     ]
     if measured["adastop"]:
-        parts += [
-            ADASTOP.format(repetitions=measured["adastop_repetitions"]),
-            adastop(measured["adastop"]),
-        ]
+        sweeps = measured["adastop_repetitions"]
+        parts += [ADASTOP.format(repetitions=sweeps), adastop_summary(measured["adastop"], sweeps)]
+        parts += ["### All cells beside AdaStop\n", adastop_cells(measured["adastop"])]
     return "\n".join([*parts, "## All cells\n", cells(measured["grid"])])

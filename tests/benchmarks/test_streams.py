@@ -1,36 +1,36 @@
 """The shares of a seed's random streams in the variance of a sweep."""
 
-import sys
-
 import numpy as np
 import pytest
 
 from benchmarks import streams
-from fedsweep.common import randomness
+from benchmarks.streams import STREAMS, SUBSETS, Job
 
 
 def test_components_of_the_variance_are_estimated_without_bias():
-    rng, levels, found = np.random.default_rng(0), 4, []
-    for _ in range(4000):
-        parts = (levels, 1, 1), (1, levels, levels), (levels, levels, levels)
-        first, pair, all_three = (rng.normal(size=shape) for shape in parts)
-        found.append(streams.components(10 * first + 3 * pair + all_three))
-    means = {effect: float(np.mean([one[effect] for one in found])) for effect in found[0]}
-    assert means.keys() == {(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)}
-    assert means[0,] == pytest.approx(100, rel=0.1)
-    assert means[1, 2] == pytest.approx(9, rel=0.1)
-    assert means[0, 1, 2] == pytest.approx(1, rel=0.1)
-    assert means[0, 1] < 0.3  # negative estimates count as 0, so the mean is above the true value 0
+    rng, found = np.random.default_rng(0), []
+    true = {frozenset({"cohort"}): 100.0, frozenset({"cohort", "batches"}): 9.0, frozenset(STREAMS): 1.0}
+    for _ in range(3000):
+        cells = dict.fromkeys(SUBSETS, 0.0)
+        for effect, variance in true.items():
+            of_levels: dict[frozenset, float] = {}
+            for level in SUBSETS:
+                cells[level] += of_levels.setdefault(level & effect, rng.normal() * variance**0.5)
+        found.append(streams.components(cells))
+    means = {effect: float(np.mean([one[effect] for one in found])) for effect in SUBSETS[1:]}
+    for effect in SUBSETS[1:]:
+        spread = float(np.std([one[effect] for one in found])) / len(found) ** 0.5
+        assert means[effect] == pytest.approx(true.get(effect, 0.0), abs=4 * spread)
+    assert means[frozenset({"cohort"})] == pytest.approx(100, rel=0.1)
+    sd, *parts = streams.shares(found)
+    assert sd == pytest.approx(110**0.5, rel=0.05)
+    alone, in_all = parts[2:4]  # the cohort's
+    assert alone == pytest.approx(100 / 1.1, rel=0.05)
+    assert in_all == pytest.approx(100, abs=3)
+    assert sum(parts[:-1:2]) + parts[-1] == pytest.approx(100)
 
 
 @pytest.mark.slow
-def test_each_stream_has_its_own_seed(monkeypatch):
-    for module in list(sys.modules.values()):  # put back after the test
-        if module.__name__.startswith("fedsweep") and hasattr(module, "derived_seed"):
-            monkeypatch.setattr(module, "derived_seed", module.derived_seed)
-    plain = randomness.stream(3, "cohort").integers(1000)
-    runs = [streams.accuracy_of((1, seeds, 1)) for seeds in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0))]
-    assert len(set(runs)) == 4
-    assert runs[0] == runs[4]
-    assert randomness.stream(3, "cohort").integers(1000) == plain
-    assert randomness.stream(3, "batches", 1).integers(1000) == randomness.stream(5, "batches", 1).integers(1000)
+def test_each_stream_changes_the_run():
+    jobs = [Job(1, int(bool(one)), frozenset(one), 1) for one in ((), *((name,) for name in STREAMS), STREAMS)]
+    assert len({streams.accuracy_of(job) for job in jobs}) == len(jobs)
