@@ -25,6 +25,7 @@ SEPARATORS = re.compile("[=:@]+")
 """The characters in names at which bash divides a word."""
 SCHEMAS = Path(__file__).with_name("configurations.json")
 MEANS = ("accuracy/mean", "accuracy/worst_domain", "accuracy/domain_spread", "loss/train", "loss/test")
+AVERAGES = ("accuracy/last_rounds", "loss/last_rounds")
 
 
 def in_whole_words(command: Callable[[], object]) -> object:
@@ -152,7 +153,7 @@ def columns(ctx: Context, incomplete: str) -> Candidates:
     _, content = _content(ctx)
     given = content.get("data")  # or only its name
     domains = [f"accuracy/domain/{one}" for one in (given.get("domains") if isinstance(given, dict) else ()) or ()]
-    names = [*COLUMNS, *MEANS, *domains, *stored_schemas()["metrics"]]
+    names = [*COLUMNS, *MEANS, *AVERAGES, *domains, *stored_schemas()["metrics"]]
     return [(f"{before}{comma}{name}", "") for name in dict.fromkeys(names) if name.startswith(last)]
 
 

@@ -66,13 +66,14 @@ def _first_sentence(docstring: str | None) -> str:
 
 
 def list_metrics() -> list[dict[str, str]]:
-    """Return the columns of reports, and the metrics that most runs record."""
-    from fedsweep.cli.completion import MEANS, stored_schemas
+    """Return the columns of reports, the metrics that most runs record, and the means over the last rounds."""
+    from fedsweep.cli.completion import AVERAGES, MEANS, stored_schemas
     from fedsweep.results.table_columns import COLUMNS
 
     columns = [{"name": one.name, "kind": "column", "description": one.meaning} for one in COLUMNS.values()]
     names = [*MEANS, "accuracy/domain/NAME", *stored_schemas()["metrics"]]
-    return [*columns, *({"name": name, "kind": "metric", "description": ""} for name in names)]
+    about = dict.fromkeys(names, "") | dict.fromkeys(AVERAGES, "only with evaluation.last_rounds")
+    return [*columns, *({"name": name, "kind": "metric", "description": text} for name, text in about.items())]
 
 
 def show_methods(methods: Sequence[dict[str, Any]]) -> None:

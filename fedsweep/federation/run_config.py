@@ -162,7 +162,7 @@ class RunConfig(Config):
             )
         if self.evaluation.test_rounds == "last":
             raise ValueError(
-                f"`evaluation.last_rounds` {rounds} averages the accuracy over several rounds and needs "
+                f"`evaluation.last_rounds` {rounds} averages measurements of several rounds and needs "
                 "`evaluation.test_rounds` all, but it is last"
             )
 

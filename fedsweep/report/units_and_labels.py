@@ -23,6 +23,7 @@ TITLES = {
     "accuracy/clients/worst": "Accuracy of the worst client (%)",
     "sal/active": "Active blocks, mean over clients",
     "loss/test": "Test loss, mean over domains (nats)",
+    "loss/last_rounds": "Test loss, mean over the last rounds (nats)",
     "evaluation/images": "Test images",
     "loss/train": "Training loss (nats)",
     "lora/energy_beyond_least_rank": "Energy of the adapters beyond the smallest rank (share)",

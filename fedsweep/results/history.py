@@ -14,8 +14,27 @@ MEAN_ACCURACY = "accuracy/mean"
 """The metric for the mean of the accuracies over the clients' domains."""
 LAST_ROUNDS = "accuracy/last_rounds"
 """The metric for the mean of accuracy/mean over the last rounds; see `over_last_rounds`."""
-VALIDATED = (MEAN_ACCURACY, LAST_ROUNDS, "accuracy/worst_domain", "accuracy/domain_spread", "accuracy/domain/")
-"""The accuracies that are also measured on validation images; an entry with a final slash stands for several."""
+TEST_LOSS = "loss/test"
+"""The metric for the mean of the test losses over the clients' domains."""
+LAST_ROUNDS_LOSS = "loss/last_rounds"
+"""The metric for the mean of loss/test over the last rounds; see `over_last_rounds`."""
+VALIDATION_LOSS = f"{VALIDATION}loss"
+"""The metric for the mean of the losses on validation images over the clients' domains."""
+AVERAGED = {
+    MEAN_ACCURACY: LAST_ROUNDS,
+    TEST_LOSS: LAST_ROUNDS_LOSS,
+    f"{VALIDATION}{MEAN_ACCURACY}": f"{VALIDATION}{LAST_ROUNDS}",
+    VALIDATION_LOSS: f"{VALIDATION}{LAST_ROUNDS_LOSS}",
+}
+"""The metrics that are averaged over the last rounds, each with the metric for its mean."""
+VALIDATED = (
+    *(MEAN_ACCURACY, LAST_ROUNDS, "accuracy/worst_domain", "accuracy/domain_spread", "accuracy/domain/"),
+    LAST_ROUNDS_LOSS,
+)
+"""The metrics of test images whose names on validation images only begin with `VALIDATION` in addition.
+
+An entry with a final slash stands for several metrics.
+"""
 SIMULATED = "simulated/seconds"
 """The metric for the time that a round would take on the clients' devices."""
 ENERGY = "lora/energy_beyond_least_rank"
@@ -89,10 +108,10 @@ def mean_of_last(history: History, metric: str, rounds: int = 4) -> float:
 def over_last_rounds(
     history: History, round: int, metrics: Mapping[str, float], rounds: int, every: int = 1
 ) -> dict[str, float]:
-    """Return the mean of accuracy/mean over the evaluated rounds among the last `rounds` rounds, as `LAST_ROUNDS`.
+    """Return the means of the metrics in `AVERAGED` over the evaluated rounds among the last `rounds` rounds.
 
-    The mean of the validation images is returned, too, if there are any. Round 0 counts only in round 0. The dict is
-    empty if the round was not evaluated.
+    Metrics that the round lacks are left out, such as those of validation images if there are none. Round 0 counts only
+    in round 0. The dict is empty if the round was not evaluated.
 
     Args:
         history: The records of the earlier rounds.
@@ -105,10 +124,10 @@ def over_last_rounds(
     found = {}
     first = max(0, round - rounds)
     recent = [one.metrics for one in history if first < one.round < round and one.round % every == 0]
-    for prefix in ("", VALIDATION):
-        if (name := f"{prefix}accuracy/mean") in metrics:
+    for name, mean in AVERAGED.items():
+        if name in metrics:
             values = [one[name] for one in (*recent, metrics) if name in one]
-            found[f"{prefix}{LAST_ROUNDS}"] = sum(values) / len(values)
+            found[mean] = sum(values) / len(values)
     return found
 
 
@@ -120,8 +139,8 @@ def on_validation(metric: str) -> str | None:
     >>> on_validation("accuracy/mean"), on_validation("loss/test"), on_validation("accuracy/clients/mean")
     ('validation/accuracy/mean', 'validation/loss', None)
     """
-    if metric == "loss/test":
-        return f"{VALIDATION}loss"
+    if metric == TEST_LOSS:
+        return VALIDATION_LOSS
     return f"{VALIDATION}{metric}" if metric.startswith(VALIDATED) else None
 
 
@@ -131,12 +150,21 @@ def on_test(metric: str) -> str:
     >>> on_test("validation/accuracy/mean"), on_test("validation/loss"), on_test("loss/train")
     ('accuracy/mean', 'loss/test', 'loss/train')
     """
-    return "loss/test" if metric == f"{VALIDATION}loss" else metric.removeprefix(VALIDATION)
+    return TEST_LOSS if metric == VALIDATION_LOSS else metric.removeprefix(VALIDATION)
 
 
 def uses_test_images(metric: str) -> bool:
     """Return whether a metric compares predictions with the labels of test images."""
-    return metric.startswith("accuracy/") or metric == "loss/test"
+    return metric.startswith("accuracy/") or metric in (TEST_LOSS, LAST_ROUNDS_LOSS)
+
+
+def is_loss(metric: str) -> bool:
+    """Return whether a metric is a loss, of which smaller values are better.
+
+    >>> is_loss("loss/last_rounds"), is_loss("validation/loss"), is_loss("accuracy/mean")
+    (True, True, False)
+    """
+    return metric.removeprefix(VALIDATION).split("/")[0] == "loss"
 
 
 def last(history: History, metric: str) -> float | None:

@@ -16,7 +16,7 @@ from fedsweep.common.config import Config
 from fedsweep.common.randomness import stream
 from fedsweep.data.image_sets import pool
 from fedsweep.models.layered import LayeredModel, Walk
-from fedsweep.results.history import LAST_ROUNDS, TESTED, on_validation
+from fedsweep.results.history import LAST_ROUNDS, LAST_ROUNDS_LOSS, TESTED, on_validation
 from fedsweep.types import ClientId, Domain, ImageSet
 
 OF_CLIENTS, OF_WORST, OF_CLIENT = "accuracy/clients/mean", "accuracy/clients/worst", "accuracy/client"
@@ -52,8 +52,9 @@ class EvaluationConfig(Config):
     last_rounds: int | None = Field(
         None,
         gt=1,
-        description="number of last rounds whose mean accuracy is the metric `accuracy/last_rounds`, which varies less "
-        "from seed to seed than the accuracy after the last round; `null`: no such metric",
+        description="number of last rounds whose mean accuracy is the metric `accuracy/last_rounds` and whose mean "
+        "test loss is the metric `loss/last_rounds`; they vary less from seed to seed than the values after the last "
+        "round; `null`: no such metrics",
     )
     metrics: tuple[Literal["drift", "structural_bias"], ...] = Field(
         (), description="additional metrics to measure in each evaluated round: drift, structural_bias, or plug-ins'"
@@ -210,12 +211,12 @@ def client_metric_names(clients: Collection[ClientId]) -> list[str]:
 def metric_names(
     domains: Sequence[str], held_out: Sequence[str] = (), validated: bool = False, averaged: bool = False
 ) -> list[str]:
-    """Return the names of the metrics that `evaluate` returns and, if `averaged` is true, of the mean over rounds.
+    """Return the names of the metrics that `evaluate` returns and, if `averaged` is true, of the means over rounds.
 
     If `validated` is true, the names of the same metrics of validation images follow.
     """
     others = [*([OUT_OF_DOMAINS] if held_out else []), *(f"{OUT_OF_DOMAIN}/{name}" for name in held_out)]
     own = [f"accuracy/domain/{name}" for name in domains]
     means = ["accuracy/mean", "accuracy/worst_domain", DOMAIN_SPREAD, *([LAST_ROUNDS] if averaged else []), *own]
-    names = [*means, *others, "loss/test", TESTED]
+    names = [*means, *others, "loss/test", *([LAST_ROUNDS_LOSS] if averaged else []), TESTED]
     return [*names, *(filter(None, map(on_validation, names)) if validated else ())]

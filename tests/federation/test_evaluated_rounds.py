@@ -48,12 +48,14 @@ def test_the_mean_over_the_last_rounds_is_independent_of_schedulers_and_of_inter
     list(run_resumably(config, tmp_path / "resumed", until=4))
     resumed = list(run_resumably(config, tmp_path / "resumed"))
     assert [one.metrics for one in resumed] == [one.metrics for one in plain]
-    accuracies = [one.metrics.get("accuracy/mean") for one in compared]
-    means = [one.metrics.get("accuracy/last_rounds") for one in compared]
-    expected = (accuracies[3] + accuracies[2]) / 2, (accuracies[4] + accuracies[2]) / 2, sum(accuracies[4:]) / 2
-    assert means[:3] == [accuracies[0], None, accuracies[2]]
-    assert means[3:] == pytest.approx(expected)
-    assert plain[5].metrics["accuracy/last_rounds"] == means[5]
+    for name, mean in (("accuracy/mean", "accuracy/last_rounds"), ("loss/test", "loss/last_rounds")):
+        values = [one.metrics.get(name) for one in compared]
+        means = [one.metrics.get(mean) for one in compared]
+        assert means[:3] == [values[0], None, values[2]]
+        assert means[3:] == pytest.approx(
+            [(values[3] + values[2]) / 2, (values[4] + values[2]) / 2, sum(values[4:]) / 2]
+        )
+        assert plain[5].metrics[mean] == means[5]
 
 
 @pytest.mark.parametrize("metric", ["drift", "structural_bias"])

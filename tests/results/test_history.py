@@ -5,10 +5,14 @@ import pytest
 from fedsweep.results.history import (
     SIMULATED,
     RoundRecord,
+    is_loss,
     mean_of_last,
+    on_test,
+    on_validation,
     over_last_rounds,
     over_the_run,
     total_megabytes,
+    uses_test_images,
 )
 
 
@@ -48,3 +52,23 @@ def test_the_mean_over_the_last_rounds_counts_evaluated_rounds_and_validation_im
         assert found == pytest.approx({"accuracy/last_rounds": mean, "validation/accuracy/last_rounds": validated})
     assert over_last_rounds([], 0, {"accuracy/mean": 0.1}, 3) == {"accuracy/last_rounds": 0.1}
     assert over_last_rounds(history, 4, {"loss/train": 1.0}, 3) == {}
+
+
+def test_the_loss_is_averaged_over_the_same_rounds_as_the_accuracy():
+    losses = {"accuracy/mean": "loss/test", "validation/accuracy/mean": "validation/loss"}
+    rounds = [{name: 10.0**round for pair in losses.items() for name in pair} for round in range(6)]
+    history = [RoundRecord(round, metrics, 0.0) for round, metrics in enumerate(rounds[:5])]
+    for last, every in ((2, 1), (3, 2), (9, 1)):
+        found = over_last_rounds(history, 5, rounds[5], last, every)
+        assert len(found) == 4
+        assert len({*found.values()}) == 1
+        assert found["loss/last_rounds"] == found["validation/loss/last_rounds"] < 1e5
+
+
+@pytest.mark.parametrize("metric", ["loss/last_rounds", "accuracy/last_rounds", "loss/test", "accuracy/mean"])
+def test_a_metric_of_test_images_has_a_counterpart_of_validation_images(metric):
+    validated = on_validation(metric)
+    assert on_test(validated) == metric
+    assert uses_test_images(metric)
+    assert not uses_test_images(validated)
+    assert is_loss(validated) == is_loss(metric) == metric.startswith("loss/")

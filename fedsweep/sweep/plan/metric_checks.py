@@ -11,8 +11,8 @@ from fedsweep.results.arms import Arm, arm_label, identity
 from fedsweep.results.declared_comparisons import pairs_of
 from fedsweep.results.history import (
     ACCUMULATED,
+    AVERAGED,
     ENERGY,
-    LAST_ROUNDS,
     SIMULATED,
     VALIDATION,
     on_test,
@@ -115,7 +115,7 @@ def _wrong_metrics(
                 f"`{entry}` {metric} needs validation images, but `data.validation_fraction` is 0; "
                 f"set it to 0.2, for example{set_test}."
             )
-        elif metric not in known and on_test(metric) == LAST_ROUNDS:
+        elif metric not in known and metric in AVERAGED.values():
             yield f"`{entry}` {metric} needs a number of rounds in `evaluation.last_rounds`, but it is null."
         elif metric not in known:
             hint = near(metric, known) or f"; it reports {', '.join(known)}."

@@ -11,7 +11,7 @@ from fedsweep.common.config import Config
 from fedsweep.common.errors import near
 from fedsweep.common.process_usage import logical_gpus
 from fedsweep.results.arms import Arm
-from fedsweep.results.history import History, last, over_the_run
+from fedsweep.results.history import History, is_loss, last, over_the_run
 from fedsweep.results.pareto import Against, Mode
 from fedsweep.sweep.space.axes import Axis
 
@@ -40,7 +40,11 @@ class Objective(Config):
         description="metric after the last round, by which trials are compared; `null` means "
         "`validation/accuracy/mean` if trials are sampled or pruned, and `accuracy/mean` if not",
     )
-    mode: Mode = Field("max", description="`max` if larger values are better, `min` if smaller values are better")
+    mode: Mode = Field(
+        default_factory=lambda given: "min" if is_loss(given.get("metric") or "") else "max",
+        description="`max` if larger values are better, `min` if smaller values are better; the default is `min` for "
+        "losses and `max` for all other metrics",
+    )
     against: Against | None = Field(
         None, description="second objective; trials are compared by both, and the scheduler must be `none`"
     )
@@ -48,6 +52,8 @@ class Objective(Config):
     def _violations(self) -> Iterator[str]:
         if self.against is not None and self.against.metric == self.metric is not None:
             yield f"`objective.against.metric` must differ from `objective.metric`, but both are {self.metric}"
+        if self.mode == "max" and is_loss(self.metric or ""):
+            yield f"`objective.mode` must be min for `objective.metric` {self.metric}, a loss, but it is max"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from fedsweep.sweep.cluster.node_requirements import Needs
 from fedsweep.sweep.plan import plan as plan_module
 from fedsweep.sweep.plan.plan import Plan, engine_digest
 from fedsweep.sweep.running.open_sweep import new_sweep
+from fedsweep.sweep.space.settings import Objective
 from fedsweep.tracking.sweep_description import git_commit
 from tests.places import without_place
 from tests.sweep.helpers import GRID, SAMPLED, write_space
@@ -170,11 +171,26 @@ def test_a_references_domains_may_be_missing_from_other_data(
         read(with_paper(accuracy__men=77.1), changes, **options)
 
 
-def test_the_mean_over_the_last_rounds_needs_a_number_of_rounds(read: Any) -> None:
-    space = GRID | {"objective": {"metric": "accuracy/last_rounds"}}
-    with pytest.raises(UserError, match=r"`objective.metric` accuracy/last_rounds needs a number of rounds in `eval"):
-        read(space)
-    assert read(space, {"evaluation.last_rounds": 2}).space.goal.metric == "accuracy/last_rounds"
+@pytest.mark.parametrize("metric", ["accuracy/last_rounds", "loss/last_rounds", "validation/loss/last_rounds"])
+def test_a_mean_over_the_last_rounds_needs_a_number_of_rounds(read: Any, metric: str) -> None:
+    space, images = GRID | {"objective": {"metric": metric}}, {"data.validation_fraction": 0.2}
+    with pytest.raises(UserError, match=rf"`objective.metric` {metric} needs a number of rounds in `eval"):
+        read(space, images)
+    goal = read(space, {"evaluation.last_rounds": 2, **images}).space.goal
+    assert (goal.metric, goal.mode) == (metric, "min" if "loss" in metric else "max")
+
+
+@pytest.mark.parametrize("metric", ["loss/test", "loss/train", "loss/last_rounds", "validation/loss"])
+def test_losses_are_minimised(metric: str) -> None:
+    assert Objective.of({"metric": metric}, "test").mode == "min"
+    with pytest.raises(UserError, match=f"`objective.mode` must be min for `objective.metric` {metric}, a loss"):
+        Objective.of({"metric": metric, "mode": "max"}, "test")
+
+
+@pytest.mark.parametrize("given", [{}, {"metric": None}, {"metric": "accuracy/mean"}, {"metric": "bytes/up"}])
+def test_other_metrics_are_maximised_unless_the_objective_has_a_mode(given: dict[str, Any]) -> None:
+    assert Objective.of(given, "test").mode == "max"
+    assert Objective.of({**given, "mode": "min"}, "test").mode == "min"
 
 
 LEFT_OUT = {"data.held_out_domains": {"grid": [["plain"], ["noisy"]]}}
