@@ -10,7 +10,14 @@ from fedsweep.report.arm_statistics import ArmStatistics, mean, same_images
 from fedsweep.report.family_of_tests import DeclaredTest
 from fedsweep.report.holm_corrected_tests import Comparison, Verdict
 from fedsweep.report.sentences import about_comparison, pair_label
-from fedsweep.report.text_tables import SIMULTANEOUS, Section, family_size, simultaneous_cell, texts
+from fedsweep.report.text_tables import (
+    SEEDS_AND_IMAGES,
+    SIMULTANEOUS,
+    Section,
+    family_size,
+    simultaneous_cell,
+    texts,
+)
 from fedsweep.report.units_and_labels import Units, arm_words, names, shown_p, shown_verdict
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import is_accuracy
@@ -70,12 +77,13 @@ class DeclaredRow:
         """The result of the comparison as a phrase."""
         return f"{self.label} {self.units.difference(self.found.difference)}{' points' * self.units.percent}"
 
-    def cells(self, metric: bool, simultaneous: bool) -> dict[str, str]:
+    def cells(self, metric: bool, simultaneous: bool, images: bool) -> dict[str, str]:
         """Return the cells of the row, as a dict from column to text.
 
         Args:
             metric: Whether there is a column with the metric.
             simultaneous: Whether there is a column with the simultaneous interval.
+            images: Whether there is a column with the interval over seeds and images.
         """
         found, units = self.found, self.units
         against = arm_words(self.other.arm.values, self.dotted)
@@ -87,6 +95,7 @@ class DeclaredRow:
             "difference": units.difference(found.difference),
             "95% interval": units.interval(found.interval),
             **({SIMULTANEOUS: simultaneous_cell(found, units)} if simultaneous else {}),
+            **({SEEDS_AND_IMAGES: units.interval(found.images)} if images else {}),
             **(
                 {"Holm p": shown_p(found.p_holm)}
                 if self.manifest.until_decided is None
@@ -116,10 +125,14 @@ def _units(manifest: SweepManifest, arms: Sequence[ArmStatistics], metric: str) 
 
 
 def declared_cells(rows: Sequence[DeclaredRow]) -> list[dict[str, str]]:
-    """Return the cells of each row; the metric has a column unless it is the objective in all rows."""
+    """Return the cells of each row.
+
+    The metric has a column unless it is the objective in all rows. The simultaneous interval and the interval over
+    seeds and images have a column if at least one row has such an interval.
+    """
     metric = any(row.test.pair.metric != row.manifest.metric for row in rows)
-    simultaneous = any(row.found.simultaneous for row in rows)
-    return [row.cells(metric, simultaneous) for row in rows]
+    simultaneous, images = any(row.found.simultaneous for row in rows), any(row.found.images for row in rows)
+    return [row.cells(metric, simultaneous, images) for row in rows]
 
 
 def declared_section(arms: Sequence[ArmStatistics], rows: Sequence[DeclaredRow]) -> Section | None:
@@ -140,6 +153,7 @@ def declared_section(arms: Sequence[ArmStatistics], rows: Sequence[DeclaredRow])
         both=sum(row.test.with_baseline for row in tested),
         simultaneous=[row.found for row in rows if row.found.simultaneous],
         by_looks=rows[0].manifest.until_decided is not None,
+        images=any(row.found.images for row in rows),
     )
     return Section.of(TITLE, cells, 3 if "metric" in cells[0] else 2, explained)
 

@@ -13,18 +13,21 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from fedsweep.report.arm_statistics import summarise
+from fedsweep.report.declared_comparisons import TITLE
 from fedsweep.report.formats import data_frame
+from fedsweep.report.formats.latex import latex
 from fedsweep.report.holm_corrected_tests import mirrored
 from fedsweep.report.intervals_and_power import negated, t_interval
 from fedsweep.report.other_images import crossed
 from fedsweep.report.sequential_tests import Verdict
 from fedsweep.report.table import AblationTable
 from fedsweep.results import Outcome, TrialPlan, TrialRecord
+from fedsweep.results.declared_comparisons import DeclaredComparison
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.records import RIGHT
 from fedsweep.results.right_images import RightImages
 from fedsweep.results.seeds import UntilDecided
-from tests.report.helpers import tabulate
+from tests.report.helpers import printed, tabulate
 
 COLUMN, BY_DOMAIN = "95% seeds and images", "Differences from the baseline by domain"
 BALANCED = st.tuples(st.integers(2, 5), st.integers(2, 8), st.integers(1, 3)).flatmap(
@@ -367,3 +370,34 @@ def test_the_interval_needs_the_same_images_in_all_trials(
         without = [replace(one, right=None) for one in sweep.records]
         assert table.markdown() == AblationTable(made, summarise(made, without)).markdown()
         assert table.findings() == AblationTable(made, summarise(made, without)).findings()
+
+
+RANKS = (DeclaredComparison(arm={"lora.rank": 8}, against={"lora.rank": 4}),)
+WORST = DeclaredComparison(arm={"lora.rank": 8}, against={"lora.rank": 4}, metric="accuracy/worst_domain")
+
+
+@pytest.mark.parametrize("until", [{}, DECIDED])
+def test_declared_comparisons_show_the_interval(tmp_path: Path, manifest: Any, until: dict[str, Any]) -> None:
+    sweep = draw(tmp_path, better=0.2, seeds=6 if until else 4)
+    table = tabulate(manifest, sweep, comparisons=RANKS if until else (*RANKS, WORST), **until)
+    section = next(one for one in table.sections if one.title == TITLE)
+    shown, *others = (row[section.head.index(COLUMN)] for row in section.rows)
+    own = table.arms[0].comparison
+    assert own is not None
+    least, most = (100 * end for end in negated(own.images) or ())
+    assert shown == f"{least:.2f} to {most:.2f}"
+    assert others == ([] if until else ["-"])  # the smallest of several accuracies has no such interval
+    assert "other test images" in section.explained
+    assert f"[${least:.2f}$, ${most:.2f}$]" in latex(table).partition("\\end{table}")[2]
+    assert shown in " ".join(printed(table, 250).split())
+    narrow = printed(table, 64)
+    assert "(see declared.csv)" in narrow
+    assert shown not in " ".join(narrow.split())
+
+
+def test_declared_comparisons_without_the_interval_have_no_column(tmp_path: Path, manifest: Any) -> None:
+    table = tabulate(manifest, draw(tmp_path, better=0.2), comparisons=(WORST,))
+    section = next(one for one in table.sections if one.title == TITLE)
+    assert COLUMN not in section.head
+    assert "other test images" not in section.explained
+    assert COLUMN not in latex(table)

@@ -9,12 +9,12 @@ from fedsweep.report.arm_statistics import ArmStatistics
 from fedsweep.report.declared_comparisons import TITLE, declared_cells
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.table import PROSE, AblationTable
-from fedsweep.report.text_tables import SIMULTANEOUS, instead_of_objective
+from fedsweep.report.text_tables import SEEDS_AND_IMAGES, SIMULTANEOUS, instead_of_objective
 from fedsweep.report.units_and_labels import NOTHING
 from fedsweep.results.arms import short_names
 
 PREAMBLE = r"\usepackage{booktabs,graphicx,xcolor}"
-INTERVALS = ("95% interval", SIMULTANEOUS)
+INTERVALS = ("95% interval", SIMULTANEOUS, SEEDS_AND_IMAGES)
 SPECIAL = str.maketrans({
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",

@@ -11,6 +11,7 @@ from fedsweep.report.arm_statistics import asked_columns
 from fedsweep.report.declared_comparisons import declared_section
 from fedsweep.report.table import PROSE, AblationTable
 from fedsweep.report.text_tables import (
+    SEEDS_AND_IMAGES,
     TextColumn,
     comparison_title,
     fitting,
@@ -94,7 +95,7 @@ class TerminalTable:
         if len(section.rows) > MOST_DECLARED:
             yield Text(f"{section.title}: {len(section.rows)} (see declared.csv and table.md).")
             return
-        grid, hidden = section.terminal(width, ("n", "95% interval"))
+        grid, hidden = section.terminal(width, ("n", SEEDS_AND_IMAGES, "95% interval"))
         yield grid
         more = f" Columns that do not fit: {', '.join(hidden)} (see declared.csv)." if hidden else ""
         yield Text(section.explained + more, style="dim")
