@@ -25,6 +25,13 @@ ARM = {
     "difference": "mean of the differences arm minus baseline over the seeds that both have finished",
     "interval_low": "lower end of the 95% interval of the difference",
     "interval_high": "upper end of the 95% interval of the difference",
+    "simultaneous_low": "lower end of the "
+    "[simultaneous 95% interval](../concepts/statistics.md#simultaneous-intervals) of the difference; null for a "
+    "single test",
+    "simultaneous_high": "upper end of this interval",
+    "images_low": "lower end of the 95% interval of the difference "
+    "[over seeds and images](../concepts/statistics.md#other-images); null if there is none",
+    "images_high": "upper end of this interval",
     "p": "p-value of the difference; null with seeds until decided",
     "p_holm": "p-value after Holm's correction; null with seeds until decided",
     "verdict": "one of the [verdicts](#verdicts); null for a baseline and without a baseline",
@@ -50,6 +57,11 @@ COMPARISON = {
     "n_common": "number of seeds that both arms have finished",
     "difference": "mean of the differences B minus A over these seeds",
     "interval_low, interval_high": "ends of the 95% interval of the difference",
+    "simultaneous_low, simultaneous_high": "ends of the "
+    "[simultaneous 95% interval](../concepts/statistics.md#simultaneous-intervals) of the difference; null unless the "
+    "sweep has declared comparisons, and this comparison is declared or with the baseline",
+    "images_low, images_high": "ends of the 95% interval of the difference "
+    "[over seeds and images](../concepts/statistics.md#other-images); null if there is none",
     "p": "p-value of the difference; null with seeds until decided",
     "p_corrected": "p-value after the correction",
     "correction": "`Holm` or `Bonferroni`, which is used for two arms that were picked from several",
@@ -83,6 +95,8 @@ def arm(one: ArmStatistics) -> dict[str, Any]:
     found, values = one.comparison, one.arm.values
     low, high = one.interval or (None, None)
     difference_low, difference_high = (found.interval if found else None) or (None, None)
+    all_low, all_high = (found.simultaneous if found else None) or (None, None)
+    images_low, images_high = (found.images if found else None) or (None, None)
     return {
         "arm": values,
         "label": arm_label(values),
@@ -95,6 +109,10 @@ def arm(one: ArmStatistics) -> dict[str, Any]:
         "difference": found.difference if found else None,
         "interval_low": difference_low,
         "interval_high": difference_high,
+        "simultaneous_low": all_low,
+        "simultaneous_high": all_high,
+        "images_low": images_low,
+        "images_high": images_high,
         "p": found.p if found else None,
         "p_holm": found.p_holm if found else None,
         "verdict": found.verdict if found else None,
@@ -106,6 +124,8 @@ def comparisons(pairing: Pairing) -> list[dict[str, Any]]:
     rows = zip(pairing.records(), pairing.pairs, pairing.comparisons, strict=True)
     return [
         {
+            "simultaneous_low": None,
+            "simultaneous_high": None,
             **row,
             "values_a": one.arm.values,
             "values_b": other.arm.values,

@@ -13,12 +13,16 @@ import yaml
 
 from fedsweep.cli import app, json_output, json_results, json_sweeps
 from fedsweep.methods import ALL
+from fedsweep.report.arm_statistics import summarise
+from fedsweep.report.compare_sweeps import Pairing, Side
 from fedsweep.report.holm_corrected_tests import Verdict
 from fedsweep.results import Outcome, Store
 from fedsweep.sweep.plan.plan import Plan
 from tests.cli.conftest import GRID, Answer, Call, write
 from tests.cli.test_report import ONE, OTHER, SPACE, record
 from tests.preparation.helpers import write_tree
+from tests.report.conftest import make_manifest
+from tests.report.test_other_images import DECIDED, RANKS, WORST, draw
 
 GROUP = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 VERBS = {
@@ -174,6 +178,7 @@ def test_reports_and_comparisons(call: Call, monkeypatch, tmp_path):
     assert [{name: one[name] for name in columns} for one in sweep["arms"]] == [
         {name: one[name] for name in columns} for one in sweep["table"]
     ]
+    assert arm["simultaneous_low"] < arm["interval_low"] < arm["interval_high"] < arm["simultaneous_high"]
     (state,) = document(call("status", SPACE, "--format", "json"), "status")["sweeps"]
     assert state.keys() == json_output.STATE.keys()
     assert (state["arms"], state["status"]) == (sweep["arms"], sweep["status"])
@@ -189,6 +194,24 @@ def test_reports_and_comparisons(call: Call, monkeypatch, tmp_path):
     arms = (f"{SPACE}:lora.rank=4", f"{SPACE}:lora.rank=16")
     (two,) = document(call("compare", *arms, "--format", "json"), "compare")["comparisons"]
     assert (two["correction"], two["p_corrected"]) == ("Bonferroni", two["p_bonferroni"])
+
+
+@pytest.mark.parametrize("until", [{}, DECIDED])
+def test_arms_and_comparisons_have_all_their_intervals(tmp_path, until):
+    sweep = draw(tmp_path, better=0.2, seeds=6)
+    manifest = make_manifest(comparisons=RANKS if until else (*RANKS, WORST), **until)
+    (four, eight), (own, other) = arms = [[*map(json_results.arm, made := summarise(manifest, sweep.records))], made]
+    assert all(one.keys() == json_results.ARM.keys() for one in arms[0])
+    assert (four["images_low"], four["images_high"]) == own.comparison.images
+    assert (four["simultaneous_low"], four["simultaneous_high"]) == (own.comparison.simultaneous or (None, None))
+    assert (four["simultaneous_low"] is None) == bool(until)  # a single test
+    assert [eight[f"{name}_{end}"] for name in ("images", "simultaneous") for end in ("low", "high")] == [None] * 4
+    sides = [Side(one.key, manifest, (one,), 2) for one in (other, own)]
+    (found,) = json_results.comparisons(Pairing.of(*sides, by_arm=False))
+    for end in ("low", "high"):
+        assert [found[f"{name}_{end}"] for name in ("images", "simultaneous")] == [
+            four[f"{name}_{end}"] for name in ("images", "simultaneous")
+        ]
 
 
 def test_a_failed_and_a_diverged_trial_are_listed_with_their_tracebacks(call: Call, monkeypatch, tmp_path):
