@@ -62,7 +62,8 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
 
     The folder is created if it is missing. The page report.html quotes the research question from `search_space.yaml`
     in the parent folder. If the sweep uses population-based training, the file population.csv lists the hyperparameters
-    by round. If the search space declares comparisons, the file declared.csv lists their results.
+    by round. If the search space declares comparisons, the file declared.csv lists their results. If the
+    differences from the baseline by domain have intervals over seeds and images, the file by_domain.csv lists them.
 
     Raises:
         UserError: No trial has recorded a round.
@@ -82,6 +83,7 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
         "report.html": page.html(table, figures, trials, question),
         "population.csv": schedules(manifest, trials),
         "declared.csv": data_frame.declared_csv(table),
+        "by_domain.csv": data_frame.by_domain_csv(table),
     }
     contents = {name: text.encode() for name, text in texts.items() if text is not None}
     contents["table.parquet"] = data_frame.parquet(table)

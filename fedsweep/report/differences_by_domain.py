@@ -83,9 +83,10 @@ def _differences(manifest: SweepManifest, one: ArmStatistics, baseline: ArmStati
         yield DomainDifference(one, baseline, domain, metric, len(seeds), mean, interval, images)
 
 
-def differences_by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:
-    """Return a table with a row for each arm and domain, or None if there are no such differences."""
-    found = domain_differences(manifest, arms)
+def differences_by_domain(
+    manifest: SweepManifest, arms: Sequence[ArmStatistics], found: Sequence[DomainDifference]
+) -> Section | None:
+    """Return a table with a row for each difference in `found`, or None if there are none."""
     if not found:
         return None
     dotted, by_looks = names(manifest, arms), manifest.until_decided is not None

@@ -14,7 +14,7 @@ from fedsweep.report.arm_statistics import (
 )
 from fedsweep.report.choice import OnTest, arms_on_test, by_validation, efficient_arms, on_test_images
 from fedsweep.report.declared_comparisons import DeclaredRow, declared_findings, declared_rows, declared_section
-from fedsweep.report.differences_by_domain import differences_by_domain
+from fedsweep.report.differences_by_domain import DomainDifference, differences_by_domain, domain_differences
 from fedsweep.report.effects import Effects
 from fedsweep.report.experiment_setup import provenance, setup
 from fedsweep.report.holm_corrected_tests import Comparison
@@ -227,6 +227,11 @@ class AblationTable:
         return declared_rows(self.manifest, self.arms)
 
     @cached_property
+    def domain_differences(self) -> list[DomainDifference]:
+        """The differences between arms and their baseline on each domain."""
+        return domain_differences(self.manifest, self.arms)
+
+    @cached_property
     def effects(self) -> Effects:
         """The effects of the factors of a grid, or the importances of the hyperparameters of a search."""
         return Effects.of(self.manifest, self.arms)
@@ -236,8 +241,9 @@ class AblationTable:
         """The tables that follow the ablation table."""
         means = (against_baseline_by(self.manifest, name, one.manifest, one.arms) for name, one in self.by_mean.items())
         planned = against_baseline(self.manifest, self.arms), declared_section(self.arms, self.declared)
-        domains = by_domain(self.manifest, self.arms), differences_by_domain(self.manifest, self.arms)
-        return [*(one for one in (*planned, *means, *domains) if one is not None), *self.effects.sections]
+        differences = differences_by_domain(self.manifest, self.arms, self.domain_differences)
+        shown = *planned, *means, by_domain(self.manifest, self.arms), differences
+        return [*(one for one in shown if one is not None), *self.effects.sections]
 
     def caption(self) -> list[str]:
         """Return the legend of the table, as a list of sentences."""

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
+from fedsweep.report import write_report
 from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.declared_comparisons import TITLE
 from fedsweep.report.formats import data_frame
@@ -27,7 +29,7 @@ from fedsweep.results.history import RoundRecord
 from fedsweep.results.records import RIGHT
 from fedsweep.results.right_images import RightImages
 from fedsweep.results.seeds import UntilDecided
-from tests.report.helpers import printed, tabulate
+from tests.report.helpers import accepts_columns, printed, tabulate
 
 COLUMN, BY_DOMAIN = "95% seeds and images", "Differences from the baseline by domain"
 BALANCED = st.tuples(st.integers(2, 5), st.integers(2, 8), st.integers(1, 3)).flatmap(
@@ -233,6 +235,31 @@ def test_a_sentence_says_where_seeds_and_images_disagree(tmp_path: Path, manifes
         low, high = four.comparison.images or (0, 0)
         assert (low < 0) == doubtful == four.comparison.only_these_images == (clause in said)
         assert not doubtful or f"{clause}{100 * low:.2f} to {100 * high:.2f})." in said
+
+
+@pytest.mark.parametrize("held_out", ["", "sketch"])
+def test_a_file_has_the_differences_by_domain_in_full_precision(
+    tmp_path: Path, manifest: Any, monkeypatch: pytest.MonkeyPatch, held_out: str
+) -> None:
+    monkeypatch.setattr("fedsweep.report.write_figures", lambda *_: ())
+    sweep = draw(tmp_path / "trials", better=0.1, held_out=held_out)
+    made = write_report(manifest(), sweep.records, tmp_path / "report")
+    assert tmp_path / "report" / "by_domain.csv" in made.paths
+    found = pd.read_csv(tmp_path / "report" / "by_domain.csv")
+    assert found["metric"].tolist() == ["accuracy/domain/photo", f"accuracy/{'out_of_' * bool(held_out)}domain/sketch"]
+    section = next(one for one in made.table.sections if one.title == BY_DOMAIN)
+    assert len(found) == len(section.rows) == 2
+    parts = slice(0, 40), slice(40, 80)
+    for row, cells, part in zip(found.to_dict("records"), section.rows, parts, strict=True):
+        assert [str(row["lora.rank"]), row["domain"], str(row["n_common"])] == cells[:3]
+        assert row["against"] == "lora.rank=8"
+        assert f"{100 * row['difference']:+.2f}" == cells[3]
+        assert f"{100 * row['interval_low']:.2f} to {100 * row['interval_high']:.2f}" == cells[4]
+        assert (row["images_low"], row["images_high"]) == ends(expected(sweep, part))
+    accepts_columns(made.table.manifest, sweep.records, found)
+    without = [replace(one, right=None) for one in sweep.records]
+    again = write_report(manifest(), without, tmp_path / "report")
+    assert tmp_path / "report" / "by_domain.csv" not in again.paths
 
 
 UNTIL = UntilDecided(at_least=3, at_most=6, smallest_effect=4.0)

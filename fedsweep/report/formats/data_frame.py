@@ -1,4 +1,4 @@
-"""The ablation table in full precision: DataFrame, CSV and Parquet; and the declared comparisons as CSV."""
+"""The ablation table in full precision: DataFrame, CSV and Parquet; and other tables of the report as CSV."""
 
 from __future__ import annotations
 
@@ -103,6 +103,30 @@ def declared_csv(table: AblationTable) -> str | None:
     return inert_csv(of_records(rows))
 
 
+def by_domain_csv(table: AblationTable) -> str | None:
+    """Return the differences by domain as CSV in full precision, or None if there are none."""
+    if not table.domain_differences:
+        return None
+    rows = []
+    for row in table.domain_differences:
+        (low, high), (images_low, images_high) = (ends or (None, None) for ends in (row.interval, row.images))
+        rows.append(
+            {
+                **_identity(table, row.one),
+                "against": arm_label(row.baseline.arm.values),
+                "domain": row.domain,
+                "metric": row.metric,
+                "n_common": row.pairs,
+                "difference": row.difference,
+                "interval_low": low,
+                "interval_high": high,
+                "images_low": images_low,
+                "images_high": images_high,
+            }
+        )
+    return inert_csv(of_records(rows))
+
+
 def parquet(table: AblationTable) -> bytes:
     """Return `data_frame(table)` as Parquet, with the sweep's manifest in the metadata entry `fedsweep.manifest`."""
     import pyarrow as pa
@@ -121,7 +145,6 @@ def parquet(table: AblationTable) -> bytes:
 
 
 def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
-    values = {name: _cell(value) for name, value in one.arm.values.items()}
     targets = [column for column in asked_columns(table.manifest) if column.name.startswith(TARGETS)]
     paper = table.manifest.reference
     value = printed(table.manifest, one, table.manifest.metric)
@@ -135,9 +158,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     # If the source of synthetic images is a varied hyperparameter, it already has a column.
     synthetic = SYNTHETIC not in table.names and any(SYNTHETIC in other.marks for other in table.arms)
     return {
-        **{name: values.get(name) for name in table.names if name not in IN_WORDS},
-        **({"arm": settings(one, table.names)["arm"]} if {*IN_WORDS} & {*table.names} else {}),
-        **{name: _cell(value) for name, value in tuned_values(table.manifest, one).items()},
+        **_identity(table, one),
         "n": one.n,
         "mean": one.mean,
         "sd": one.sd,
@@ -164,6 +185,16 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         "last_round": furthest if furthest >= 0 else None,
         "value_at_last_round": reached,
         "note": "; ".join(notes(one.arm, table.manifest.metric)),
+    }
+
+
+def _identity(table: AblationTable, one: ArmStatistics) -> dict[str, Json]:
+    """Return the values of an arm, which identify it, with the hyperparameters that were tuned for it."""
+    values = {name: _cell(value) for name, value in one.arm.values.items()}
+    return {
+        **{name: values.get(name) for name in table.names if name not in IN_WORDS},
+        **({"arm": settings(one, table.names)["arm"]} if {*IN_WORDS} & {*table.names} else {}),
+        **{name: _cell(value) for name, value in tuned_values(table.manifest, one).items()},
     }
 
 
