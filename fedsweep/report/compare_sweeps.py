@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.report.arm_statistics import ArmStatistics, same_images, summarise
+from fedsweep.report.family_of_tests import family_size
 from fedsweep.report.formats import data_frame
 from fedsweep.report.holm_corrected_tests import Comparison, mirrored, paired_tests
 from fedsweep.report.other_images import with_images
 from fedsweep.report.sentences import about_comparison
-from fedsweep.report.text_tables import Section, cells, family_size, sequential_cells, texts
+from fedsweep.report.text_tables import Section, cells, sequential_cells, texts
 from fedsweep.report.units_and_labels import Units
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arm_names import select

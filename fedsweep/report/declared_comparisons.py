@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedsweep.report.arm_statistics import ArmStatistics, mean, same_images
-from fedsweep.report.family_of_tests import DeclaredTest
+from fedsweep.report.family_of_tests import DeclaredTest, family_size
 from fedsweep.report.holm_corrected_tests import Comparison, Verdict
 from fedsweep.report.sentences import about_comparison, pair_label
 from fedsweep.report.text_tables import (
     SEEDS_AND_IMAGES,
     SIMULTANEOUS,
     Section,
-    family_size,
     simultaneous_cell,
     texts,
 )

@@ -60,6 +60,17 @@ def tests_of_family(
     ]
 
 
+def family_size(manifest: SweepManifest, compared: Sequence[Comparison]) -> str | None:
+    """Return the number of tests with a common correction as text.
+
+    Return None if no comparisons were declared, or if none of the given comparisons is a test.
+    """
+    tested = [one for one in compared if one.p is not None or one.sequential is not None]
+    if not manifest.comparisons or not tested:
+        return None
+    return f"{tested[0].tests} test{'s' * (tested[0].tests > 1)}"
+
+
 def _with_p_values(objective: str, arms: Mapping[str, ArmTrials], family: Sequence[Pair]) -> dict[Pair, Comparison]:
     sides = [(arms[pair.arm], arms[pair.against], pair.metric) for pair in family]
     tested = paired_tests([(one.finals(objective, by), other.finals(objective, by)) for one, other, by in sides])

@@ -4,10 +4,13 @@ The interval over seeds treats the test images as fixed. Here, seeds and groups 
 effects: every seed predicts every image, and both are samples of larger populations.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import stats
@@ -16,7 +19,11 @@ from fedsweep.report.holm_corrected_tests import ROUNDING, Comparison
 from fedsweep.report.intervals_and_power import LEVEL, Interval, half_width
 from fedsweep.results import TrialRecord
 from fedsweep.results.folders import read_right
+from fedsweep.results.history import LAST_ROUNDS, VALIDATION
 from fedsweep.results.right_images import RightImages, numbered
+
+if TYPE_CHECKING:
+    from fedsweep.report.arm_statistics import ArmStatistics
 
 Finished = Mapping[int, TrialRecord]
 """The finished trials of an arm, by seed."""
@@ -24,6 +31,15 @@ MEANS = {"accuracy/mean": False, "accuracy/out_of_domain_mean": True}
 """Metrics that are means over domains, with whether these domains are held out."""
 SINGLE = {"accuracy/domain/": False, "accuracy/out_of_domain/": True}
 """The beginnings of the metrics of a single domain, with whether the domain is held out."""
+
+REASONS = {
+    VALIDATION: "the metric is measured on validation images",
+    "accuracy/client": "the predictions of the clients' own models are not recorded",
+    "accuracy/worst_domain": "the accuracy on the worst domain is no mean over domains",
+    "accuracy/domain_spread": "a standard deviation over domains is no mean over domains",
+    "loss/test": "the losses of single images are not recorded",
+}
+"""The reasons why metrics have no interval over seeds and images, by the beginning of their names."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +94,43 @@ def with_images(
         one if one.interval is None else _with_images(one, of_trials(metric, one.seeds, *sides))
         for one, sides in zip(found, trials, strict=True)
     ]
+
+
+def why_no_images(metric: str, arms: Sequence[ArmStatistics]) -> str | None:
+    """Return the reason why no comparison with the baseline has an interval over seeds and images, as a clause.
+
+    If the comparisons have different reasons, return that of the first one. Return None if a comparison has such an
+    interval, if none has an interval over seeds, or if `metric` does not depend on images.
+    """
+    compared = [one for one in arms if one.comparison is not None and one.comparison.interval is not None]
+    if any(one.comparison.images for one in compared if one.comparison is not None):
+        return None
+    by_key = {one.key: one.arm.finished(metric) for one in arms}
+    reasons = (
+        _why(metric, [by_key[key][seed] for seed in one.comparison.seeds for key in (one.key, one.counterpart)])
+        for one in compared
+        if one.comparison is not None and one.counterpart is not None
+    )
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _why(metric: str, trials: Sequence[TrialRecord]) -> str | None:
+    """Return the reason why compared trials have no interval over seeds and images, or None if it is not known."""
+    for start, reason in REASONS.items():
+        if metric.startswith(start):
+            return reason
+    if metric not in (*MEANS, LAST_ROUNDS) and not metric.startswith(tuple(SINGLE)):
+        return None
+    files = [trial.right for trial in trials if trial.right is not None]
+    if len(files) < len(trials):
+        return "not every trial has a record of its correctly predicted images"
+    known = [_read(path, path.stat().st_mtime_ns) for path in files]
+    if len({(one.data, one.domains, one.groups) for one in known}) > 1:
+        return "the trials were tested on different images"
+    places = _domains(metric, known[0]) or range(len(known[0].domains))
+    if not _groups(known[0], places).any():
+        return "all test images belong to one group"
+    return "only the predictions of the last round are recorded" if metric == LAST_ROUNDS else None
 
 
 def _with_images(found: Comparison, over_images: Crossed | None) -> Comparison:

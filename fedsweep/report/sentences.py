@@ -12,10 +12,11 @@ from fedsweep.report.arm_statistics import (
     same_images,
 )
 from fedsweep.report.choice import by_validation, chosen_arms, efficient_arms, on_test_images
+from fedsweep.report.family_of_tests import family_size
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.intervals_and_power import LEVEL
 from fedsweep.report.population_schedule import schedule_sentences
-from fedsweep.report.text_tables import MARK, family_size, texts
+from fedsweep.report.text_tables import MARK, texts
 from fedsweep.report.units_and_labels import Units, arm_words, names, shown_p, shown_seeds
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import IN_WORDS, Arm, is_accuracy, setting, shown_setting

@@ -14,7 +14,9 @@ from rich.text import Text
 
 from fedsweep.report.arm_statistics import MEAN_OUT_OF_DOMAIN, ArmStatistics, printed
 from fedsweep.report.choice import arms_on_test, by_validation
+from fedsweep.report.family_of_tests import family_size
 from fedsweep.report.holm_corrected_tests import Comparison, least_exact, pairs_for_exact
+from fedsweep.report.other_images import why_no_images
 from fedsweep.report.units_and_labels import (
     IN_DOMAIN,
     NOTHING,
@@ -283,21 +285,11 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
         percent=units.percent,
         until=manifest.until_decided,
         images=images,
+        no_images=why_no_images(manifest.metric, arms),
         family=family_size(manifest, compared),
         simultaneous=simultaneous,
     )
     return Section.of(comparison_title(), rows, named, explained)
-
-
-def family_size(manifest: SweepManifest, compared: Sequence[Comparison]) -> str | None:
-    """Return the number of tests with a common correction as text.
-
-    Return None if no comparisons were declared, or if none of the given comparisons is a test.
-    """
-    tested = [one for one in compared if one.p is not None or one.sequential is not None]
-    if not manifest.comparisons or not tested:
-        return None
-    return f"{tested[0].tests} test{'s' * (tested[0].tests > 1)}"
 
 
 def simultaneous_cell(found: Comparison, units: Units) -> str:

@@ -262,6 +262,67 @@ def test_a_file_has_the_differences_by_domain_in_full_precision(
     assert tmp_path / "report" / "by_domain.csv" not in again.paths
 
 
+def one_group(sweep: Sweep) -> None:
+    sweep.records, sweep.groups = [], np.zeros(80, int)
+    for seed in range(4):
+        for rank in (4, 8):
+            sweep.add(rank, seed, np.arange(80) % (3 + rank + seed % 2) == 0)
+
+
+def no_files(sweep: Sweep) -> None:
+    sweep.records = [replace(one, right=None) for one in sweep.records]
+
+
+def with_metric(metric: str) -> Any:
+    """Return a function that gives every trial another metric, whose value is its mean accuracy."""
+
+    def change(sweep: Sweep) -> None:
+        for place, one in enumerate(sweep.records):
+            rounds = [replace(done, metrics={metric: done.metrics["accuracy/mean"]}) for done in one.history]
+            sweep.records[place] = replace(one, history=rounds)
+
+    return change
+
+
+WHY = [
+    ("nothing", "accuracy/mean", None),
+    ("nothing", "accuracy/worst_domain", "the accuracy on the worst domain is no mean over domains"),
+    ("no_file", "accuracy/mean", "not every trial has a record of its correctly predicted images"),
+    ("no_files", "accuracy/domain/photo", "not every trial has a record of its correctly predicted images"),
+    ("other_data", "accuracy/mean", "the trials were tested on different images"),
+    ("other_groups", "accuracy/mean", "the trials were tested on different images"),
+    ("one_group", "accuracy/mean", "all test images belong to one group"),
+    ("", "validation/accuracy/mean", "the metric is measured on validation images"),
+    ("", "accuracy/clients/mean", "the predictions of the clients' own models are not recorded"),
+    ("", "loss/test", "the losses of single images are not recorded"),
+    ("", "loss/train", None),  # depends on no test images
+]
+"""A change of the trials, the metric, and the reason why there is no interval."""
+
+
+@pytest.mark.parametrize(("change", "metric", "reason"), WHY)
+@pytest.mark.parametrize("until", [False, True])
+def test_the_report_says_why_there_is_no_interval(
+    tmp_path: Path, manifest: Any, change: str, metric: str, reason: str | None, until: bool
+) -> None:
+    sweep = draw(tmp_path, better=0.3)
+    (globals()[change] if change else with_metric(metric))(sweep)
+    rule = UntilDecided(at_least=4, at_most=6, smallest_effect=4.0)
+    table = tabulate(manifest, sweep, metric=metric, **({"until_decided": rule, "seeds": rule.seeds} if until else {}))
+    section = next(one for one in table.sections if one.title.startswith("Comparisons"))
+    assert (COLUMN in section.head) == (change == "nothing" and reason is None)
+    said = "No interval for other test images: "
+    assert section.explained.count(said) == (reason is not None)
+    assert reason is None or f" {said}{reason}. " in section.explained
+
+
+def test_without_an_interval_over_seeds_the_report_does_not_speak_of_other_images(
+    tmp_path: Path, manifest: Any
+) -> None:
+    table = tabulate(manifest, draw(tmp_path, better=0.3, seeds=1), seeds=(0,))
+    assert "other test images" not in table.markdown()
+
+
 UNTIL = UntilDecided(at_least=3, at_most=6, smallest_effect=4.0)
 DECIDED = {"until_decided": UNTIL, "seeds": UNTIL.seeds}
 
@@ -390,7 +451,7 @@ def test_the_interval_needs_the_same_images_in_all_trials(
     assert comparison.interval is not None
     assert (comparison.images is not None) == known
     section = next(one for one in table.sections if one.title.startswith("Comparisons"))
-    assert (COLUMN in section.head) == known == ("other test images" in section.explained)
+    assert (COLUMN in section.head) == known == ("other seeds and other test images" in section.explained)
     by_domain = [one for one in table.sections if one.title == BY_DOMAIN]
     assert bool(by_domain) == (change is nothing and metric != "accuracy/domain/photo")
     if change is no_file:
