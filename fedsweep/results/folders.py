@@ -42,11 +42,21 @@ def read_record(kind: type[Record], path: Path) -> Record:
 
 
 def read_right(path: Path) -> RightImages:
-    """Read the correctly predicted test images of a trial, or raise UserError if the file is damaged."""
+    """Read the correctly predicted test images of a trial.
+
+    Raises:
+        UserError: The file is damaged. The message states how to get a report, and how to repair the sweep.
+    """
     from fedsweep.results.right_images import RightImages  # imports numpy, which slows down the start of commands
 
-    found = read_record(RightImages, path)
-    found.check(str(path))
+    try:
+        found = read_record(RightImages, path)
+        found.check(str(path))
+    except UserError as error:
+        raise UserError(
+            f"{str(error).rstrip('.')}; delete this file to get a report without the interval for other images, or "
+            f"{_run_again(path.parent)}."
+        ) from None
     return found
 
 
@@ -323,5 +333,8 @@ class SweepStore:
         place = self.remote.place
         folder = f"{place.uri}/{place.path}/trials/{first}" if place else self.folder / "trials" / first
         keys = f"; {len(others)} more trials cannot be read: {', '.join(key for key, _ in others)}" if others else ""
-        repair = f"delete the folder {folder} and resume the sweep with `--resume`, which runs this trial again"
-        return f"{reason.rstrip('.')}; {repair}{keys}."
+        return f"{reason.rstrip('.')}; {_run_again(folder)}{keys}."
+
+
+def _run_again(folder: Path | str) -> str:
+    return f"delete the folder {folder} and resume the sweep with `--resume`, which runs this trial again"

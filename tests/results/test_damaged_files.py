@@ -2,11 +2,13 @@
 
 import io
 import json
+import shutil
 from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
@@ -18,8 +20,10 @@ from fedsweep.export.which_trial import find_trial
 from fedsweep.report.arm_statistics import ArmTrials, notes
 from fedsweep.results import Outcome, OutcomeName, Start, Store, SweepStore, TrialPlan, count_outcomes
 from fedsweep.results.checkpoint import Checkpoint, load, load_history, save, without_tensors
+from fedsweep.results.folders import read_right
 from fedsweep.results.history import RoundRecord, to_json
-from fedsweep.results.records import Attempt, Attempts
+from fedsweep.results.records import RIGHT, Attempt, Attempts
+from fedsweep.results.right_images import RightImages
 from fedsweep.sweep.plan.reuse import Reuse
 from fedsweep.sweep.running.open_sweep import clear_leftovers
 from fedsweep.types import ServerState
@@ -135,6 +139,30 @@ def test_a_damaged_file_of_a_trial_is_named_with_the_repair(tmp_path: Path, name
         one.unlink()
     file.parent.rmdir()
     assert [one.plan.key for one in sweep.trials()] == ["b"]
+
+
+@pytest.mark.parametrize("damage", [*JSON_DAMAGE, "too few bits", "a folder"])
+def test_a_damaged_file_of_predictions_is_named_with_both_ways_out(tmp_path: Path, damage: str) -> None:
+    sweep = sweep_of(tmp_path, "s1")
+    file = sweep.trial("a").folder / RIGHT
+    sound = RightImages.of_domains("d", {"photo": np.ones(20, bool)}, (), [None])
+    file.write_bytes(sound.model_copy(update={"right": "AA=="} if damage == "too few bits" else {}).content())
+    if damage == "a folder":
+        file.unlink()
+        file.mkdir()
+    elif damage in JSON_DAMAGE:
+        spoil(file, JSON_DAMAGE[damage])
+    (trial, _) = sweep.trials()
+    assert trial.right == file
+    with pytest.raises(UserError) as caught:
+        read_right(file)
+    assert str(caught.value).startswith(str(file))
+    assert str(caught.value).endswith(
+        "; delete this file to get a report without the interval for other images, or delete the folder "
+        f"{file.parent} and resume the sweep with `--resume`, which runs this trial again."
+    )
+    shutil.rmtree(file) if file.is_dir() else file.unlink()
+    assert [one.right for one in sweep.trials()] == [None, None]
 
 
 def test_all_damaged_trials_are_named_in_one_message(tmp_path: Path) -> None:
