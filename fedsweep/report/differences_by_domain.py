@@ -7,6 +7,7 @@ import numpy as np
 
 from fedsweep.report.arm_statistics import MEAN_OUT_OF_DOMAIN, ArmStatistics
 from fedsweep.report.choice import by_validation
+from fedsweep.report.holm_corrected_tests import ROUNDING
 from fedsweep.report.intervals_and_power import Interval, half_width, t_interval
 from fedsweep.report.other_images import of_trials
 from fedsweep.report.sequential_tests import SequentialRule, repeated_interval
@@ -40,7 +41,10 @@ class DomainDifference:
     difference: float
     """The mean over the pairs, from -1 to 1."""
     interval: Interval | None
-    """The 95% interval over seeds, uncorrected; with seeds until decided, valid at every look."""
+    """The 95% interval over seeds, uncorrected; with seeds until decided, valid at every look.
+
+    It is None for a single pair, and if the differences of all pairs are equal.
+    """
     images: Interval | None
     """The 95% interval over seeds and groups of images, uncorrected; with seeds until decided, valid at every look."""
 
@@ -72,7 +76,9 @@ def _differences(manifest: SweepManifest, one: ArmStatistics, baseline: ArmStati
             continue
         differences = [values[seed] - theirs[seed] for seed in seeds]
         trials = (side.arm.finished(manifest.metric) for side in (one, baseline))
-        if until is None:
+        if np.ptp(differences) <= ROUNDING:
+            interval, half = None, None
+        elif until is None:
             interval, half = t_interval(differences), None
         else:
             interval = repeated_interval(differences, SequentialRule(until.at_least, until.at_most))
