@@ -19,7 +19,7 @@ from fedsweep.report.holm_corrected_tests import ROUNDING, Comparison
 from fedsweep.report.intervals_and_power import LEVEL, Interval, half_width
 from fedsweep.results import TrialRecord
 from fedsweep.results.folders import read_right
-from fedsweep.results.history import LAST_ROUNDS, VALIDATION
+from fedsweep.results.history import LAST_ROUNDS, LAST_ROUNDS_LOSS, TEST_LOSS, VALIDATION
 from fedsweep.results.right_images import RightImages, numbered
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ REASONS = {
     "accuracy/client": "the predictions of the clients' own models are not recorded",
     "accuracy/worst_domain": "the accuracy on the worst domain is no mean over domains",
     "accuracy/domain_spread": "a standard deviation over domains is no mean over domains",
-    "loss/test": "the losses of single images are not recorded",
+    TEST_LOSS: "the losses of single images are not recorded",
+    LAST_ROUNDS_LOSS: "the losses of single images are not recorded",
 }
 """The reasons why metrics have no interval over seeds and images, by the beginning of their names."""
 

@@ -42,8 +42,7 @@ class Objective(Config):
     )
     mode: Mode = Field(
         default_factory=lambda given: "min" if is_loss(given.get("metric") or "") else "max",
-        description="`max` if larger values are better, `min` if smaller values are better; the default is `min` for "
-        "losses and `max` for all other metrics",
+        description="`max` if larger values are better, `min` if smaller ones are; the default is `min` for losses only",
     )
     against: Against | None = Field(
         None, description="second objective; trials are compared by both, and the scheduler must be `none`"
@@ -79,10 +78,7 @@ class Goal:
 
 
 class Rounds(Config):
-    """The setting `measure: rounds` of a search space, which is the default.
-
-    All arms are trained, and the metrics of every round are recorded.
-    """
+    """The setting `measure: rounds`, the default: all arms are trained, and the metrics of every round are recorded."""
 
     name: Literal["rounds"] = "rounds"
 
