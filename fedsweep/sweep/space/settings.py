@@ -42,7 +42,7 @@ class Objective(Config):
     )
     mode: Mode = Field(
         default_factory=lambda given: "min" if is_loss(given.get("metric") or "") else "max",
-        description="`max` if larger values are better, `min` if smaller ones are; the default is `min` for losses only",
+        description="`max` if larger values are better, `min` if smaller ones are; the default for losses is `min`",
     )
     against: Against | None = Field(
         None, description="second objective; trials are compared by both, and the scheduler must be `none`"
