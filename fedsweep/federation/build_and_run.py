@@ -6,6 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from fedsweep.common.errors import UserError
 from fedsweep.common.files import write_atomically
 from fedsweep.common.paths import activation_bytes
@@ -30,9 +34,9 @@ from fedsweep.models.resident_images import ResidentImages
 from fedsweep.results.checkpoint import Checkpoint
 from fedsweep.results.checkpoint import load as load_checkpoint
 from fedsweep.results.checkpoint import save as save_checkpoint
-from fedsweep.results.history import RoundRecord, over_last_rounds
+from fedsweep.results.history import RoundRecord, averaged_rounds, over_last_rounds
 from fedsweep.results.records import PLUGINS, RIGHT
-from fedsweep.results.right_images import RightImages
+from fedsweep.results.right_images import RightImages, packed_bits
 from fedsweep.results.tsne_files import files
 from fedsweep.training.local_training import CohortTrainer
 from fedsweep.training.tsne import draw
@@ -236,17 +240,45 @@ def run(config: RunConfig, device: Device = "cpu") -> Iterator[RoundResult]:
     yield from federate(build(config, device))
 
 
-def last_files(federation: Federation, result: RoundResult) -> dict[str, bytes]:
-    """Return the contents of the files that a run writes after its last round, keyed by file name."""
-    right = {name: one.cpu().numpy() for name, one in result.right.items()}
+def rounds_to_record(federation: Federation) -> list[int] | None:
+    """Return the rounds that accuracy/last_rounds averages after the last round, but without the last round.
+
+    For each of these rounds, a run records which test images are predicted correctly. The result is None if the run
+    does not have the metric, or if the rounds before the last do not test all images.
+    """
+    evaluation, config = federation.evaluation, federation.config
+    if evaluation.last_rounds is None:
+        return None
+    largest = max(len(domain.test) for domain in (*federation.domains, *federation.held_out))
+    if evaluation.images_per_domain is not None and largest > evaluation.images_per_domain:
+        return None
+    return averaged_rounds(config.rounds, evaluation.last_rounds, config.evaluate_every)[:-1]
+
+
+def last_files(federation: Federation, result: RoundResult, earlier: Mapping[int, Tensor]) -> dict[str, bytes]:
+    """Return the contents of the files that a run writes after its last round, keyed by file name.
+
+    Args:
+        federation: The parts of the run.
+        result: The result of the last round.
+        earlier: The `packed_bits` of earlier rounds, uint8 (bytes,), keyed by round. If a round in `rounds_to_record`
+            is missing, because an older version of fedsweep ran it, the bits of no earlier round are written.
+    """
+    right, rounds = _on_cpu(result.right), rounds_to_record(federation)
+    known = rounds is not None and earlier.keys() >= set(rounds)
+    recorded = [earlier[one].cpu().numpy() for one in rounds or ()] if known else None
     held_out = {domain.name for domain in federation.held_out}
     groups = [
         None if domain.test.groups is None else domain.test.groups.numpy()
         for domain in (*federation.domains, *federation.held_out)
     ]
-    of_images = RightImages.of_domains(federation.data_digest, right, held_out, groups)
+    of_images = RightImages.of_domains(federation.data_digest, right, held_out, groups, recorded)
     embedding = federation.embed(result.state)
     return {RIGHT: of_images.content(), **({} if embedding is None else files(embedding))}
+
+
+def _on_cpu(right: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: one.cpu().numpy() for name, one in right.items()}
 
 
 def run_resumably(
@@ -263,6 +295,7 @@ def run_resumably(
     If the checkpoint exists, the records that it contains are yielded first, and the run continues with the next round.
     Interrupting a run at any moment does not affect its metrics. The file with the correctly predicted test images and
     the files of the t-SNE, if the run draws one, are written before the last checkpoint, so no complete run lacks them.
+    Until then, the checkpoint contains the correctly predicted images of the earlier rounds in `rounds_to_record`.
 
     Args:
         config: The configuration of the run.
@@ -278,10 +311,11 @@ def run_resumably(
     federation = build(config, device, listener, compared)
     history: list[RoundRecord] = []
     start: RoundResult | None = None
+    right, recorded = dict[int, Tensor](), rounds_to_record(federation) or ()
     if checkpoint.exists():
         found = load_checkpoint(checkpoint, federation.initial_state(), device)
         start = RoundResult(found.round, found.state)
-        history = list(found.history)
+        history, right = list(found.history), dict(found.right)
         yield from history
     for result in federate(federation, start):
         metrics = dict(result.metrics)
@@ -289,10 +323,13 @@ def run_resumably(
             metrics |= over_last_rounds(history, result.round, metrics, rounds, config.federation.evaluate_every)
         measured = RoundRecord(result.round, metrics, result.seconds, resident_peak(), measure())
         history.append(measured)
+        if result.round in recorded:
+            right[result.round] = torch.from_numpy(packed_bits(_on_cpu(result.right).values()))
         if result.round == config.federation.rounds:
-            for name, content in last_files(federation, result).items():
+            for name, content in last_files(federation, result, right).items():
                 write_atomically(checkpoint.with_name(name), content)
-        save_checkpoint(checkpoint, Checkpoint(result.round, result.state, tuple(history)))
+            right = {}
+        save_checkpoint(checkpoint, Checkpoint(result.round, result.state, tuple(history), right))
         yield measured
         if result.round == until:
             return

@@ -19,7 +19,7 @@ from fedsweep.report.holm_corrected_tests import ROUNDING, Comparison
 from fedsweep.report.intervals_and_power import LEVEL, Interval, half_width
 from fedsweep.results import TrialRecord
 from fedsweep.results.folders import read_right
-from fedsweep.results.history import LAST_ROUNDS, LAST_ROUNDS_LOSS, TEST_LOSS, VALIDATION
+from fedsweep.results.history import LAST_ROUNDS, LAST_ROUNDS_LOSS, MEAN_ACCURACY, TEST_LOSS, VALIDATION
 from fedsweep.results.right_images import RightImages, numbered
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Finished = Mapping[int, TrialRecord]
 """The finished trials of an arm, by seed."""
-MEANS = {"accuracy/mean": False, "accuracy/out_of_domain_mean": True}
+MEANS = {MEAN_ACCURACY: False, LAST_ROUNDS: False, "accuracy/out_of_domain_mean": True}
 """Metrics that are means over domains, with whether these domains are held out."""
 SINGLE = {"accuracy/domain/": False, "accuracy/out_of_domain/": True}
 """The beginnings of the metrics of a single domain, with whether the domain is held out."""
@@ -120,7 +120,7 @@ def _why(metric: str, trials: Sequence[TrialRecord]) -> str | None:
     for start, reason in REASONS.items():
         if metric.startswith(start):
             return reason
-    if metric not in (*MEANS, LAST_ROUNDS) and not metric.startswith(tuple(SINGLE)):
+    if metric not in MEANS and not metric.startswith(tuple(SINGLE)):
         return None
     files = [trial.right for trial in trials if trial.right is not None]
     if len(files) < len(trials):
@@ -131,7 +131,8 @@ def _why(metric: str, trials: Sequence[TrialRecord]) -> str | None:
     places = _domains(metric, known[0]) or range(len(known[0].domains))
     if not _groups(known[0], places).any():
         return "all test images belong to one group"
-    return "only the predictions of the last round are recorded" if metric == LAST_ROUNDS else None
+    part = "earlier rounds tested only some images (`evaluation.images_per_domain`), or kept no predictions"
+    return part if metric == LAST_ROUNDS and any(one.earlier is None for one in known) else None
 
 
 def _with_images(found: Comparison, over_images: Crossed | None) -> Comparison:
@@ -150,8 +151,12 @@ def _with_images(found: Comparison, over_images: Crossed | None) -> Comparison:
 def of_trials(metric: str, seeds: Sequence[int], arm: Finished, baseline: Finished) -> Crossed | None:
     """Return the difference between two arms over `seeds`, with its variance over seeds and over groups of images.
 
+    An image counts as 1 if its class is predicted correctly and as 0 otherwise. For the metric accuracy/last_rounds, an
+    image counts as the share of the averaged rounds in which its class is predicted correctly.
+
     Return None if `metric` is no accuracy on the test images of domains, if a trial has no file with the correctly
-    predicted images, if the trials were tested on different images, or if no interval can be computed.
+    predicted images (of all averaged rounds), if the trials were tested on different images, or if no interval can be
+    computed.
     """
     paths = [side[seed].right for seed in seeds for side in (arm, baseline)]
     known = [_read(path, path.stat().st_mtime_ns) for path in paths if path is not None]
@@ -164,9 +169,12 @@ def of_trials(metric: str, seeds: Sequence[int], arm: Finished, baseline: Finish
             return None
         if one.groups != first.groups and not np.array_equal(_groups(one, places), groups):
             return None
-    right = np.stack([np.concatenate([one.of_domain(place) for place in places]) for one in known]).astype(np.int8)
-    sizes = [first.domains[place].images for place in places]
-    return crossed(right[::2] - right[1::2], sizes, groups)
+    if metric == LAST_ROUNDS and any(one.earlier is None for one in known):
+        return None
+    counts = _share_of_rounds if metric == LAST_ROUNDS else _of_last_round
+    pairs = zip(known[::2], known[1::2], strict=True)
+    differences = np.stack([counts(one, places) - counts(other, places) for one, other in pairs])
+    return crossed(differences, [first.domains[place].images for place in places], groups)
 
 
 def crossed(differences: np.ndarray, sizes: Sequence[int], groups: np.ndarray) -> Crossed | None:
@@ -182,7 +190,8 @@ def crossed(differences: np.ndarray, sizes: Sequence[int], groups: np.ndarray) -
 
     Args:
         differences: Arm minus baseline for each seed and image: 1 if only the arm predicts the class correctly, -1 if
-            only the baseline does, and 0 otherwise, (seeds, n).
+            only the baseline does, and 0 otherwise, (seeds, n). With several rounds, it is the mean of these values
+            over the rounds.
         sizes: The number of images of each domain. The images are those of the first domain, then the second, etc.
         groups: The group of each image, from 0, (n,).
 
@@ -236,6 +245,17 @@ def _domains(metric: str, first: RightImages) -> list[int]:
             asked = metric.removeprefix(start), held_out
             return [place for place, one in enumerate(first.domains) if (one.name, one.held_out) == asked]
     return []
+
+
+def _of_last_round(trial: RightImages, places: Sequence[int]) -> np.ndarray:
+    """Return for each image of some domains 1 if its class is predicted correctly, and 0 otherwise, int8 (n,)."""
+    return np.concatenate([trial.of_domain(place) for place in places]).astype(np.int8)
+
+
+def _share_of_rounds(trial: RightImages, places: Sequence[int]) -> np.ndarray:
+    """Return for each image of some domains the share of rounds in which its class is predicted correctly, (n,)."""
+    starts, whole = trial.starts, trial.shares_of_rounds()
+    return np.concatenate([whole[starts[place] : starts[place + 1]] for place in places])
 
 
 def _groups(trial: RightImages, places: Sequence[int]) -> np.ndarray:

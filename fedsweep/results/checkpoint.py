@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.files import write_atomically
 from fedsweep.results.history import History, RoundRecord, from_json, to_json
 from fedsweep.types import ServerState
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FIRST_BYTES = 256 * 1024
 """Size of the first request for a remote checkpoint. It usually covers the history, so no tensor is downloaded."""
@@ -31,6 +34,11 @@ class Checkpoint:
     round: int
     state: ServerState
     history: tuple[RoundRecord, ...]
+    right: Mapping[int, Tensor] = field(default_factory=dict)
+    """The packed bits (`packed_bits`) of the correctly predicted test images, uint8 (bytes,), keyed by round.
+
+    The rounds are the completed ones among the last rounds of the run, if `evaluation.last_rounds` is set.
+    """
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
@@ -40,6 +48,8 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     tensors, state = dict[str, Any](), checkpoint.state
     tree = {field.name: _pack(getattr(state, field.name), f"state/{field.name}", tensors) for field in fields(state)}
     metadata = {"round": str(checkpoint.round), "state": json.dumps(tree), "history": to_json(checkpoint.history)}
+    if checkpoint.right:
+        metadata["right"] = json.dumps(_pack(dict(checkpoint.right), "right", tensors))
     write_atomically(path, to_bytes(tensors, metadata))
 
 
@@ -57,7 +67,8 @@ def load(path: Path, like: ServerState, device: str = "cpu") -> Checkpoint:
         metadata = file.metadata()
         tree = json.loads(metadata["state"])
         state = type(like)(**{name: _unpack(node, file.get_tensor) for name, node in tree.items()})
-        return Checkpoint(int(metadata["round"]), state, tuple(from_json(metadata["history"])))
+        right = _unpack(json.loads(metadata["right"]), file.get_tensor) if "right" in metadata else {}
+        return Checkpoint(int(metadata["round"]), state, tuple(from_json(metadata["history"])), right)
 
 
 def load_history(path: Path) -> History:

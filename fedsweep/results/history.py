@@ -105,6 +105,22 @@ def mean_of_last(history: History, metric: str, rounds: int = 4) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
+def averaged_rounds(round: int, rounds: int, every: int = 1) -> list[int]:
+    """Return the rounds whose mean is `LAST_ROUNDS` after `round`, which is the last of them.
+
+    Args:
+        round: The round, which was evaluated.
+        rounds: The number of last rounds.
+        every: The number of rounds from one evaluation to the next. Earlier rounds between, which are evaluated because
+            a scheduler compares trials there, do not count, so the result does not depend on the scheduler.
+
+    >>> averaged_rounds(10, 5), averaged_rounds(10, 5, every=3), averaged_rounds(2, 5)
+    ([6, 7, 8, 9, 10], [6, 9, 10], [1, 2])
+    """
+    earlier = range(max(0, round - rounds) + 1, round)
+    return [*(one for one in earlier if one % every == 0), round]
+
+
 def over_last_rounds(
     history: History, round: int, metrics: Mapping[str, float], rounds: int, every: int = 1
 ) -> dict[str, float]:
@@ -118,12 +134,11 @@ def over_last_rounds(
         round: The round.
         metrics: The other metrics of the round.
         rounds: The number of rounds.
-        every: The number of rounds from one evaluation to the next. Earlier rounds between, which are evaluated because
-            a scheduler compares trials there, do not count, so the result does not depend on the scheduler.
+        every: The number of rounds from one evaluation to the next; see `averaged_rounds`.
     """
     found = {}
-    first = max(0, round - rounds)
-    recent = [one.metrics for one in history if first < one.round < round and one.round % every == 0]
+    *earlier, _ = averaged_rounds(round, rounds, every)
+    recent = [one.metrics for one in history if one.round in earlier]
     for name, mean in AVERAGED.items():
         if name in metrics:
             values = [one[name] for one in (*recent, metrics) if name in one]

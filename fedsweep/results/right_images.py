@@ -4,6 +4,9 @@ The file is JSON with base64. It contains one bit per test image and the group o
 without the data set. The file has about 1 kB for 2,154 images in six styles, and about 30 kB for 176,000 images. Each
 trial has its own copy of the groups: compressed, they are usually shorter than the bits, and a trial that is copied to
 another sweep, or whose sweep is resumed on another machine, needs no second file.
+
+If the metric accuracy/last_rounds averages the accuracy over several rounds, the file also contains the bits of the
+earlier ones of these rounds. They are stored as changes from round to round, which are rare and compress well.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from pydantic import Field
@@ -44,6 +48,12 @@ class RightImages(StoredRecord):
         description="groups of the images, numbered from 0 in the order of their first images: differences between "
         "successive images, int32, compressed by zlib, in base64"
     )
+    earlier: tuple[str, ...] | None = Field(
+        None,
+        description="the bits of the earlier rounds that accuracy/last_rounds averages, oldest first: for each round, "
+        "the bits that differ from those of the next averaged round, compressed by zlib, in base64; None if the run "
+        "has no such metric, or if these rounds did not test all images",
+    )
 
     @classmethod
     def of_domains(
@@ -52,6 +62,7 @@ class RightImages(StoredRecord):
         right: Mapping[str, np.ndarray],
         held_out: Collection[str],
         groups: Sequence[np.ndarray | None],
+        earlier: Sequence[np.ndarray] | None = None,
     ) -> RightImages:
         """Return the record of a trial.
 
@@ -60,20 +71,23 @@ class RightImages(StoredRecord):
             right: For each domain, whether the class of each test image is predicted correctly, bool (n,).
             held_out: The names of the held-out domains.
             groups: For each domain, the group of each image, int64 (n,), or None if each image is its own group.
+            earlier: For each earlier round that accuracy/last_rounds averages, oldest first, its `packed_bits`, or None
+                if they are not known.
         """
         domains = [TestedDomain(name=name, images=len(one), held_out=name in held_out) for name, one in right.items()]
-        bits = np.packbits(np.concatenate([np.array([], bool), *right.values()]))
+        bits = packed_bits(right.values())
         steps = np.diff(numbered(groups, [len(one) for one in right.values()]), prepend=0).astype("<i4")
         return cls(
             data=data,
             domains=tuple(domains),
             right=_base64(bits.tobytes()),
-            groups=_base64(zlib.compress(steps.tobytes(), 9)),
+            groups=_compressed(steps),
+            earlier=None if earlier is None else _changes([*earlier, bits]),
         )
 
     def content(self) -> bytes:
-        """Return the content of the file."""
-        return self.model_dump_json(indent=2).encode()
+        """Return the content of the file. It does not contain `earlier` if this is None."""
+        return self.model_dump_json(indent=2, exclude_none=True).encode()
 
     @property
     def starts(self) -> np.ndarray:
@@ -82,8 +96,28 @@ class RightImages(StoredRecord):
 
     def of_domain(self, place: int) -> np.ndarray:
         """Return for each image of the domain at `place` whether its class is predicted correctly, bool (n,)."""
-        bits = np.unpackbits(np.frombuffer(base64.b64decode(self.right), np.uint8))
+        bits = np.unpackbits(self._last)
         return bits[self.starts[place] : self.starts[place + 1]].view(bool)
+
+    def shares_of_rounds(self) -> np.ndarray:
+        """Return for each image the share of the averaged rounds in which its class is predicted correctly.
+
+        The averaged rounds are the last round and the rounds in `earlier`.
+
+        Returns:
+            The shares of the images of all domains, float64 (n,).
+        """
+        packed, images, changes = self._last, int(self.starts[-1]), self.earlier or ()
+        right = np.unpackbits(packed, count=images).astype(np.float64)
+        for change in reversed(changes):
+            packed = packed ^ _decompressed(change)
+            right += np.unpackbits(packed, count=images)
+        return right / (len(changes) + 1)
+
+    @property
+    def _last(self) -> np.ndarray:
+        """The packed bits of the last round, uint8 (bytes,)."""
+        return np.frombuffer(base64.b64decode(self.right), np.uint8)
 
     @property
     def group_numbers(self) -> np.ndarray:
@@ -93,11 +127,22 @@ class RightImages(StoredRecord):
     def check(self, where: str) -> None:
         """Raise UserError if the bits or the groups are damaged. The error message begins with `where`."""
         try:
-            bits, groups, images = base64.b64decode(self.right), self.group_numbers, int(self.starts[-1])
+            rounds = [self._last, *map(_decompressed, self.earlier or ())]
+            groups, images = self.group_numbers, int(self.starts[-1])
         except (binascii.Error, zlib.error, ValueError):
-            bits, groups, images = b"", np.array([]), -1
-        if len(bits) != -(-images // 8) or len(groups) != images or (images and groups.min() < 0):
+            rounds, groups, images = [], np.array([]), -1
+        sizes = {len(bits) for bits in rounds}
+        if sizes != {-(-images // 8)} or len(groups) != images or (images and groups.min() < 0):
             raise UserError(f"{where} is damaged: its bits and groups do not fit its numbers of images.")
+
+
+def packed_bits(right: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the bits of all images, eight in a byte, uint8 (bytes,).
+
+    Args:
+        right: For each domain, whether the class of each test image is predicted correctly, bool (n,).
+    """
+    return np.packbits(np.concatenate([np.array([], bool), *right]))
 
 
 def numbered(groups: Sequence[np.ndarray | None], sizes: Sequence[int]) -> np.ndarray:
@@ -124,10 +169,22 @@ def numbered(groups: Sequence[np.ndarray | None], sizes: Sequence[int]) -> np.nd
 
 @lru_cache(maxsize=8)
 def _decoded(groups: str) -> np.ndarray:
-    steps = np.frombuffer(zlib.decompress(base64.b64decode(groups)), "<i4")
-    found = np.cumsum(steps, dtype=np.int64)
+    found = np.cumsum(_decompressed(groups).view("<i4"), dtype=np.int64)
     found.flags.writeable = False
     return found
+
+
+def _changes(rounds: Sequence[np.ndarray]) -> tuple[str, ...]:
+    """Return the compressed differences between the packed bits of successive rounds."""
+    return tuple(_compressed(one ^ after) for one, after in pairwise(rounds))
+
+
+def _compressed(numbers: np.ndarray) -> str:
+    return _base64(zlib.compress(numbers.tobytes(), 9))
+
+
+def _decompressed(text: str) -> np.ndarray:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
 
 
 def _base64(content: bytes) -> str:

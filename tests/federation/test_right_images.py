@@ -6,11 +6,20 @@ import torch
 
 from fedsweep.federation.build_and_run import build, run_resumably
 from fedsweep.federation.build_and_run import save_checkpoint as save
+from fedsweep.results.checkpoint import Checkpoint, load
 from fedsweep.results.folders import read_right
 from fedsweep.results.records import RIGHT
 
 PATH = "checkpoint.safetensors"
 HELD_OUT = {"data.held_out_domains": ["noisy"], "federation.depths": [12], "federation.rounds": 2}
+AVERAGED = {
+    **HELD_OUT,
+    "federation.rounds": 5,
+    "federation.evaluate_every": 2,
+    "evaluation.last_rounds": 4,
+    "evaluation.images_per_domain": None,
+}
+"""The averaged rounds are 2, 4 and 5."""
 
 
 def test_the_accuracies_are_the_shares_of_the_bits(tiny, tmp_path):
@@ -78,3 +87,72 @@ def test_the_file_is_written_before_the_last_checkpoint_and_is_the_same_after_a_
     (tmp_path / "resumed" / RIGHT).unlink()
     list(run_resumably(config, tmp_path / "resumed" / PATH))
     assert (tmp_path / "resumed" / RIGHT).read_bytes() == content
+
+
+def test_the_mean_over_the_last_rounds_is_that_of_the_shares(tiny, tmp_path):
+    config = tiny.override(AVERAGED, "test")
+    records = list(run_resumably(config, tmp_path / PATH))
+    found = read_right(tmp_path / RIGHT)
+    assert len(found.earlier) == 2
+    shares = np.split(found.shares_of_rounds(), found.starts[1:-1])
+    for share, domain in zip(shares, found.domains, strict=True):
+        metric = f"accuracy/{'out_of_domain' if domain.held_out else 'domain'}/{domain.name}"
+        averaged = [records[round].metrics[metric] for round in (2, 4, 5)]
+        assert share.mean() == pytest.approx(np.mean(averaged), abs=1e-12)
+    inside = [share.mean() for share, domain in zip(shares, found.domains, strict=True) if not domain.held_out]
+    assert records[-1].metrics["accuracy/last_rounds"] == pytest.approx(np.mean(inside), abs=1e-12)
+    assert len(np.unique(found.shares_of_rounds())) > 2  # some predictions change from round to round
+
+
+def test_the_file_is_the_same_after_interruptions_in_the_last_rounds(tiny, tmp_path, monkeypatch):
+    config = tiny.override(AVERAGED, "test")
+    straight, stopped = tmp_path / "straight" / PATH, tmp_path / "stopped" / PATH
+    list(run_resumably(config, straight))
+    content = straight.with_name(RIGHT).read_bytes()
+    state = build(config).initial_state()
+
+    def recorded(path):
+        return sorted(load(path, state).right)
+
+    for until, rounds in ((1, []), (2, [2]), (3, [2]), (4, [2, 4])):
+        list(run_resumably(config, stopped, until=until, compared=[3]))
+        assert recorded(stopped) == rounds
+        assert not stopped.with_name(RIGHT).exists()
+
+    def killed(path, checkpoint):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedsweep.federation.build_and_run.save_checkpoint", killed)
+        with pytest.raises(KeyboardInterrupt):
+            list(run_resumably(config, stopped))
+    assert stopped.with_name(RIGHT).read_bytes() == content
+    stopped.with_name(RIGHT).unlink()
+    list(run_resumably(config, stopped))
+    assert stopped.with_name(RIGHT).read_bytes() == content
+    assert recorded(stopped) == recorded(straight) == []  # the file has the bits now
+
+
+@pytest.mark.parametrize(
+    ("change", "earlier"),
+    [
+        ({"evaluation.images_per_domain": 4}, None),
+        ({"evaluation.images_per_domain": 10_000}, 2),  # all images
+        ({"evaluation.last_rounds": None}, None),
+        ({"federation.rounds": 1}, 0),
+    ],
+)
+def test_the_earlier_rounds_are_recorded_if_they_are_averaged_and_test_all_images(tiny, tmp_path, change, earlier):
+    list(run_resumably(tiny.override({**AVERAGED, **change}, "test"), tmp_path / PATH))
+    found = read_right(tmp_path / RIGHT)
+    assert (None if found.earlier is None else len(found.earlier)) == earlier
+    assert (b"earlier" in (tmp_path / RIGHT).read_bytes()) == (earlier is not None)
+
+
+def test_a_trial_that_an_older_version_began_has_no_shares(tiny, tmp_path):
+    config, path = tiny.override(AVERAGED, "test"), tmp_path / PATH
+    list(run_resumably(config, path, until=3))
+    old = load(path, build(config).initial_state())
+    save(path, Checkpoint(old.round, old.state, old.history))
+    list(run_resumably(config, path))
+    assert read_right(tmp_path / RIGHT).earlier is None

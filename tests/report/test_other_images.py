@@ -1,6 +1,7 @@
 """The interval over seeds and images, compared with textbook formulas, and the places of a report that show it."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from fedsweep.results import Outcome, TrialPlan, TrialRecord
 from fedsweep.results.declared_comparisons import DeclaredComparison
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.records import RIGHT
-from fedsweep.results.right_images import RightImages
+from fedsweep.results.right_images import RightImages, packed_bits
 from fedsweep.results.seeds import UntilDecided
 from tests.report.helpers import accepts_columns, printed, tabulate
 
@@ -148,12 +149,16 @@ class Sweep:
         self.folder, self.groups, self.held_out = folder, groups, held_out
         self.records: list[TrialRecord] = []
 
-    def add(self, rank: int, seed: int, right: np.ndarray, data: str = "d") -> None:
-        """Add a trial with the given images of photo, then of sketch."""
+    def add(
+        self, rank: int, seed: int, right: np.ndarray, data: str = "d", earlier: Sequence[np.ndarray] | None = None
+    ) -> None:
+        """Add a trial with the given images of photo, then of sketch, after the last round and after earlier rounds."""
         half = len(right) // 2
         parts = {"photo": right[:half], "sketch": right[half:]}
         number = len(self.records)
-        kept = RightImages.of_domains(data, parts, {self.held_out}, [self.groups[:half], self.groups[half:]])
+        groups = [self.groups[:half], self.groups[half:]]
+        packed = None if earlier is None else [packed_bits([one]) for one in earlier]
+        kept = RightImages.of_domains(data, parts, {self.held_out}, groups, packed)
         path = self.folder / str(number) / RIGHT
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(kept.content())
@@ -168,6 +173,10 @@ class Sweep:
             },
             **({"accuracy/out_of_domain_mean": shares[self.held_out]} if self.held_out else {}),
         }
+        inside_images = np.array([name != self.held_out for name in parts]).repeat(half)
+        metrics["accuracy/last_rounds"] = float(
+            np.mean([one[inside_images].mean() for one in (*(earlier or ()), right)])
+        )
         plan = TrialPlan(key=str(number), number=number, arm={"lora.rank": rank}, seed=seed, config={})
         history = [RoundRecord(0, dict.fromkeys(metrics, 0.1), 0.1), RoundRecord(4, metrics, 0.1)]
         self.records.append(TrialRecord(plan, Outcome(outcome="finished", round=4), history, right=path))
@@ -505,3 +514,57 @@ def test_declared_comparisons_without_the_interval_have_no_column(tmp_path: Path
     assert COLUMN not in section.head
     assert "other test images" not in section.explained
     assert COLUMN not in latex(table)
+
+
+def draw_rounds(folder: Path, earlier: tuple[int, int], held_out: str = "") -> tuple[Sweep, np.ndarray]:
+    """Return a sweep with ranks 4 and 8, and its shares of rounds by seed, rank and image, (4, 2, 80).
+
+    The averaged rounds of rank 4 and of rank 8 are the last round and the given numbers of earlier rounds.
+    """
+    rng = np.random.default_rng(3)
+    easy = np.tile(rng.random(40), 2)
+    sweep, shares = Sweep(folder, np.tile(np.arange(40), 2), held_out), np.empty((4, 2, 80))
+    for seed in range(4):
+        for place, rank in enumerate((4, 8)):
+            *before, last = [rng.random(80) < easy + 0.1 * (rank == 4) for _ in range(earlier[place] + 1)]
+            sweep.add(rank, seed, last, earlier=before)
+            shares[seed, place] = np.mean([*before, last], axis=0)
+    return sweep, shares
+
+
+@pytest.mark.parametrize("held_out", ["", "sketch"])
+@pytest.mark.parametrize("earlier", [(0, 0), (2, 2), (5, 2)])
+def test_the_mean_over_the_last_rounds_has_the_interval_of_the_shares(
+    tmp_path: Path, manifest: Any, earlier: tuple[int, int], held_out: str
+) -> None:
+    sweep, shares = draw_rounds(tmp_path, earlier, held_out)
+    table = AblationTable(made := manifest(metric="accuracy/last_rounds"), summarise(made, sweep.records))
+    comparison = table.arms[0].comparison
+    assert comparison is not None
+    assert comparison.images is not None
+    assert comparison.interval is not None
+    images, sizes = (40, [40]) if held_out else (80, [40, 40])
+    differences = (shares[:, 0] - shares[:, 1])[:, :images]
+    assert comparison.images == ends(crossed_interval(differences, sizes, sweep.groups[:images]))
+    assert comparison.difference == pytest.approx(sum(comparison.images) / 2, abs=1e-12)
+    (low, high), (least, most) = comparison.images, comparison.interval
+    assert low - 1e-12 <= least < most <= high + 1e-12
+    section = next(one for one in table.sections if one.title.startswith("Comparisons"))
+    assert COLUMN in section.head
+    plain = AblationTable(made := manifest(metric="accuracy/mean"), summarise(made, sweep.records))
+    of_last = plain.arms[0].comparison
+    assert of_last is not None
+    assert (of_last.images == comparison.images) == (earlier == (0, 0))
+
+
+def test_without_the_earlier_rounds_of_a_trial_only_the_last_round_has_the_interval(
+    tmp_path: Path, manifest: Any
+) -> None:
+    sweep, _ = draw_rounds(tmp_path, (2, 2))
+    sweep.records.pop()
+    sweep.add(8, 3, np.arange(80) % 2 == 0)
+    for metric, known in (("accuracy/mean", True), ("accuracy/last_rounds", False)):
+        comparison = summarise(manifest(metric=metric), sweep.records)[0].comparison
+        assert comparison is not None
+        assert comparison.interval is not None
+        assert (comparison.images is not None) == known

@@ -53,6 +53,18 @@ def test_nested_states_are_restored_with_their_types_and_bits(tmp_path):
     assert after.state.clients["plain"]["head"].is_contiguous()
 
 
+def test_the_correctly_predicted_images_are_restored_and_absent_if_there_are_none(tmp_path):
+    right = {3: torch.tensor([1, 255], dtype=torch.uint8), 4: torch.tensor([0, 128], dtype=torch.uint8)}
+    before = state(extra={"right": torch.ones(1)})
+    after = round_trip(tmp_path, Checkpoint(4, before, (), right))
+    assert identical(after.right, right)
+    assert identical(after.state, before)
+    without = tmp_path / "without"
+    save(without, Checkpoint(4, before, ()))
+    assert b"right/3" not in without.read_bytes()
+    assert load(without, like=before).right == {}
+
+
 def test_keys_with_the_same_text_do_not_collide(tmp_path):
     one, two = torch.zeros(1), torch.ones(1)
     before = state(extra={"a": {"b": one}, "a/b": two, 1: two, "1": one})

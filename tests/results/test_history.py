@@ -1,10 +1,13 @@
 """Values computed from the history of a run."""
 
+import itertools
+
 import pytest
 
 from fedsweep.results.history import (
     SIMULATED,
     RoundRecord,
+    averaged_rounds,
     is_loss,
     mean_of_last,
     on_test,
@@ -32,6 +35,14 @@ def test_the_simulated_time_of_a_run_is_the_sum_over_its_rounds():
     rounds = [RoundRecord(round, {SIMULATED: float(round)} if round else {}, 0.0) for round in range(4)]
     assert over_the_run(rounds, SIMULATED) == 6
     assert over_the_run(rounds[:1], SIMULATED) is over_the_run([], SIMULATED) is None
+
+
+def test_the_averaged_rounds_are_evaluated_ones_and_the_last():
+    for round, rounds, every in itertools.product(range(1, 9), range(2, 6), range(1, 5)):
+        found = averaged_rounds(round, rounds, every)
+        expected = [one for one in range(1, round + 1) if one > round - rounds and (one % every == 0 or one == round)]
+        assert found == expected
+    assert averaged_rounds(0, 3) == [0]
 
 
 def test_the_mean_over_the_last_rounds_counts_evaluated_rounds_and_validation_images():

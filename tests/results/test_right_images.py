@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.results import Outcome, TrialPlan, TrialStore
 from fedsweep.results.folders import read_right
 from fedsweep.results.records import RIGHT
-from fedsweep.results.right_images import RightImages, numbered
+from fedsweep.results.right_images import RightImages, numbered, packed_bits
 
 PARTS = st.lists(
     st.tuples(st.lists(st.booleans(), max_size=20), st.none() | st.lists(st.integers(0, 2**40), min_size=20)),
@@ -47,6 +48,30 @@ def test_the_file_returns_the_bits_and_the_partition_into_groups(
     assert found.group_numbers.tolist() == [first.setdefault(label, len(first)) for label in labels]
 
 
+@given(st.integers(1, 40), st.integers(0, 5), st.randoms(use_true_random=False))
+def test_the_shares_are_the_means_over_the_rounds(images: int, earlier: int, random: Any) -> None:
+    rounds = np.array([[random.random() < 0.5 for _ in range(images)] for _ in range(earlier + 1)])
+    half = images // 2
+    parts = [{"a": one[:half], "b": one[half:]} for one in rounds]
+    packed = [packed_bits(one.values()) for one in parts[:-1]]
+    kept = RightImages.of_domains("d", parts[-1], (), [None, None], packed)
+    found = RightImages.model_validate_json(kept.content())
+    found.check("file")
+    assert found == kept
+    assert found.earlier is not None
+    assert len(found.earlier) == earlier
+    assert found.shares_of_rounds().tolist() == rounds.mean(axis=0).tolist()
+    assert np.concatenate([found.of_domain(0), found.of_domain(1)]).tolist() == rounds[-1].tolist()
+
+
+def test_a_file_without_earlier_rounds_is_as_before() -> None:
+    whole = record([([True, False, True], None)])
+    assert whole.earlier is None
+    assert set(json.loads(whole.content())) == {"data", "domains", "right", "groups"}
+    assert RightImages.model_validate_json(whole.content()) == whole
+    assert whole.shares_of_rounds().tolist() == [1, 0, 1]
+
+
 def test_the_number_of_a_group_does_not_depend_on_its_name() -> None:
     assert numbered([np.array([7, 3, 7]), None, np.array([3, 9])], [3, 2, 2]).tolist() == [0, 1, 0, 2, 3, 1, 4]
 
@@ -58,10 +83,23 @@ def test_the_file_is_short() -> None:
     assert len(RightImages.of_domains("0" * 64, digits, (), [scans] * 6).content()) < 2_000
     many = {f"domain {place}": rng.random(176_000 // 6) < 0.7 for place in range(6)}
     assert len(RightImages.of_domains("0" * 64, many, (), [None] * 6).content()) < 32_000
+    last = np.concatenate(list(digits.values()))
+    changed = [np.packbits(last ^ (rng.random(len(last)) < 0.03)) for _ in range(5)]  # of six rounds
+    assert len(RightImages.of_domains("0" * 64, digits, (), [scans] * 6, changed).content()) < 4_000
 
 
 @pytest.mark.parametrize(
-    "change", [{"right": "AAAA"}, {"right": "?"}, {"groups": "eJwDAAAAAAE="}, {"groups": "!"}, {"groups": "AAAA"}]
+    "change",
+    [
+        {"right": "AAAA"},
+        {"right": "?"},
+        {"groups": "eJwDAAAAAAE="},
+        {"groups": "!"},
+        {"groups": "AAAA"},
+        {"earlier": ["eJwDAAAAAAE="]},
+        {"earlier": ["!"]},
+        {"earlier": ["AAAA"]},
+    ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, change: dict[str, str]) -> None:
     whole = record([([True] * 9, None)])
