@@ -335,13 +335,9 @@ def test_without_an_interval_over_seeds_the_report_does_not_speak_of_other_image
 def test_equal_differences_on_a_domain_have_no_interval(tmp_path: Path, manifest: Any) -> None:
     """The arm predicts one image of photo more on every seed, but the accuracies and their rounding vary."""
     sweep, rng = Sweep(tmp_path, np.tile(np.arange(39), 2)), np.random.default_rng(0)
-    for seed in range(3):
-        right = rng.random(78) < 0.5
-        right[0] = False
-        sweep.add(8, seed, right)
-        other = right.copy()
-        other[0], other[39:] = True, rng.random(39) < 0.5
-        sweep.add(4, seed, other)
+    for seed, known in enumerate((3, 12, 30)):
+        for rank, more in ((8, 0), (4, 1)):
+            sweep.add(rank, seed, np.concatenate([np.arange(39) < known + more, rng.random(39) < 0.5]))
     section = next(one for one in tabulate(manifest, sweep).sections if one.title == BY_DOMAIN)
     photo, sketch = section.rows
     assert photo[3:] == ["+2.56", "-", "-"]
