@@ -21,6 +21,7 @@ from fedsweep.cli.tune import space_changes
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find, find_either
+from fedsweep.common.randomness import STREAMS
 from fedsweep.common.yaml_values import parse_overrides, read_yaml
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.plan import Options
@@ -254,6 +255,15 @@ def test_every_metric_is_documented():
     names |= {name for name in asked if name.startswith(("drift/", "structural_bias/"))}
     assert len(names) == 18 + 7
     assert [name for name in sorted(names) if f"| `{name}` |" not in text] == []
+
+
+def test_the_table_of_random_streams_is_that_of_the_code():
+    text, groups = (ROOT / "docs" / "concepts" / "reproducibility.md").read_text(), dict[str, set[str]]()
+    for group, purposes in re.findall(r"^\| ?(?:`(\w+)` )?\| (`[^|]+`) \|", text, re.MULTILINE):
+        name = group or [*groups][-1]
+        groups.setdefault(name, set()).update(re.findall("`([^`]+)`", purposes))
+    assert groups == {name: {*group.purposes} for name, group in STREAMS.items()}
+    assert [*groups] == [*STREAMS]
 
 
 def test_every_column_is_documented():

@@ -83,5 +83,7 @@ def test_a_partial_seed_knows_all_streams_of_a_run():
     used = {one for text in code for one in re.findall(rf'(?:stream|derived_seed)\({seeds}, "([^"]+)"', text)}
     used -= {"diffusers"}  # has a seed of its own
     assert {"batches", "jacobian", "surrogate", "gate", "dirichlet"} <= used <= {purpose for _, purpose in PURPOSES}
+    for _, purpose in PURPOSES:
+        assert any(f'"{purpose}"' in text for text in code), purpose
     with pytest.raises(ValueError, match="`weather` belongs to no group"):
         stream(PartialSeed(1, ["batches"]), "weather")
