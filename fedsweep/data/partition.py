@@ -121,6 +121,16 @@ class Partition(Config, ABC):
         return Split(tuple(clients), proxy)
 
     @property
+    def draws(self) -> bool:
+        """True if the split depends on the seed, because images are dealt or held out at random."""
+        return self.deals or any((self.proxy_share, self.test_share, self.validation_share))
+
+    @property
+    def deals(self) -> bool:
+        """True if `cut` divides images at random; false if a single client gets all images of a source."""
+        return False
+
+    @property
     def takes_synthetic(self) -> bool:
         """True if the clients also train on the server's synthetic images."""
         return False
@@ -183,6 +193,11 @@ class FeatureLabelSkew(Partition):
     alpha: Alpha = 0.5
     min_size: MinSize = 10
 
+    @property
+    def deals(self) -> bool:
+        """True if several clients share the images of a domain."""
+        return self.clients_per_domain > 1
+
     def ids(self, source: str) -> list[ClientId]:
         """Return the ids of the clients in the domain `source`, in the form `<domain>/<number>`."""
         return numbered(f"{source}/", self.clients_per_domain)
@@ -203,6 +218,11 @@ class Pooled(Partition, ABC):
     pools: ClassVar = True
 
     clients: int = Field(10, gt=0, le=MOST_CLIENTS, description="N, the number of clients")
+
+    @property
+    def deals(self) -> bool:
+        """True if there are several clients."""
+        return self.clients > 1
 
     def ids(self, source: str) -> list[ClientId]:
         """Return the ids of all clients, in the form `client-<number>`."""

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from fedsweep.common.randomness import STREAMS, StreamName
+
 
 def check_shared_model(config: Any) -> None:
     """Raise ValueError if a method without a shared model is combined with options that need one."""
@@ -46,3 +48,41 @@ def check_backbone(config: Any) -> None:
         )
     if config.lora.patch_embed and backbone.has_text:
         raise ValueError(f"`lora.patch_embed` must be false for `backbone` {backbone.name}, but it is true")
+
+
+def check_streams(config: Any) -> None:
+    """Raise ValueError if `seed_streams` names only random streams from which the run draws nothing."""
+    if config.seed_streams == "all" or not (reasons := undrawn(config)).keys() >= {*config.seed_streams}:
+        return
+    drawn = ", ".join(name for name in STREAMS if name not in reasons)
+    named = "; ".join(f"{name} ({reasons[name]})" for name in config.seed_streams)
+    raise ValueError(
+        f"`seed_streams` must name at least one of the random streams from which the run draws, {drawn}, "
+        f"but it names only {named}"
+    )
+
+
+def undrawn(config: Any) -> dict[StreamName, str]:
+    """Return the random streams from which a run draws nothing, each with the reason in words.
+
+    A run with any other seed for these streams is the same run. The streams `batches` and `initial` count as drawn.
+    """
+    federation, evaluation, clients = config.federation, config.evaluation, config.client_domains()
+    depths_drawn = federation.depths == "dynamic" and len(config.depths()) > 1
+    ranks_drawn = federation.ranks == "dynamic" and len(config.ranks()) > 1
+    all_take_part = len(config.first_cohort([*clients])) == len(clients)
+    name, method = config.partition.name, config.method.name
+    found: dict[StreamName, str] = {}
+    if not config.partition.draws and not federation.malicious_share:
+        found["partition"] = f"`partition` {name} divides and holds out no images at random, and no client is malicious"
+    if all_take_part and not depths_drawn and not ranks_drawn:
+        found["cohort"] = "all clients take part in every round, and their depths and ranks are fixed"
+    if not config.method.draws_blocks(config.depths(), config.backbone.depth):
+        found["allocation"] = f"`method` {method} does not draw the blocks of clients of these depths"
+    if not config.trains_on_synthetic:
+        found["synthetic"] = "the run trains on no synthetic images"
+    if evaluation.images_per_domain is None and evaluation.tsne_classes is None and not evaluation.metrics:
+        found["evaluation"] = (
+            "`evaluation.images_per_domain`, `evaluation.tsne_classes` and `evaluation.metrics` are not set"
+        )
+    return found

@@ -16,7 +16,7 @@ from fedsweep.federation.devices import DeviceProfile, Devices, devices_of
 from fedsweep.federation.extended import AnyAggregationConfig, AnyEvaluationConfig, check_rule
 from fedsweep.federation.federation_config import FederationConfig
 from fedsweep.federation.rounds import ROUND_METRICS
-from fedsweep.federation.run_checks import check_backbone, check_shared_model
+from fedsweep.federation.run_checks import check_backbone, check_shared_model, check_streams
 from fedsweep.methods import MethodConfig
 from fedsweep.methods.capabilities import OwnMetrics, SeparateModels, StandIns
 from fedsweep.models import BackboneConfig, LoraConfig
@@ -79,21 +79,9 @@ class RunConfig(Config):
             raise ValueError(f"`seed_streams` must be distinct, but they are {', '.join(streams)}")
         return "all" if len(streams) == len(STREAMS) else tuple(name for name in STREAMS if name in streams)
 
-    def _streams_fit(self) -> None:
-        unused: set[StreamName] = set() if self.trains_on_synthetic else {"synthetic"}
-        drawn = "dynamic" in (self.federation.depths, self.federation.ranks)
-        if self.federation.clients_per_round is None and not drawn:
-            unused.add("cohort")
-        if self.seed_streams != "all" and unused >= {*self.seed_streams}:
-            raise ValueError(
-                "`seed_streams` must name a random stream that the run uses, but it uses none of "
-                f"{', '.join(self.seed_streams)}"
-            )
-
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         layers, size = self.backbone.depth, self.federation.clients_per_round
-        self._streams_fit()
         if self.data.size != self.backbone.image_size:
             raise ValueError(
                 f"`backbone` {self.backbone.name} needs images that are {self.backbone.image_size} pixels wide, "
@@ -150,6 +138,7 @@ class RunConfig(Config):
             check_shared_model(self)
         smallest = self.first_cohort(sorted(capacities, key=lambda client: capacities[client]))
         self.method.check([capacities[client] for client in smallest], layers, self.aggregation)
+        check_streams(self)
         return self
 
     def _last_rounds_fit(self) -> None:

@@ -12,7 +12,7 @@ Here r_j^i is the adapter of block j from client i, and |D_i| is the client's nu
 holds block j, and 0 otherwise. If no client holds block j, r_j keeps its previous value.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import numpy as np
@@ -49,6 +49,10 @@ class FedRA(FederatedMethod, UnequalRanks):
                 f"`method.missing_layers` ensure_cover needs depths that sum to at least {num_layers} in every cohort, "
                 f"but {list(capacities)} sum to {sum(capacities)}"
             )
+
+    def draws_blocks(self, depths: Collection[int], num_layers: int) -> bool:
+        """Return whether a client can have fewer blocks than the backbone; a client of full depth holds all blocks."""
+        return min(depths) < num_layers
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Draw the blocks of each client at random (Section 3.5, step 1).

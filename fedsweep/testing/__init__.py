@@ -9,7 +9,7 @@ The module `cases` contains the hyperparameters of the test cases, and `fixtures
 """
 
 KINDS = {
-    "method": (("test_methods", "test_ranks"), "a method, as in YAML files"),
+    "method": (("test_methods", "test_allocations", "test_ranks"), "a method, as in YAML files"),
     "data": (("test_data",), "a data source, as in `data.name`"),
     "aggregation": (("test_aggregation",), "an aggregation rule, as in `aggregation.rule`"),
     "metric": (("test_metrics",), "a metric, as in `evaluation.metrics`"),

@@ -240,26 +240,6 @@ def test_every_update_contains_only_tensors_that_its_client_trains(first_round: 
             assert tensor.shape == start.state.adapter[name].shape
 
 
-def test_an_allocation_has_as_many_blocks_as_the_client_can_hold(
-    federation: NewFederation, chosen: dict[str, Json]
-) -> None:
-    depths = [12, 5, 2]
-    federated = federation({**chosen, "federation.depths": depths})
-    state = federated.initial_state()
-    counts: set[tuple[int, ...]] = set()
-    for round in range(1, 21):
-        rng = stream(0, "allocation", round)
-        rows = federated.method.allocate(state, federated.clients, federated.server, rng)
-        counts.add(tuple(len(rows[client.id].held) for client in federated.clients))
-        for row in rows.values():
-            assert list(row.held) == sorted(set(row.held))
-            assert set(row.trained) <= set(row.held) <= set(range(12))
-    (found,) = counts  # the number is the same in all rounds
-    assert found == tuple(depths) or len(set(found)) == 1
-    if type(federated.method).allocate is FederatedMethod.allocate:
-        assert set(found) == {len(state.layers)}
-
-
 def test_model_states_and_updates_share_no_memory(first_round: FirstRound) -> None:
     small, start, updates = first_round
     after = small.method.aggregate(start.state, updates, small.server)

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 METHOD = '''"""Every other block: a throw-away method."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import numpy as np
@@ -40,6 +40,10 @@ class EveryOther(FederatedMethod):
         """Draw the lowest block."""
         row = LayerAllocation.of(state.layers[int(rng.integers(self.step)) :: self.step])
         return {client.id: row for client in cohort}
+
+    def draws_blocks(self, depths: Collection[int], num_layers: int) -> bool:
+        """Return whether there are several blocks to draw from."""
+        return self.step > 1
 '''
 IMPORT, LISTED = "from fedsweep.methods.fedclip import FedCLIP\n", "    | ZeroShot\n"
 

@@ -3,14 +3,18 @@
 import pytest
 
 from fedsweep.common.config import flat
-from fedsweep.common.randomness import stream
+from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import STREAMS, StreamName, stream
 from fedsweep.federation.build_and_run import build, run, run_resumably, split
 from fedsweep.federation.derived_values import derived_values
 from fedsweep.federation.rounds import federate
+from fedsweep.federation.run_checks import undrawn
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.checkpoint import Checkpoint, load, load_history, save
 from fedsweep.results.unnamed_changes import COHORT_SHARE, DERIVED, IMAGES, SCALING, STEPS, TRAINED_SHARE
 from fedsweep.testing.compare import identical, identical_rounds
+from fedsweep.training.attacks import malicious_clients
+from fedsweep.training.local_training import batches
 from fedsweep.types import RoundResult
 
 pytestmark = pytest.mark.usefixtures("federation")
@@ -116,6 +120,11 @@ def test_a_stopped_run_continues_with_identical_results(short, tmp_path, stop):
 
 POOLED = {"name": "iid", "clients": 4}
 PAIRS = {"name": "feature_label_skew", "clients_per_domain": 2}
+SYNTHETIC = {
+    "partition": {"name": "centralized", "with_synthetic": True, "proxy_share": 0.1},
+    "federation.depths": [6],
+    "synthetic": {"name": "surrogate", "share": 0.05},
+}
 
 
 @pytest.mark.parametrize(
@@ -153,28 +162,91 @@ def test_only_a_backbone_with_random_weights_is_called_untrained(tiny):
     )
 
 
-def drawn(config: RunConfig) -> dict[str, list[object]]:
-    """Return values that are drawn from four groups of random streams, in a form that can be compared."""
+def drawn(config: RunConfig) -> dict[StreamName, list[object]]:
+    """Return values that are drawn from each group of random streams, in a form that can be compared."""
     built = build(config)
     rngs = [stream(built.seed, "allocation", round) for round in range(1, 5)]
-    state = built.initial_state()
+    state, malicious = built.initial_state(), config.federation.malicious_share
+    split = [one.train.labels.tolist() for one in built.clients if not config.trains_on_synthetic]
+    cohorts = [built.cohort(round) for round in range(1, 9)]
+    attackers = sorted(malicious_clients(config.capacities(), malicious, config.streams))
+    orders = [stream(built.trainer.seed, "batches", 1, client.id) for client in built.clients]
     return {
-        "partition": [client.train.labels.tolist() for client in built.clients],
-        "cohort": [[client.id for client in built.cohort(round)] for round in range(1, 9)],
+        "partition": [*split, *(one.labels.tolist() for one in built.server.proxy.values()), attackers],
+        "cohort": [[(client.id, client.capacity, client.rank) for client in cohort] for cohort in cohorts],
         "allocation": [repr(built.method.allocate(state, built.clients, built.server, rng)) for rng in rngs],
+        "batches": [next(batches(99, 9, 1, rng)).tolist() for rng in orders],
         "initial": [tensor.tolist() for name, tensor in sorted(built.fresh.items())],
+        "synthetic": [one.images.tolist() for one in built.server.synthetic.values()],
+        "evaluation": [one.test.labels.tolist() for one in built.tested(1)[0]],
     }
 
 
 def test_a_seed_determines_only_the_streams_that_are_named(tiny):
     partition = {"name": "iid", "clients": 3}
     changes = {"partition": partition, "federation.clients_per_round": 1, "data.domains": ["plain"]}
-    config = tiny.override(changes, "test")
-    first = drawn(config)
-    for name in first:
+    config = tiny.override({**changes, "evaluation.images_per_domain": 9}, "test")
+    first, used = drawn(config), {*STREAMS} - {"synthetic"}
+    for name in used:
         other = drawn(config.override({"seed": 5, "seed_streams": [name]}, "test"))
         assert {one for one in first if other[one] != first[one]} == {name}
-    assert all(one != first[name] for name, one in drawn(config.override({"seed": 5}, "test")).items())
+    other = drawn(config.override({"seed": 5}, "test"))
+    assert {one for one in first if other[one] != first[one]} == used
+
+
+def test_the_seed_of_synthetic_images_changes_nothing_else(tiny):
+    config = tiny.override(SYNTHETIC, "test")
+    first, other = drawn(config), drawn(config.override({"seed": 5, "seed_streams": ["synthetic"]}, "test"))
+    assert {one for one in first if other[one] != first[one]} == {"synthetic"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "unused"),
+    [
+        ({}, "partition cohort synthetic"),
+        ({"method": "all_small", "partition": {"name": "label_skew", "clients": 3}}, "cohort allocation synthetic"),
+        ({"federation.depths": [12], "partition": {"name": "iid", "clients": 1}}, "partition cohort allocation"),
+        ({"partition": {"name": "iid", "clients": 3}, "federation.clients_per_round": 3}, "cohort synthetic"),
+        ({"federation.clients_per_round": "one_per_domain"}, "partition cohort synthetic"),
+        ({"partition": PAIRS, "federation.clients_per_round": "one_per_domain"}, "synthetic"),
+        ({"partition": {**PAIRS, "clients_per_domain": 1}}, "partition cohort synthetic"),
+        ({"partition.proxy_share": 0.1, "federation.ranks": "dynamic"}, "synthetic"),
+        ({"federation.malicious_share": 0.4, "federation.depths": "dynamic"}, "synthetic"),
+        (
+            {"method": "depthfl", "evaluation.images_per_domain": None},
+            "partition cohort allocation synthetic evaluation",
+        ),
+        (SYNTHETIC, "cohort"),
+    ],
+)
+def test_the_unused_streams_are_those_from_which_nothing_is_drawn(tiny, changes, unused):
+    config = tiny.override({"federation.rounds": 3, **changes}, "test")
+    first, other = drawn(config), drawn(config.override({"seed": 5}, "test"))
+    without = {one for one in first if other[one] == first[one]}
+    assert undrawn(config).keys() == without
+    assert {*unused.split()} <= without
+
+
+@pytest.mark.parametrize("wanted", [{"tsne_classes": 2}, {"metrics": ["structural_bias"]}, {"images_per_domain": 9}])
+def test_the_stream_of_evaluations_is_used_by_several_options(tiny, wanted):
+    named = {"seed": 5, "seed_streams": ["evaluation"], "evaluation.images_per_domain": None}
+    changes = {f"evaluation.{name}": value for name, value in wanted.items()}
+    assert tiny.override({**named, **changes}, "test").seed_streams == ("evaluation",)
+    with pytest.raises(UserError, match=r"names only evaluation \(`evaluation.images_per_domain`, .* are not set\)"):
+        tiny.override(named, "test")
+
+
+def test_a_seed_of_unused_streams_alone_is_an_error_that_lists_the_used_streams(tiny):
+    named = {"seed": 5, "method": "all_small", "seed_streams": ["partition", "cohort", "allocation", "synthetic"]}
+    with pytest.raises(UserError) as raised:
+        tiny.override(named, "test")
+    assert str(raised.value).startswith(
+        "test: `seed_streams` must name at least one of the random streams from which the run draws, batches, initial, "
+        "evaluation, but it names only partition (`partition` feature_skew divides "
+    )
+    for reason in ("; cohort (all clients", "; allocation (`method` all_small does not", "; synthetic (the run trains"):
+        assert reason in str(raised.value)
+    assert tiny.override({**named, "seed_streams": ["partition", "batches"]}, "test")
 
 
 def test_cached_outputs_of_random_blocks_belong_to_their_initial_values(tiny):

@@ -1,6 +1,6 @@
 """FedRA with a proximal term on LoRA's factor A."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from numpy.random import Generator
@@ -23,6 +23,10 @@ class FedProxA(FederatedMethod):
 
     name: Literal["fedprox_a"] = "fedprox_a"
     mu: float = Field(0.1, ge=0, description="strength of the proximal term on LoRA's factors A")
+
+    def draws_blocks(self, depths: Collection[int], num_layers: int) -> bool:
+        """Return whether a client can have fewer blocks than the backbone; a client of full depth holds all blocks."""
+        return min(depths) < num_layers
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Draw the blocks of each client at random, as FedRA does."""

@@ -158,6 +158,10 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
                 adapter |= {each: part.clone() for each, part in zip(names[one], learned[one], strict=True)}
         return replace(state, adapter=adapter)
 
+    def draws_blocks(self, depths: Collection[int], num_layers: int) -> bool:
+        """Return whether the method that FedBRICK extends (option `over`) draws the clients' blocks."""
+        return self.over.draws_blocks(depths, num_layers)
+
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Return the allocations of the method that FedBRICK extends (option `over`).
 

@@ -95,11 +95,14 @@ def test_the_order_of_the_streams_does_not_matter(space):
     assert [trial.key for trial in every.grid()] == [trial.key for trial in plain.grid()]
 
 
-@pytest.mark.parametrize("vary", [["cohort"], ["synthetic", "cohort"]])
+@pytest.mark.parametrize("vary", [["cohort"], ["synthetic", "cohort"], ["partition"], ["evaluation", "partition"]])
 def test_a_stream_that_the_experiment_does_not_use_cannot_be_the_only_one(space, vary):
+    whole = {"evaluation.images_per_domain": None}
     with pytest.raises(UserError) as refused:
-        space({"list": [0, 1], "vary": vary})
-    assert "`seed_streams` must name a random stream that the run uses, but it uses none of" in str(refused.value)
+        space({"list": [0, 1], "vary": vary}, whole)
+    wanted = "`seed_streams` must name at least one of the random streams from which the run draws, "
+    assert f"{wanted}allocation, batches, initial, but it names only " in str(refused.value)
+    assert space({"list": [0, 1], "vary": [*vary, "batches"]}, whole).grid()
     assert space({"list": [0, 1], "vary": ["cohort"]}, {"federation.clients_per_round": 1}).grid()
 
 
