@@ -10,15 +10,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.files import write_atomically
 from fedsweep.results.history import History, RoundRecord, from_json, to_json
 from fedsweep.types import ServerState
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FIRST_BYTES = 256 * 1024
 """Size of the first request for a remote checkpoint. It usually covers the history, so no tensor is downloaded."""
@@ -34,8 +31,8 @@ class Checkpoint:
     round: int
     state: ServerState
     history: tuple[RoundRecord, ...]
-    right: Mapping[int, Tensor] = field(default_factory=dict)
-    """The packed bits (`packed_bits`) of the correctly predicted test images, uint8 (bytes,), keyed by round.
+    right: Mapping[int, Any] = field(default_factory=dict)
+    """The packed bits (`packed_bits`) of the correctly predicted test images, tensors uint8 (bytes,), keyed by round.
 
     The rounds are the completed ones among the last rounds of the run, if `evaluation.last_rounds` is set.
     """
