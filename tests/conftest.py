@@ -107,6 +107,8 @@ def clean_process(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(OUTSIDE)]:
             patch.delenv(name)
+        # By default, Ray gives its workers a low priority, so that they wait for all tests that run at the same time.
+        patch.setenv("RAY_worker_niceness", "0")
         patch.setenv("FEDSWEEP_CACHE", str(tmp_path_factory.mktemp("activations")))
         yield
     assert not only_quick(pytestconfig) or "torch" not in sys.modules, "a test of the quick tier imported torch"

@@ -89,8 +89,7 @@ def command(*words: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    # By default, Ray gives its workers a low priority, so that they wait for all tests that run at the same time.
-    return {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", **os.environ, "COLUMNS": "120"}
+    return {"RAY_AUTH_MODE": "disabled", **os.environ, "COLUMNS": "120"}
 
 
 def launch(
