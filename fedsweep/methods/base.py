@@ -85,6 +85,15 @@ class FederatedMethod(Config, ABC):
             aggregation: The settings for averaging the clients' updates.
         """
 
+    def draws_blocks(self, depths: Collection[int], num_layers: int) -> bool:
+        """Return whether `allocate` draws blocks at random, so that they depend on the seed; by default, it does not.
+
+        Args:
+            depths: All depths that a client can have.
+            num_layers: The number of blocks of the backbone.
+        """
+        return False
+
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """Add the method's own modules to the model, and choose the trainable weights.
 
@@ -109,15 +118,6 @@ class FederatedMethod(Config, ABC):
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Return the blocks that each client runs and trains in a round; by default, all blocks in `state.layers`."""
         return {client.id: LayerAllocation.of(state.layers) for client in cohort}
-
-    def draws_blocks(self, depths: Collection[int], num_layers: int) -> bool:
-        """Return whether `allocate` draws blocks at random, so that they depend on the seed; by default, it does not.
-
-        Args:
-            depths: All depths that a client can have.
-            num_layers: The number of blocks of the backbone.
-        """
-        return False
 
     def objective(self, round: int, rounds: int) -> Objective:
         """Return the loss that a client minimises in round `round` of `rounds`; by default, the cross-entropy."""

@@ -327,7 +327,10 @@ RANKS = "{grid: [1, 4, 8, 16]}"
          "{lora.rank: 16}`."),
         (("[0, 1, 2]", "[0, 0]"), ": `seeds` must be distinct and not negative, but they are [0, 0]."),
         (("[0, 1, 2]", "[a]"), ': `seeds.0` must be an integer, but it is "a".'),
-        (("[0, 1, 2]", "3"), ": `seeds` must be a list, but it is 3."),
+        (
+            ("[0, 1, 2]", "3"),
+            ": `seeds` must be a list, `{list: [0, 1, 2], ...}` or `{until: decided, ...}`, but it is 3.",
+        ),
         (("name: grid", "name: gird"),
          ": `search.name` must be one of grid, tpe, random, but it is `gird`; did you mean `grid`?"),
         (("{name: none}", "{name: hyperband}"),
