@@ -14,10 +14,10 @@ from fedsweep.report.sequential_tests import SequentialRule, repeated_interval
 from fedsweep.report.text_tables import SEEDS_AND_IMAGES, Section
 from fedsweep.report.units_and_labels import PERCENT, names, settings
 from fedsweep.results import SweepManifest
-from fedsweep.results.history import MEAN_ACCURACY
+from fedsweep.results.history import LAST_ROUNDS, MEAN_ACCURACY
 
-SHOWN_FOR = (MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, "accuracy/worst_domain")
-"""The objectives for which the differences are shown."""
+SHOWN_FOR = (MEAN_ACCURACY, LAST_ROUNDS, MEAN_OUT_OF_DOMAIN, "accuracy/worst_domain")
+"""The objectives for which the differences are shown, which are always those of the last round."""
 TITLE = "Differences from the baseline by domain"
 EXPLAINED = (
     "Differences of accuracies on the test images at the last round, in percentage points, as means over the pairs of "

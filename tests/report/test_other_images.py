@@ -551,6 +551,8 @@ def test_the_mean_over_the_last_rounds_has_the_interval_of_the_shares(
     assert low - 1e-12 <= least < most <= high + 1e-12
     section = next(one for one in table.sections if one.title.startswith("Comparisons"))
     assert COLUMN in section.head
+    (by_domain,) = (one for one in table.sections if one.title == BY_DOMAIN)
+    assert all(row[-1] != "-" for row in by_domain.rows)
     plain = AblationTable(made := manifest(metric="accuracy/mean"), summarise(made, sweep.records))
     of_last = plain.arms[0].comparison
     assert of_last is not None
