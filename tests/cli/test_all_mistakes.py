@@ -48,7 +48,7 @@ OF_FORM: dict[str, dict[str, Any]] = {
         "space": {"lora.rank": [2, 8]}
     },
     "`space.local.epochs.grd` is not an entry of a search space": {"space": {"local.epochs": {"grd": [1, 2]}}},
-    "`seeds` must be a list, but it is 3.": {"seeds": 3},
+    "`seeds` must be a list, `{list: [0, 1, 2], ...}` or `{until: decided, ...}`, but it is 3.": {"seeds": 3},
     "`baselin` is not an entry of a search space; did you mean `baseline`": {"baselin": {"optimizer.momentum": 0.9}},
     "`objective.mode` must be 'max' or 'min', but it is \"maximal\".": {"objective": {"mode": "maximal"}},
     "`resources` must be a mapping of names to values, but it is 1.": {"resources": 1},
