@@ -43,7 +43,9 @@ CHANGES: dict[str, Json] = {
 PAGE = """# Which random streams move an arm, and which move a difference
 
 `python -m benchmarks.streams --seeds {seeds} --rounds {rounds} --ranks {ranks}` writes this page. The experiment is
-`fedra_digits` with the changes {changes}.
+`fedra_digits` with these changes:
+
+{changes}
 
 A score is the accuracy in percent, averaged over the last half of the rounds. `sd` is its standard deviation over seeds
 that determine all five streams, estimated from the sum of all components of the variance. `alone` is the share of the
@@ -90,7 +92,7 @@ def main() -> None:
         seeds=given.seeds,
         rounds=given.rounds,
         ranks=" ".join(map(str, given.ranks)),
-        changes=", ".join(f"`{name}={value}`" for name, value in CHANGES.items()),
+        changes="\n".join(f"- `{name}={value}`" for name, value in CHANGES.items()),
         table=table,
     )
     print(page, end="")
