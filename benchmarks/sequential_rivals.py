@@ -172,9 +172,9 @@ def adastop(
     arms = trials.shape[1]
     conclusions = np.zeros((len(trials), arms - 1), np.int64)
     seeds = np.full(conclusions.shape, AT_MOST)
+    pairs = np.empty(arms - 1, object)  # of tuples: AdaStop names pairs by `str`, which is slow for arrays
+    pairs[:] = [(0, arm) for arm in range(1, arms)]
     for sweep, results in enumerate(trials):
-        pairs = np.empty(arms - 1, object)  # of tuples: AdaStop names pairs by `str`, which is slow for arrays
-        pairs[:] = [(0, arm) for arm in range(1, arms)]
         test = compare(n=group, K=AT_MOST // group, B=permutations, alpha=level, comparisons=pairs, seed=seed + sweep)
         for look in range(group, AT_MOST + 1, group):
             test.partial_compare({str(arm): results[arm, :look] for arm in range(arms)}, verbose=False)

@@ -24,7 +24,7 @@ from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
 from fedsweep.common.rules import domains_fit, known_domains_fit, one_scale, sets_ranks, sizes_given
 from fedsweep.common.yaml_values import Json, read_yaml
-from fedsweep.results.history import LAST_ROUNDS, LAST_ROUNDS_LOSS, SIMULATED, TESTED
+from fedsweep.results.history import LAST_ROUNDS, LAST_ROUNDS_LOSS, SIMULATED, TEST_LOSS, TESTED, on_validation
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
@@ -139,14 +139,14 @@ def metrics(config: RunConfig) -> list[str] | None:
     trained = [f"accuracy/domain/{name}" for name in data.domains if name not in data.held_out_domains]
     untrained = [f"accuracy/out_of_domain/{name}" for name in data.held_out_domains]
     held_out = ["accuracy/out_of_domain_mean", *untrained] if untrained else []
-    averages = [LAST_ROUNDS, LAST_ROUNDS_LOSS] if config.evaluation.last_rounds is not None else []
-    means = ("accuracy/mean", "accuracy/worst_domain", "accuracy/domain_spread", *averages[:1])
-    tested = (*means, *trained, "loss", *averages[1:])
-    validated = [f"validation/{name}" for name in tested if data.validation_fraction]
+    averaged = config.evaluation.last_rounds is not None
+    means = ("accuracy/mean", "accuracy/worst_domain", "accuracy/domain_spread", *[LAST_ROUNDS] * averaged)
+    losses = (TEST_LOSS, *[LAST_ROUNDS_LOSS] * averaged)
+    validated = filter(None, map(on_validation, (*means, *trained, *losses)) if data.validation_fraction else ())
     absent = () if sets_ranks(config.federation) else stored["metrics_of_ranks"]
     simulated = [] if config.devices == "none" else [SIMULATED]
     always = ["loss/train", *(name for name in stored["metrics"] if name not in absent), *simulated]
-    return [*means, *trained, *held_out, "loss/test", *averages[1:], TESTED, *validated, *always]
+    return [*means, *trained, *held_out, *losses, TESTED, *validated, *always]
 
 
 @contextmanager

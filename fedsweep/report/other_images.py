@@ -107,32 +107,12 @@ def why_no_images(metric: str, arms: Sequence[ArmStatistics]) -> str | None:
     if any(one.comparison.images for one in compared if one.comparison is not None):
         return None
     by_key = {one.key: one.arm.finished(metric) for one in arms}
-    reasons = (
-        _why(metric, [by_key[key][seed] for seed in one.comparison.seeds for key in (one.key, one.counterpart)])
+    found = (
+        _recorded(metric, [by_key[key][seed] for seed in one.comparison.seeds for key in (one.key, one.counterpart)])
         for one in compared
         if one.comparison is not None and one.counterpart is not None
     )
-    return next((reason for reason in reasons if reason is not None), None)
-
-
-def _why(metric: str, trials: Sequence[TrialRecord]) -> str | None:
-    """Return the reason why compared trials have no interval over seeds and images, or None if it is not known."""
-    for start, reason in REASONS.items():
-        if metric.startswith(start):
-            return reason
-    if metric not in MEANS and not metric.startswith(tuple(SINGLE)):
-        return None
-    files = [trial.right for trial in trials if trial.right is not None]
-    if len(files) < len(trials):
-        return "not every trial has a record of its correctly predicted images"
-    known = [_read(path, path.stat().st_mtime_ns) for path in files]
-    if len({(one.data, one.domains, one.groups) for one in known}) > 1:
-        return "the trials were tested on different images"
-    places = _domains(metric, known[0]) or range(len(known[0].domains))
-    if not _groups(known[0], places).any():
-        return "all test images belong to one group"
-    part = "earlier rounds tested only some images (`evaluation.images_per_domain`), or kept no predictions"
-    return part if metric == LAST_ROUNDS and any(one.earlier is None for one in known) else None
+    return next((reason for reason in found if isinstance(reason, str)), None)
 
 
 def _with_images(found: Comparison, over_images: Crossed | None) -> Comparison:
@@ -158,23 +138,48 @@ def of_trials(metric: str, seeds: Sequence[int], arm: Finished, baseline: Finish
     predicted images (of all averaged rounds), if the trials were tested on different images, or if no interval can be
     computed.
     """
-    paths = [side[seed].right for seed in seeds for side in (arm, baseline)]
-    known = [_read(path, path.stat().st_mtime_ns) for path in paths if path is not None]
-    if len(known) < len(paths) or not known or not (places := _domains(metric, known[0])):
+    found = _recorded(metric, [side[seed] for seed in seeds for side in (arm, baseline)])
+    if found is None or isinstance(found, str):
         return None
-    first = known[0]
-    groups = _groups(first, places)
-    for one in known[1:]:
-        if (one.data, one.domains) != (first.data, first.domains):
-            return None
-        if one.groups != first.groups and not np.array_equal(_groups(one, places), groups):
-            return None
-    if metric == LAST_ROUNDS and any(one.earlier is None for one in known):
-        return None
+    known, places, groups = found
     counts = _share_of_rounds if metric == LAST_ROUNDS else _of_last_round
     pairs = zip(known[::2], known[1::2], strict=True)
     differences = np.stack([counts(one, places) - counts(other, places) for one, other in pairs])
-    return crossed(differences, [first.domains[place].images for place in places], groups)
+    return crossed(differences, [known[0].domains[place].images for place in places], groups)
+
+
+def _recorded(
+    metric: str, trials: Sequence[TrialRecord]
+) -> tuple[list[RightImages], list[int], np.ndarray] | str | None:
+    """Return what compared trials recorded of the same images.
+
+    Returns:
+        The files of the trials, the positions of the domains that `metric` averages, and the group of each image of
+        these domains. Otherwise, the reason why there is no interval over seeds and images, as a clause, or None if
+        `metric` depends on none of these domains.
+    """
+    for start, reason in REASONS.items():
+        if metric.startswith(start):
+            return reason
+    if metric not in MEANS and not metric.startswith(tuple(SINGLE)):
+        return None
+    files = [trial.right for trial in trials if trial.right is not None]
+    if not files or len(files) < len(trials):
+        return "not every trial has a record of its correctly predicted images"
+    first, *others = known = [_read(path, path.stat().st_mtime_ns) for path in files]
+    if not (places := _domains(metric, first)):
+        return None
+    groups = _groups(first, places)
+    for one in others:
+        if (one.data, one.domains) != (first.data, first.domains) or (
+            one.groups != first.groups and not np.array_equal(_groups(one, places), groups)
+        ):
+            return "the trials were tested on different images"
+    if not groups.any():
+        return "all test images belong to one group"
+    if metric == LAST_ROUNDS and any(one.earlier is None for one in known):
+        return "earlier rounds tested only some images (`evaluation.images_per_domain`), or kept no predictions"
+    return known, places, groups
 
 
 def crossed(differences: np.ndarray, sizes: Sequence[int], groups: np.ndarray) -> Crossed | None:
