@@ -13,7 +13,11 @@ The true difference is the expected difference over all seeds and images. The in
 - Satterthwaite: the same variance, with Satterthwaite's degrees of freedom
 - pigeonhole: percentiles of a bootstrap that resamples seeds and groups (Owen, 2007), up to 100 images
 
-A second simulation adds seeds until the comparison is decided (`judge`), with 4 to 20 seeds and a smallest effect of
+A second simulation averages the accuracy over four rounds, of which the earlier three test a third of the images of
+each domain, another third for each seed, as with `evaluation.images_per_domain`. Rounds differ by a normal effect on
+the logits of an arm; apart from that, an image that is predicted correctly in one round is in the others, too.
+
+A third simulation adds seeds until the comparison is decided (`judge`), with 4 to 20 seeds and a smallest effect of
 one point. It checks the repeated interval over seeds, and the same interval widened for other images, at the seed at
 which the comparison ended.
 """
@@ -37,6 +41,7 @@ from fedsweep.report.intervals_and_power import Interval, half_width, t_interval
 from fedsweep.report.other_images import crossed
 from fedsweep.report.sequential_tests import SequentialRule, judge
 from fedsweep.report.text_tables import markdown_table
+from fedsweep.results.right_images import RightImages, packed_bits
 
 SEEDS, IMAGES = (3, 5, 10), (100, 1_000, 10_000)
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
@@ -44,6 +49,9 @@ RESAMPLES = 400
 MOST_RESAMPLED = 100  # images; with more images, the bootstrap would take most of the time
 RULE = SequentialRule(first_look=4, at_most=20, smallest_effect=0.01)
 INTERVALS = ("seeds", "seeds and images", "Satterthwaite", "pigeonhole")
+ROUNDS, SAMPLE, OF_ROUND = 4, 3, 0.15
+"""The averaged rounds, the denominator of the share of the images that the earlier ones test, and the standard
+deviation of the effect of a round on the logits of an arm."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +84,12 @@ class Population:
         """Return the mean logit of each domain, relative to their mean."""
         return np.linspace(-1, 1, self.domains) if self.domains > 1 else np.zeros(1)
 
-    def difference(self) -> float:
-        """Return the true difference: the mean over domains of the expected difference over seeds and images."""
-        spread = np.sqrt(self.difficulty**2 + self.own**2 + self.shared**2 + self.of_arm**2)
+    def difference(self, of_round: float = 0.0) -> float:
+        """Return the true difference: the mean over domains of the expected difference over seeds and images.
+
+        `of_round` is the standard deviation of the effect of a round on the logits of an arm.
+        """
+        spread = np.sqrt(self.difficulty**2 + self.own**2 + self.shared**2 + self.of_arm**2 + of_round**2)
         logits = self.start + self.offsets()[:, None] + spread * NODES
         apart = expit(logits + self.better) - expit(logits)
         return float((apart @ WEIGHTS / WEIGHTS.sum()).mean())
@@ -94,6 +105,21 @@ class Population:
             drawn = rng.random((*logits.shape, self.copies), np.float32)
             right.append((drawn < expit(logits)[..., None]).astype(np.int8))
         return right[1] - right[0]
+
+    def draw_rounds(self, rng: np.random.Generator, seeds: int, groups: int) -> np.ndarray:
+        """Return whether the arms predict the images correctly, bool (arms, seeds, rounds, images).
+
+        The images of a domain follow each other. In each domain, the groups are in the same order.
+        """
+        common, shared = rng.normal(0, self.difficulty, groups), rng.normal(0, self.shared, seeds)
+        right: list[np.ndarray] = []
+        for more in (0.0, self.better):
+            of_group = self.start + more + common + rng.normal(0, self.own, groups)
+            of_seed = (shared + rng.normal(0, self.of_arm, seeds))[:, None] + rng.normal(0, OF_ROUND, (seeds, ROUNDS))
+            logits = of_seed[:, :, None, None] + self.offsets()[:, None] + of_group
+            drawn = rng.random((seeds, 1, self.domains, groups, self.copies), np.float32)
+            right.append((drawn < expit(logits)[..., None]).reshape(seeds, ROUNDS, -1))
+        return np.stack(right)
 
 
 POPULATIONS = (
@@ -163,16 +189,65 @@ def simulated(population: Population, seeds: int, images: int, repetitions: int)
         for name, found in intervals(population.draw(rng, seeds, groups), rng).items():
             covered[name] = covered.get(name, 0) + (found is not None and found[0] <= truth <= found[1])
             lengths.setdefault(name, []).append(0.0 if found is None else 100 * (found[1] - found[0]))
+    return _row(population, images, truth, covered, lengths) | {"seeds": seeds}
+
+
+def _row(
+    population: Population,
+    images: int,
+    truth: float,
+    covered: Mapping[str, int],
+    lengths: Mapping[str, Sequence[float]],
+) -> dict[str, Any]:
+    """Return the results of a simulation, given the number of covered truths and the lengths of each interval."""
+    repetitions = len(next(iter(lengths.values())))
     return {
         "population": population.name,
-        "seeds": seeds,
         "images": images,
-        "groups": groups,
+        "groups": population.groups(images),
         "difference": round(100 * truth, 3),
         "repetitions": repetitions,
         "coverage": {name: round(100 * count / repetitions, 1) for name, count in covered.items()},
         "length": {name: round(float(np.median(values)), 2) for name, values in lengths.items()},
     }
+
+
+def averaged(population: Population, seeds: int, images: int, repetitions: int) -> dict[str, Any]:
+    """Return the coverage and the length of the intervals for the mean over rounds, as `simulated` does."""
+    rng = np.random.default_rng([seeds, images, POPULATIONS.index(population), ROUNDS])
+    truth, groups = population.difference(OF_ROUND), population.groups(images)
+    size = groups * population.copies
+    numbers = np.tile(np.repeat(np.arange(groups), population.copies), population.domains)
+    covered = dict.fromkeys(INTERVALS[:2], 0)
+    lengths: dict[str, list[float]] = {name: [] for name in covered}
+    for _ in range(repetitions):
+        arms = population.draw_rounds(rng, seeds, groups)
+        tested = [[rng.permutation(size) < -(-size // SAMPLE) for _ in range(population.domains)] for _ in range(seeds)]
+        first, second = (
+            np.stack([_shares(right, chosen) for right, chosen in zip(arm, tested, strict=True)]) for arm in arms
+        )
+        over_images = crossed(second - first, [size] * population.domains, numbers)
+        found = {
+            "seeds": t_interval((second - first).mean(axis=1).tolist()),
+            "seeds and images": None if over_images is None else over_images.interval(),
+        }
+        for name, interval in found.items():
+            covered[name] += interval is not None and interval[0] <= truth <= interval[1]
+            lengths[name].append(0.0 if interval is None else 100 * (interval[1] - interval[0]))
+    return _row(population, images, truth, covered, lengths) | {"seeds": seeds}
+
+
+def _shares(right: np.ndarray, tested: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the shares of the rounds by image, as the file of a trial has them.
+
+    Args:
+        right: Whether each round predicts an image correctly, bool (rounds, images).
+        tested: For each domain, which images the rounds before the last test, bool (images of the domain,).
+    """
+    *before, last = right
+    parts = {str(place): bits for place, bits in enumerate(np.split(last, len(tested)))}
+    samples = [packed_bits([bits[np.concatenate(tested)]]) for bits in before]
+    return RightImages.of_domains("", parts, (), [None] * len(tested), samples, tested).shares_of_rounds()
 
 
 def until_decided(population: Population, images: int, repetitions: int) -> dict[str, Any]:
@@ -193,16 +268,9 @@ def until_decided(population: Population, images: int, repetitions: int) -> dict
             lengths[name].append(0.0 if found is None else 100 * (found[1] - found[0]))
         verdicts[verdict.verdict] += 1
         seeds.append(verdict.seeds)
-    return {
-        "population": population.name,
-        "images": images,
-        "groups": groups,
-        "difference": round(100 * truth, 3),
-        "repetitions": repetitions,
+    return _row(population, images, truth, covered, lengths) | {
         "seeds": round(float(np.mean(seeds)), 1),
         "verdicts": {name: round(100 * count / repetitions, 1) for name, count in sorted(verdicts.items())},
-        "coverage": {name: round(100 * count / repetitions, 1) for name, count in covered.items()},
-        "length": {name: round(float(np.median(values)), 2) for name, values in lengths.items()},
     }
 
 
@@ -216,15 +284,20 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return markdown_table(head, rows, [place == 0 for place in range(len(head))])
 
 
-def markdown(fixed: Sequence[Mapping[str, Any]], by_looks: Sequence[Mapping[str, Any]], repetitions: int) -> str:
-    """Return the results as a Markdown page."""
-    head = ["population", "seeds", "images", "groups", *INTERVALS, "length: seeds", "length: seeds and images"]
+def by_number(found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """Return the table of a simulation with fixed numbers of seeds; `names` are the intervals."""
+    head = ["population", "seeds", "images", "groups", *names, "length: seeds", "length: seeds and images"]
     rows = []
-    for one in fixed:
+    for one in found:
         coverage, length = one["coverage"], one["length"]
         cells = [str(one["population"]), *(f"{one[name]:,}" for name in ("seeds", "images", "groups"))]
-        cells += [f"{coverage[name]:.1f}" if name in coverage else "-" for name in INTERVALS]
+        cells += [f"{coverage[name]:.1f}" if name in coverage else "-" for name in names]
         rows.append([*cells, *(f"{length[name]:.2f}" for name in INTERVALS[:2])])
+    return table(head, rows)
+
+
+def markdown(found: Mapping[str, Sequence[Mapping[str, Any]]], repetitions: int) -> str:
+    """Return the results as a Markdown page."""
     lines = [
         "# Coverage of intervals over seeds and images",
         "",
@@ -238,7 +311,14 @@ def markdown(fixed: Sequence[Mapping[str, Any]], by_looks: Sequence[Mapping[str,
         "",
         "The report shows the intervals `seeds` and `seeds and images`.",
         "",
-        table(head, rows),
+        by_number(found["fixed"], INTERVALS),
+        "",
+        "## The mean over several rounds",
+        "",
+        f"The mean over {ROUNDS} rounds. The last one tests all images. The others test a third of the images of each",
+        "domain, another third for each seed.",
+        "",
+        by_number(found["averaged"], INTERVALS[:2]),
         "",
         "## Seeds until decided",
         "",
@@ -262,7 +342,7 @@ def markdown(fixed: Sequence[Mapping[str, Any]], by_looks: Sequence[Mapping[str,
         "length: seeds and images",
     ]
     rows = []
-    for one in by_looks:
+    for one in found["until_decided"]:
         ends, length = one["verdicts"], one["length"]
         cells = [str(one["population"]), f"{one['images']:,}", f"{one['groups']:,}", f"{one['difference']:+.2f}"]
         cells += [f"{one['seeds']:.1f}", f"{ends.get('higher', 0) + ends.get('lower', 0):.1f}"]
@@ -279,18 +359,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
     parser.add_argument("--images", type=int, nargs="*", default=IMAGES)
     asked = parser.parse_args()
-    fixed, by_looks = list[dict[str, Any]](), list[dict[str, Any]]()
+    found: dict[str, list[dict[str, Any]]] = {"fixed": [], "averaged": [], "until_decided": []}
     for population in POPULATIONS:
         for seeds, images in product(asked.seeds, asked.images):
-            fixed.append(simulated(population, seeds, images, asked.repetitions))
-            print(json.dumps(fixed[-1]), flush=True)
+            found["fixed"].append(simulated(population, seeds, images, asked.repetitions))
+            found["averaged"].append(averaged(population, seeds, images, asked.repetitions))
         for images in asked.images:
-            by_looks.append(until_decided(population, images, asked.repetitions))
-            print(json.dumps(by_looks[-1]), flush=True)
+            found["until_decided"].append(until_decided(population, images, asked.repetitions))
+        print(f"{len(found['until_decided'])} rows: {population.name}", flush=True)
     if asked.to:
-        found = {"fixed": fixed, "until_decided": by_looks}
         asked.to.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-        asked.to.with_suffix(".md").write_text(markdown(fixed, by_looks, asked.repetitions))
+        asked.to.with_suffix(".md").write_text(markdown(found, asked.repetitions))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from fedsweep.results.history import RoundRecord, averaged_rounds, over_last_rou
 from fedsweep.results.records import PLUGINS, RIGHT
 from fedsweep.results.right_images import RightImages, packed_bits
 from fedsweep.results.tsne_files import files
+from fedsweep.training.evaluation import stratified_test_images
 from fedsweep.training.local_training import CohortTrainer
 from fedsweep.training.tsne import draw
 from fedsweep.types import FederatedData, ImageSet, RoundListener, RoundResult
@@ -243,14 +244,11 @@ def run(config: RunConfig, device: Device = "cpu") -> Iterator[RoundResult]:
 def rounds_to_record(federation: Federation) -> list[int] | None:
     """Return the rounds that accuracy/last_rounds averages after the last round, but without the last round.
 
-    For each of these rounds, a run records which test images are predicted correctly. The result is None if the run
-    does not have the metric, or if the rounds before the last do not test all images.
+    For each of these rounds, a run records which of the tested images are predicted correctly. The result is None if
+    the run does not have the metric.
     """
     evaluation, config = federation.evaluation, federation.config
     if evaluation.last_rounds is None:
-        return None
-    largest = max(len(domain.test) for domain in (*federation.domains, *federation.held_out))
-    if evaluation.images_per_domain is not None and largest > evaluation.images_per_domain:
         return None
     return averaged_rounds(config.rounds, evaluation.last_rounds, config.evaluate_every)[:-1]
 
@@ -272,9 +270,19 @@ def last_files(federation: Federation, result: RoundResult, earlier: Mapping[int
         None if domain.test.groups is None else domain.test.groups.numpy()
         for domain in (*federation.domains, *federation.held_out)
     ]
-    of_images = RightImages.of_domains(federation.data_digest, right, held_out, groups, recorded)
+    tested = _tested_before_last(federation)
+    of_images = RightImages.of_domains(federation.data_digest, right, held_out, groups, recorded, tested)
     embedding = federation.embed(result.state)
     return {RIGHT: of_images.content(), **({} if embedding is None else files(embedding))}
+
+
+def _tested_before_last(federation: Federation) -> list[np.ndarray] | None:
+    """Return for each domain which test images the rounds before the last test, bool (n,); None if they test all."""
+    domains, count = (*federation.domains, *federation.held_out), federation.evaluation.images_per_domain
+    if count is None or max(len(domain.test) for domain in domains) <= count:
+        return None
+    places = [stratified_test_images(domain, count, federation.seed) for domain in domains]
+    return [np.isin(np.arange(len(one.test)), kept) for one, kept in zip(domains, places, strict=True)]
 
 
 def _on_cpu(right: Mapping[str, Tensor]) -> dict[str, np.ndarray]:

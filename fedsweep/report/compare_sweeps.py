@@ -5,7 +5,7 @@ Arms are compared seed by seed, over the seeds that have finished in both arms.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedsweep.common.config import flat
@@ -14,7 +14,7 @@ from fedsweep.report.arm_statistics import ArmStatistics, same_images, summarise
 from fedsweep.report.family_of_tests import family_size
 from fedsweep.report.formats import data_frame
 from fedsweep.report.holm_corrected_tests import Comparison, mirrored, paired_tests
-from fedsweep.report.other_images import with_images
+from fedsweep.report.other_images import why_no_images, with_images
 from fedsweep.report.sentences import about_comparison
 from fedsweep.report.text_tables import Section, cells, sequential_cells, texts
 from fedsweep.report.units_and_labels import Units
@@ -114,8 +114,8 @@ class Pairing:
             return cls((first, second), tuple(pairs), (planned,), declared=True)
         among = first.num_arms * (first.num_arms - 1) // 2 if same else first.num_arms * second.num_arms
         choices = 1 if by_arm else among
-        trials = [(b.arm.finished(one.metric), a.arm.finished(one.metric)) for a, b in pairs]
-        found = with_images(one.metric, paired_tests([(b.values, a.values) for a, b in pairs], choices), trials)
+        tested = paired_tests([(b.values, a.values) for a, b in pairs], choices)
+        found = with_images(one.metric, tested, _finished(one.metric, pairs))
         return cls((first, second), tuple(pairs), tuple(found), choices)
 
     @property
@@ -126,6 +126,7 @@ class Pairing:
     def section(self) -> Section:
         """Return a table of the comparisons, with one row per pair of arms."""
         units, images, until = self.units, any(one.images for one in self.comparisons), self._until
+        metric = self.sides[0].manifest.metric
         simultaneous = [one for one in self.comparisons if one.simultaneous] if self.declared else []
         more = images, bool(simultaneous)
         rows = [
@@ -152,6 +153,7 @@ class Pairing:
             choices=self.choices,
             until=until,
             images=images,
+            no_images=why_no_images(metric, self.comparisons, _finished(metric, self.pairs)),
             family=self._family,
             simultaneous=simultaneous,
         )
@@ -266,6 +268,13 @@ class Pairing:
     def _same_images(self, pair: tuple[ArmStatistics, ArmStatistics]) -> bool:
         digests = {trial.plan.digests.get("data") for one in pair for trial in one.arm.trials}
         return len(digests) == 1 and same_images(self.sides[0].manifest.metric, pair)
+
+
+def _finished(
+    metric: str, pairs: Sequence[tuple[ArmStatistics, ArmStatistics]]
+) -> list[tuple[Mapping[int, TrialRecord], Mapping[int, TrialRecord]]]:
+    """Return the finished trials of the arm of side B and of that of side A, by seed, for each pair of arms."""
+    return [(other.arm.finished(metric), one.arm.finished(metric)) for one, other in pairs]
 
 
 def _planned(manifest: SweepManifest, one: ArmStatistics, other: ArmStatistics) -> Comparison | None:

@@ -97,22 +97,26 @@ def with_images(
     ]
 
 
-def why_no_images(metric: str, arms: Sequence[ArmStatistics]) -> str | None:
-    """Return the reason why no comparison with the baseline has an interval over seeds and images, as a clause.
+def why_no_images(metric: str, found: Sequence[Comparison], trials: Sequence[tuple[Finished, Finished]]) -> str | None:
+    """Return the reason why no comparison has an interval over seeds and images, as a clause.
 
     If the comparisons have different reasons, return that of the first one. Return None if a comparison has such an
-    interval, if none has an interval over seeds, or if `metric` does not depend on images.
+    interval, if none has an interval over seeds, or if `metric` does not depend on images. The arguments are those of
+    `with_images`.
     """
-    compared = [one for one in arms if one.comparison is not None and one.comparison.interval is not None]
-    if any(one.comparison.images for one in compared if one.comparison is not None):
+    compared = [one for one in zip(found, trials, strict=True) if one[0].interval is not None]
+    if any(one.images for one, _ in compared):
         return None
+    recorded = (_recorded(metric, [side[seed] for seed in one.seeds for side in sides]) for one, sides in compared)
+    return next((reason for reason in recorded if isinstance(reason, str)), None)
+
+
+def why_no_images_with_baseline(metric: str, arms: Sequence[ArmStatistics]) -> str | None:
+    """Return the reason why no comparison with the baseline has an interval over seeds and images; see above."""
     by_key = {one.key: one.arm.finished(metric) for one in arms}
-    found = (
-        _recorded(metric, [by_key[key][seed] for seed in one.comparison.seeds for key in (one.key, one.counterpart)])
-        for one in compared
-        if one.comparison is not None and one.counterpart is not None
-    )
-    return next((reason for reason in found if isinstance(reason, str)), None)
+    compared = [one for one in arms if one.counterpart is not None and one.comparison is not None]
+    trials = [(by_key[one.key], by_key[one.counterpart or ""]) for one in compared]
+    return why_no_images(metric, [one.comparison for one in compared if one.comparison is not None], trials)
 
 
 def _with_images(found: Comparison, over_images: Crossed | None) -> Comparison:
@@ -178,7 +182,7 @@ def _recorded(
     if not groups.any():
         return "all test images belong to one group"
     if metric == LAST_ROUNDS and any(one.earlier is None for one in known):
-        return "earlier rounds tested only some images (`evaluation.images_per_domain`), or kept no predictions"
+        return "not every trial has a record of the predictions in the earlier averaged rounds"
     return known, places, groups
 
 

@@ -16,7 +16,7 @@ from fedsweep.report.arm_statistics import MEAN_OUT_OF_DOMAIN, ArmStatistics, pr
 from fedsweep.report.choice import arms_on_test, by_validation
 from fedsweep.report.family_of_tests import family_size
 from fedsweep.report.holm_corrected_tests import Comparison, least_exact, pairs_for_exact
-from fedsweep.report.other_images import why_no_images
+from fedsweep.report.other_images import why_no_images_with_baseline
 from fedsweep.report.units_and_labels import (
     IN_DOMAIN,
     NOTHING,
@@ -285,7 +285,7 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
         percent=units.percent,
         until=manifest.until_decided,
         images=images,
-        no_images=why_no_images(manifest.metric, arms),
+        no_images=why_no_images_with_baseline(manifest.metric, arms),
         family=family_size(manifest, compared),
         simultaneous=simultaneous,
     )

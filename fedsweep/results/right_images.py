@@ -6,7 +6,8 @@ trial has its own copy of the groups: compressed, they are usually shorter than 
 another sweep, or whose sweep is resumed on another machine, needs no second file.
 
 If the metric accuracy/last_rounds averages the accuracy over several rounds, the file also contains the bits of the
-earlier ones of these rounds. They are stored as changes from round to round, which are rare and compress well.
+earlier ones of these rounds. They are stored as changes from round to round, which are rare and compress well. If these
+rounds tested only a sample of the images, the file says which ones.
 """
 
 from __future__ import annotations
@@ -52,7 +53,12 @@ class RightImages(StoredRecord):
         None,
         description="the bits of the earlier rounds that accuracy/last_rounds averages, oldest first: for each round, "
         "the bits that differ from those of the next averaged round, compressed by zlib, in base64; None if the run "
-        "has no such metric, or if these rounds did not test all images",
+        "has no such metric",
+    )
+    sampled: str | None = Field(
+        None,
+        description="one bit per image, 1 if the earlier rounds tested it, compressed by zlib, in base64; None if they "
+        "tested all images",
     )
 
     @classmethod
@@ -63,6 +69,7 @@ class RightImages(StoredRecord):
         held_out: Collection[str],
         groups: Sequence[np.ndarray | None],
         earlier: Sequence[np.ndarray] | None = None,
+        tested: Sequence[np.ndarray] | None = None,
     ) -> RightImages:
         """Return the record of a trial.
 
@@ -71,22 +78,27 @@ class RightImages(StoredRecord):
             right: For each domain, whether the class of each test image is predicted correctly, bool (n,).
             held_out: The names of the held-out domains.
             groups: For each domain, the group of each image, int64 (n,), or None if each image is its own group.
-            earlier: For each earlier round that accuracy/last_rounds averages, oldest first, its `packed_bits`, or None
-                if they are not known.
+            earlier: For each earlier round that accuracy/last_rounds averages, oldest first, the `packed_bits` of its
+                tested images, or None if they are not known.
+            tested: For each domain, which images the earlier rounds tested, bool (n,), or None if they tested all.
         """
         domains = [TestedDomain(name=name, images=len(one), held_out=name in held_out) for name, one in right.items()]
         bits = packed_bits(right.values())
         steps = np.diff(numbered(groups, [len(one) for one in right.values()]), prepend=0).astype("<i4")
+        sampled = None if tested is None or not earlier else np.concatenate(tested)
+        if earlier is not None and sampled is not None:
+            earlier = [_filled_up(one, sampled, bits) for one in earlier]
         return cls(
             data=data,
             domains=tuple(domains),
             right=_base64(bits.tobytes()),
             groups=_compressed(steps),
             earlier=None if earlier is None else _changes([*earlier, bits]),
+            sampled=None if sampled is None else _compressed(np.packbits(sampled)),
         )
 
     def content(self) -> bytes:
-        """Return the content of the file. It does not contain `earlier` if this is None."""
+        """Return the content of the file. It does not contain `earlier` and `sampled` if they are None."""
         return self.model_dump_json(indent=2, exclude_none=True).encode()
 
     @property
@@ -102,7 +114,10 @@ class RightImages(StoredRecord):
     def shares_of_rounds(self) -> np.ndarray:
         """Return for each image the share of the averaged rounds in which its class is predicted correctly.
 
-        The averaged rounds are the last round and the rounds in `earlier`.
+        The averaged rounds are the last round and the rounds in `earlier`. The mean of the shares of a domain is its
+        accuracy, averaged over these rounds. If a round tested n of the N images of a domain, with the accuracy a, an
+        image that it did not test counts as a in this round. A tested image counts as a + (1 - a) N / n or, if the
+        prediction is wrong, as a - a N / n. These are the values whose variance is that of the accuracy.
 
         Returns:
             The shares of the images of all domains, float64 (n,).
@@ -111,13 +126,31 @@ class RightImages(StoredRecord):
         right = np.unpackbits(packed, count=images).astype(np.float64)
         for change in reversed(changes):
             packed = packed ^ _decompressed(change)
-            right += np.unpackbits(packed, count=images)
+            right += self._of_all_images(np.unpackbits(packed, count=images))
         return right / (len(changes) + 1)
+
+    def _of_all_images(self, right: np.ndarray) -> np.ndarray:
+        """Return the values of all images in an earlier round, given 1 for each correctly predicted image."""
+        if (tested := self.tested_earlier) is None:
+            return right
+        values = np.empty(len(right))
+        for start, end in pairwise(self.starts):
+            chosen = tested[start:end]
+            mean = right[start:end][chosen].mean() if chosen.any() else 0.0
+            scale = (end - start) / max(int(chosen.sum()), 1)
+            values[start:end] = mean + np.where(chosen, scale * (right[start:end] - mean), 0.0)
+        return values
 
     @property
     def _last(self) -> np.ndarray:
         """The packed bits of the last round, uint8 (bytes,)."""
         return np.frombuffer(base64.b64decode(self.right), np.uint8)
+
+    @property
+    def tested_earlier(self) -> np.ndarray | None:
+        """A mask of the images that the earlier averaged rounds tested, bool (n,); None if they tested all images."""
+        images = int(self.starts[-1])
+        return None if self.sampled is None else np.unpackbits(_decompressed(self.sampled), count=images).view(bool)
 
     @property
     def group_numbers(self) -> np.ndarray:
@@ -127,13 +160,20 @@ class RightImages(StoredRecord):
     def check(self, where: str) -> None:
         """Raise UserError if the bits or the groups are damaged. The error message begins with `where`."""
         try:
-            rounds = [self._last, *map(_decompressed, self.earlier or ())]
+            rounds = [self._last, *map(_decompressed, (*(self.earlier or ()), *filter(None, [self.sampled])))]
             groups, images = self.group_numbers, int(self.starts[-1])
         except (binascii.Error, zlib.error, ValueError):
             rounds, groups, images = [], np.array([]), -1
         sizes = {len(bits) for bits in rounds}
         if sizes != {-(-images // 8)} or len(groups) != images or (images and groups.min() < 0):
             raise UserError(f"{where} is damaged: its bits and groups do not fit its numbers of images.")
+
+
+def _filled_up(packed: np.ndarray, tested: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """Return packed bits of all images: those of the tested ones in `packed`, and the bits of `last` for the others."""
+    bits = np.unpackbits(last, count=len(tested))
+    bits[tested] = np.unpackbits(packed, count=int(tested.sum()))
+    return np.packbits(bits)
 
 
 def packed_bits(right: Iterable[np.ndarray]) -> np.ndarray:

@@ -147,23 +147,32 @@ def stratified(domain: Domain, count: int, seed: int) -> Domain:
 
     Each class has the same share as before. The choice depends only on the seed and the name of the domain.
     """
-    test, validation = _stratified(domain.test, count, stream(seed, "evaluation", domain.name)), domain.validation
+    test, validation = _kept(domain.test, stratified_test_images(domain, count, seed)), domain.validation
     if validation is not None:
-        validation = _stratified(validation, count, stream(seed, "evaluation", "validation", domain.name))
+        rng = stream(seed, "evaluation", "validation", domain.name)
+        validation = _kept(validation, _stratified(validation, count, rng))
     return replace(domain, test=test, validation=validation)
 
 
-def _stratified(images: ImageSet, count: int, rng: np.random.Generator) -> ImageSet:
+def stratified_test_images(domain: Domain, count: int, seed: int) -> np.ndarray:
+    """Return the positions of the test images that `stratified` keeps, in ascending order, int64 (at most count,)."""
+    return _stratified(domain.test, count, stream(seed, "evaluation", domain.name))
+
+
+def _kept(images: ImageSet, places: np.ndarray) -> ImageSet:
+    return images if len(places) == len(images) else images.select(torch.from_numpy(places))
+
+
+def _stratified(images: ImageSet, count: int, rng: np.random.Generator) -> np.ndarray:
     labels = images.labels.numpy()
     if len(labels) <= count:
-        return images
+        return np.arange(len(labels))
     order = rng.permutation(len(labels))
     _, kinds, sizes = np.unique(labels[order], return_inverse=True, return_counts=True)
     by_class = np.argsort(kinds, kind="stable")
     places = np.empty(len(order))
     places[by_class] = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
-    chosen = np.sort(order[np.argsort(places, kind="stable")[:count]])
-    return images.select(torch.from_numpy(chosen))
+    return np.sort(order[np.argsort(places, kind="stable")[:count]])
 
 
 def features(model: LayeredModel, walk: Walk, images: ImageSet, batch_size: int) -> Tensor:

@@ -89,8 +89,9 @@ def test_the_file_is_written_before_the_last_checkpoint_and_is_the_same_after_a_
     assert (tmp_path / "resumed" / RIGHT).read_bytes() == content
 
 
-def test_the_mean_over_the_last_rounds_is_that_of_the_shares(tiny, tmp_path):
-    config = tiny.override(AVERAGED, "test")
+@pytest.mark.parametrize("sample", [None, 4, 10_000])
+def test_the_mean_over_the_last_rounds_is_that_of_the_shares(tiny, tmp_path, sample):
+    config = tiny.override({**AVERAGED, "evaluation.images_per_domain": sample}, "test")
     records = list(run_resumably(config, tmp_path / PATH))
     found = read_right(tmp_path / RIGHT)
     assert len(found.earlier) == 2
@@ -104,8 +105,22 @@ def test_the_mean_over_the_last_rounds_is_that_of_the_shares(tiny, tmp_path):
     assert len(np.unique(found.shares_of_rounds())) > 2  # some predictions change from round to round
 
 
-def test_the_file_is_the_same_after_interruptions_in_the_last_rounds(tiny, tmp_path, monkeypatch):
-    config = tiny.override(AVERAGED, "test")
+def test_the_file_says_which_images_the_earlier_rounds_tested(tiny, tmp_path):
+    config = tiny.override({**AVERAGED, "evaluation.images_per_domain": 4}, "test")
+    list(run_resumably(config, tmp_path / PATH))
+    found, federation = read_right(tmp_path / RIGHT), build(config)
+    parts = np.split(found.tested_earlier, found.starts[1:-1])
+    whole, samples = ([one for sets in federation.tested(round) for one in sets] for round in (0, 1))
+    assert [int(tested.sum()) for tested in parts] == [4, 4, 4]
+    for tested, domain, sample in zip(parts, whole, samples, strict=True):
+        chosen = domain.test.take(torch.from_numpy(np.flatnonzero(tested)))
+        assert torch.equal(chosen[0], sample.test.take(torch.arange(4))[0])
+        assert torch.equal(chosen[1], sample.test.labels)
+
+
+@pytest.mark.parametrize("sample", [None, 4])
+def test_the_file_is_the_same_after_interruptions_in_the_last_rounds(tiny, tmp_path, monkeypatch, sample):
+    config = tiny.override({**AVERAGED, "evaluation.images_per_domain": sample}, "test")
     straight, stopped = tmp_path / "straight" / PATH, tmp_path / "stopped" / PATH
     list(run_resumably(config, straight))
     content = straight.with_name(RIGHT).read_bytes()
@@ -136,13 +151,13 @@ def test_the_file_is_the_same_after_interruptions_in_the_last_rounds(tiny, tmp_p
 @pytest.mark.parametrize(
     ("change", "earlier"),
     [
-        ({"evaluation.images_per_domain": 4}, None),
+        ({"evaluation.images_per_domain": 4}, 2),
         ({"evaluation.images_per_domain": 10_000}, 2),  # all images
         ({"evaluation.last_rounds": None}, None),
         ({"federation.rounds": 1}, 0),
     ],
 )
-def test_the_earlier_rounds_are_recorded_if_they_are_averaged_and_test_all_images(tiny, tmp_path, change, earlier):
+def test_the_earlier_rounds_are_recorded_if_they_are_averaged(tiny, tmp_path, change, earlier):
     list(run_resumably(tiny.override({**AVERAGED, **change}, "test"), tmp_path / PATH))
     found = read_right(tmp_path / RIGHT)
     assert (None if found.earlier is None else len(found.earlier)) == earlier

@@ -16,6 +16,7 @@ from scipy import stats
 
 from fedsweep.report import write_report
 from fedsweep.report.arm_statistics import summarise
+from fedsweep.report.compare_sweeps import Pairing, Side
 from fedsweep.report.declared_comparisons import TITLE
 from fedsweep.report.formats import data_frame
 from fedsweep.report.formats.latex import latex
@@ -154,32 +155,50 @@ class Sweep:
         self.records: list[TrialRecord] = []
 
     def add(
-        self, rank: int, seed: int, right: np.ndarray, data: str = "d", earlier: Sequence[np.ndarray] | None = None
+        self,
+        rank: int,
+        seed: int,
+        right: np.ndarray,
+        data: str = "d",
+        earlier: Sequence[np.ndarray] | None = None,
+        tested: np.ndarray | None = None,
     ) -> None:
-        """Add a trial with the given images of photo, then of sketch, after the last round and after earlier rounds."""
+        """Add a trial with the given images of photo, then of sketch, after the last round and after earlier rounds.
+
+        The earlier rounds tested only the images in `tested`, if given.
+        """
         half = len(right) // 2
         parts = {"photo": right[:half], "sketch": right[half:]}
         number = len(self.records)
         groups = [self.groups[:half], self.groups[half:]]
-        packed = None if earlier is None else [packed_bits([one]) for one in earlier]
-        kept = RightImages.of_domains(data, parts, {self.held_out}, groups, packed)
+        chosen = np.full(len(right), True) if tested is None else tested
+        packed = None if earlier is None else [packed_bits([one[chosen]]) for one in earlier]
+        sample = None if tested is None else [tested[:half], tested[half:]]
+        kept = RightImages.of_domains(data, parts, {self.held_out}, groups, packed, sample)
         path = self.folder / str(number) / RIGHT
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(kept.content())
         shares = {name: float(one.mean()) for name, one in parts.items()}
-        inside = [share for name, share in shares.items() if name != self.held_out]
+        inside = {name: share for name, share in shares.items() if name != self.held_out}
         metrics = {
-            "accuracy/mean": float(np.mean(inside)),
-            "accuracy/worst_domain": min(inside),
+            "accuracy/mean": float(np.mean(list(inside.values()))),
+            "accuracy/worst_domain": min(inside.values()),
             **{
                 f"accuracy/{'out_of_domain' if name == self.held_out else 'domain'}/{name}": share
                 for name, share in shares.items()
             },
             **({"accuracy/out_of_domain_mean": shares[self.held_out]} if self.held_out else {}),
         }
-        inside_images = np.array([name != self.held_out for name in parts]).repeat(half)
+        weights = [chosen] * len(earlier or ()) + [np.full(len(right), True)]
+        domains = [part for name, part in (("photo", slice(half)), ("sketch", slice(half, None))) if name in inside]
         metrics["accuracy/last_rounds"] = float(
-            np.mean([one[inside_images].mean() for one in (*(earlier or ()), right)])
+            np.mean(
+                [
+                    one[part][weight[part]].mean()
+                    for one, weight in zip((*(earlier or ()), right), weights, strict=True)
+                    for part in domains
+                ]
+            )
         )
         plan = TrialPlan(key=str(number), number=number, arm={"lora.rank": rank}, seed=seed, config={})
         history = [RoundRecord(0, dict.fromkeys(metrics, 0.1), 0.1), RoundRecord(4, metrics, 0.1)]
@@ -566,7 +585,53 @@ def test_without_the_earlier_rounds_of_a_trial_only_the_last_round_has_the_inter
     sweep.records.pop()
     sweep.add(8, 3, np.arange(80) % 2 == 0)
     for metric, known in (("accuracy/mean", True), ("accuracy/last_rounds", False)):
-        comparison = summarise(manifest(metric=metric), sweep.records)[0].comparison
+        table = AblationTable(made := manifest(metric=metric), summarise(made, sweep.records))
+        reason = "not every trial has a record of the predictions in the earlier averaged rounds"
+        assert any(reason in section.explained for section in table.sections) != known
+        comparison = table.arms[0].comparison
         assert comparison is not None
         assert comparison.interval is not None
         assert (comparison.images is not None) == known
+
+
+@pytest.mark.parametrize("held_out", ["", "sketch"])
+def test_if_each_seed_tests_its_own_sample_before_the_last_round_the_mean_over_rounds_has_the_interval(
+    tmp_path: Path, manifest: Any, held_out: str
+) -> None:
+    """The reference is the analysis of variance of the shares that each trial's file returns, of which others test."""
+    rng = np.random.default_rng(5)
+    easy, values = np.tile(rng.random(40), 2), np.empty((4, 2, 80))
+    sweep = Sweep(tmp_path, np.tile(np.arange(40), 2), held_out)
+    for seed in range(4):
+        tested = rng.permutation(np.repeat([True, False], [30, 50]))
+        for place, rank in enumerate((4, 8)):
+            *before, last = [rng.random(80) < easy + 0.1 * (rank == 4) for _ in range(3)]
+            sweep.add(rank, seed, last, earlier=before, tested=tested)
+            kept = RightImages.model_validate_json((tmp_path / str(len(sweep.records) - 1) / RIGHT).read_bytes())
+            values[seed, place] = kept.shares_of_rounds()
+    comparison = summarise(manifest(metric="accuracy/last_rounds"), sweep.records)[0].comparison
+    assert comparison is not None
+    assert comparison.images is not None
+    assert comparison.interval is not None
+    images, sizes = (40, [40]) if held_out else (80, [40, 40])
+    differences = (values[:, 0] - values[:, 1])[:, :images]
+    assert comparison.images == ends(crossed_interval(differences, sizes, sweep.groups[:images]))
+    assert comparison.difference == pytest.approx(sum(comparison.images) / 2, abs=1e-12)
+    (low, high), (least, most) = comparison.images, comparison.interval
+    assert low - 1e-12 <= least < most <= high + 1e-12
+
+
+@pytest.mark.parametrize(("change", "metric", "reason"), [one for one in WHY if one[0] != "nothing"] + [WHY[0]])
+def test_compare_says_why_there_is_no_interval(
+    tmp_path: Path, manifest: Any, change: str, metric: str, reason: str | None
+) -> None:
+    sweep = draw(tmp_path, better=0.3)
+    (globals()[change] if change else with_metric(metric))(sweep)
+    sides = [
+        Side.of(f"lora.rank={rank}", manifest(metric=metric), sweep.records, f"lora.rank={rank}") for rank in (4, 8)
+    ]
+    section = Pairing.of(*sides, by_arm=False).section()
+    assert (COLUMN in section.head) == (change == "nothing" and reason is None)
+    said = "No interval for other test images: "
+    assert section.explained.count(said) == (reason is not None)
+    assert reason is None or f" {said}{reason}. " in section.explained

@@ -64,6 +64,42 @@ def test_the_shares_are_the_means_over_the_rounds(images: int, earlier: int, ran
     assert np.concatenate([found.of_domain(0), found.of_domain(1)]).tolist() == rounds[-1].tolist()
 
 
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=3), st.integers(1, 4), st.randoms(use_true_random=False))
+def test_the_shares_of_sampled_images_have_the_means_of_the_samples(
+    sizes: list[int], earlier: int, random: Any
+) -> None:
+    tested = [np.array([random.random() < 0.4 for _ in range(size)]) for size in sizes]
+    for one in tested:
+        one[random.randrange(len(one))] = True
+    rounds = [[np.array([random.random() < 0.5 for _ in range(size)]) for size in sizes] for _ in range(earlier + 1)]
+    samples = [packed_bits([bits[one] for bits, one in zip(of, tested, strict=True)]) for of in rounds[:-1]]
+    last = {str(place): bits for place, bits in enumerate(rounds[-1])}
+    kept = RightImages.of_domains("d", last, (), [None] * len(sizes), samples, tested)
+    found = RightImages.model_validate_json(kept.content())
+    found.check("file")
+    assert found.tested_earlier is not None
+    assert found.tested_earlier.tolist() == np.concatenate(tested).tolist()
+    for place, share in enumerate(np.split(found.shares_of_rounds(), found.starts[1:-1])):
+        means = [of[place][tested[place]].mean() for of in rounds[:-1]]
+        assert share.mean() == pytest.approx(np.mean([*means, rounds[-1][place].mean()]), abs=1e-12)
+        for image, is_tested in enumerate(tested[place]):
+            of_rounds = [float(rounds[-1][place][image])]
+            for of, mean in zip(rounds, means, strict=False):
+                weight = sizes[place] / int(tested[place].sum()) if is_tested else 0.0
+                of_rounds.append(mean + weight * (float(of[place][image]) - mean))
+            assert share[image] == pytest.approx(np.mean(of_rounds), abs=1e-12)
+
+
+def test_a_sample_of_all_images_changes_nothing() -> None:
+    rng = np.random.default_rng(0)
+    *before, last = ({"a": rng.random(9) < 0.5, "b": rng.random(4) < 0.5} for _ in range(3))
+    packed = [packed_bits(one.values()) for one in before]
+    whole = RightImages.of_domains("d", last, (), [None, None], packed)
+    sampled = RightImages.of_domains("d", last, (), [None, None], packed, [np.full(9, True), np.full(4, True)])
+    assert sampled.earlier == whole.earlier
+    assert sampled.shares_of_rounds() == pytest.approx(whole.shares_of_rounds(), abs=1e-15)
+
+
 def test_a_file_without_earlier_rounds_is_as_before() -> None:
     whole = record([([True, False, True], None)])
     assert whole.earlier is None
@@ -99,6 +135,9 @@ def test_the_file_is_short() -> None:
         {"earlier": ["eJwDAAAAAAE="]},
         {"earlier": ["!"]},
         {"earlier": ["AAAA"]},
+        {"sampled": "eJwDAAAAAAE="},
+        {"sampled": "!"},
+        {"sampled": "AAAA"},
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, change: dict[str, str]) -> None:
