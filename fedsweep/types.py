@@ -185,8 +185,9 @@ class Client:
 
     `rank` is the rank of the client's LoRA adapters (r_i); None for the full rank, `lora.rank`.
 
-    Some methods use `validation` images to control training. `test` images are used only for evaluation. Each of the
-    two is None if the partition reserves no such images. `synthetic` images are images of the client's domain that the
+    Some methods use `validation` images to control training. `test` images and `tuning` images are used only for
+    evaluation: trials are compared by metrics on `tuning` images. Each of the three is None if the partition reserves
+    no such images. `synthetic` images are images of the client's domain that the
     server generated and sent to the client.
     """
 
@@ -196,6 +197,7 @@ class Client:
     capacity: int
     validation: ImageSet | None = None
     test: ImageSet | None = None
+    tuning: ImageSet | None = None
     synthetic: ImageSet | None = None
     rank: int | None = None
 

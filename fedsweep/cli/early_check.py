@@ -134,7 +134,8 @@ def _wrong_metrics(resolved: ResolvedSpace, found: Findings) -> list[str]:
 def metrics(config: RunConfig) -> list[str] | None:
     """Return the names of the metrics that a run reports, or None if they are not known without torch."""
     stored, data, asked = _stored(), config.data, config.evaluation.metrics
-    if asked or config.partition.test_share or config.method.name in stored["methods_with_own_metrics"]:
+    own_models = config.partition.test_share or config.partition.tuning_share
+    if asked or own_models or config.method.name in stored["methods_with_own_metrics"]:
         return None
     trained = [f"accuracy/domain/{name}" for name in data.domains if name not in data.held_out_domains]
     untrained = [f"accuracy/out_of_domain/{name}" for name in data.held_out_domains]

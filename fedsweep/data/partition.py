@@ -48,7 +48,14 @@ class Partition(Config, ABC):
         0.0,
         ge=0,
         lt=1,
-        description="share of each client's non-test images that is held out for validation",
+        description="share of each client's remaining images that is held out for validation during training",
+    )
+    tuning_share: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of each client's non-test images that is held out for the validation metrics of the "
+        "client's own model, by which a search can choose",
     )
     test_share: float = Field(
         0.0, ge=0, lt=1, description="share of each client's images that is held out to test the client's own model"
@@ -103,7 +110,7 @@ class Partition(Config, ABC):
             UserError: There are too few images for the number of clients, a domain or a client has too few images to
                 hold some of them out, or images are held out and their groups are unknown.
         """
-        for purpose in ("proxy", "test", "validation"):
+        for purpose in ("proxy", "test", "tuning", "validation"):
             if getattr(self, f"{purpose}_share"):
                 check_groups_known(data, f"`partition.{purpose}_share`")
         proxy, sources = hold_out({one.name: one.train for one in data.domains}, self.proxy_share, seed, "proxy")
@@ -113,9 +120,18 @@ class Partition(Config, ABC):
         for source, images in sources.items():
             dealt.update(zip(self.ids(source), self.cut(images, source, seed), strict=True))
         test, rest = hold_out(dealt, self.test_share, seed, "test")
+        tuning, rest = hold_out(rest, self.tuning_share, seed, "tuning")
         validation, train = hold_out(rest, self.validation_share, seed, "validation")
         clients = (
-            Client(client, domain, train[client], capacities[client], validation.get(client), test.get(client))
+            Client(
+                client,
+                domain,
+                train[client],
+                capacities[client],
+                validation.get(client),
+                test.get(client),
+                tuning.get(client),
+            )
             for client, domain in self.clients_of([one.name for one in data.domains]).items()
         )
         return Split(tuple(clients), proxy)
@@ -123,7 +139,7 @@ class Partition(Config, ABC):
     @property
     def draws(self) -> bool:
         """True if the split depends on the seed, because images are dealt or held out at random."""
-        return self.deals or any((self.proxy_share, self.test_share, self.validation_share))
+        return self.deals or any((self.proxy_share, self.test_share, self.tuning_share, self.validation_share))
 
     @property
     def deals(self) -> bool:

@@ -1,7 +1,7 @@
 """The loop over communication rounds, which yields the result of each round before the next round starts."""
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -41,12 +41,13 @@ from fedsweep.training.evaluation import (
     of_validation,
     stratified,
     validate,
+    validated,
 )
 from fedsweep.training.local_training import CohortTrainer
 from fedsweep.training.precision import Precision, arithmetic
 from fedsweep.training.round_metrics import MeasuredRound, measure, names_of
 from fedsweep.training.tsne import draw, embed
-from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, Domain, RoundResult, ServerState
+from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, Domain, ImageSet, RoundResult, ServerState
 
 PROBED = 16
 """Number of test images of each domain on which client drift is measured."""
@@ -165,33 +166,34 @@ class Federation:
         """Evaluate the global model and the clients' models after a round, and return the metrics.
 
         The global model is tested and validated on all domains. The model of each client is tested on the client's own
-        test images. If `right` is given, a tensor of each domain is added to it: for each test image, whether the
-        global model predicts its class, bool (n,).
+        test images, and validated on its tuning images. If `right` is given, a tensor of each domain is added to it:
+        for each test image, whether the global model predicts its class, bool (n,).
         """
         domains, held_out = self.tested(round)
         tests, clients = self.tests(round), self.clients if self.tests(round) else ()
         sets = [*(domains if tests else ()), *(held_out if tests else ()), *of_validation(domains)]
-        own = sum(len(one.test) for one in clients if one.test is not None)
-        self.trainer.reader.listener.testing(sum(len(one.test) for one in sets) + own)
-        of_clients = self._evaluate_clients(state, clients)
+        own = {one.id: one.test for one in clients if one.test is not None}
+        tuning = {one.id: one.tuning for one in self.clients if one.tuning is not None}
+        of_all = (*(one.test for one in sets), *own.values(), *tuning.values())
+        self.trainer.reader.listener.testing(sum(map(len, of_all)))
+        of_clients = self._evaluate_clients(state, own) | validated(self._evaluate_clients(state, tuning))
         self.model.load_adapter(state.adapter)
         predict: Predict = partial(predicted, self.method, state, self.trainer.reader)
         frozen = FrozenBlocks.of_method(self.method).num_frozen_blocks(state)
         if round == 0 and not frozen and type(self.method).predict is FederatedMethod.predict:
             # Arms that differ only in their training share these logits, which are cached on the node.
             predict = partial(self.trainer.reader.untuned_logits, state.layers, state.adapter)
-        if not DomainModels.of_method(self.method).uses_domains:
+        if sets and not DomainModels.of_method(self.method).uses_domains:
             predict = in_one_pass(predict, sets)
         of_test = evaluate(predict, domains, held_out, right) if tests else {}
         return {**of_test, **validate(predict, domains), **of_clients}
 
-    def _evaluate_clients(self, state: ServerState, clients: Sequence[Client]) -> dict[str, float]:
-        sets = {one.id: one.test for one in clients if one.test is not None}
+    def _evaluate_clients(self, state: ServerState, sets: Mapping[ClientId, ImageSet]) -> dict[str, float]:
         if not sets:
             return {}
         side_inputs = SideInputs.of_method(self.method).side_inputs(state, self.trainer.reader, sets)
         found, loaded = {}, None
-        for client in (one for one in clients if one.id in sets):
+        for client in (one for one in self.clients if one.id in sets):
             if (adapter := adapter_of(self.method, state, client.id)) is not loaded:
                 self.model.load_adapter(adapter)
                 loaded = adapter

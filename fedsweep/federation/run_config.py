@@ -20,7 +20,7 @@ from fedsweep.federation.run_checks import check_backbone, check_shared_model, c
 from fedsweep.methods import MethodConfig
 from fedsweep.methods.capabilities import OwnMetrics, SeparateModels, StandIns
 from fedsweep.models import BackboneConfig, LoraConfig
-from fedsweep.results.history import ENERGY, SIMULATED
+from fedsweep.results.history import ENERGY, SIMULATED, on_validation
 from fedsweep.results.records import PLUGINS, SYNTHETIC
 from fedsweep.training.attacks import malicious_clients
 from fedsweep.training.base_optimizers import BaseOptimizerConfig, FedAvg
@@ -156,7 +156,8 @@ class RunConfig(Config):
             )
 
     def _validation_fits(self) -> None:
-        if self.evaluation.test_rounds == "last" and not self.data.validation_fraction:
+        held_out = self.data.validation_fraction or self.partition.tuning_share
+        if self.evaluation.test_rounds == "last" and not held_out:
             raise ValueError(
                 "`evaluation.test_rounds` last measures only the validation images between round 0 and the last round "
                 "and needs a `data.validation_fraction` above 0 or `listed`, but it is 0"
@@ -311,7 +312,9 @@ class RunConfig(Config):
         drift = DRIFT_METRICS if "drift" in asked else []
         bias = bias_metrics(StandIns.of_method(self.method).has_stand_ins) if "structural_bias" in asked else []
         clients = list(self.client_domains())
-        of_clients = client_metric_names(clients) if self.partition.test_share else []
+        names = client_metric_names(clients)
+        tuned = filter(None, map(on_validation, names)) if self.partition.tuning_share else ()
+        of_clients = [*(names if self.partition.test_share else ()), *tuned]
         validated = bool(self.data.validation_fraction)
         averaged = self.evaluation.last_rounds is not None
         domains = metric_names(self.data.training_domains, self.data.held_out_domains, validated, averaged)

@@ -163,7 +163,7 @@ def missing_classes(clients: "Sequence[Client]", class_names: Sequence[str]) -> 
         "training": [client.train for client in clients],
         "test": [client.test for client in clients if client.test is not None],
     }
-    held = [client.validation for client in clients if client.validation is not None]
+    held = [one for client in clients for one in (client.validation, client.tuning) if one is not None]
     labels = {use: {label for one in sets for label in one.labels.tolist()} for use, sets in uses.items()}
     known = set.union(*labels.values(), *({*one.labels.tolist()} for one in held))
     return [

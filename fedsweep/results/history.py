@@ -29,6 +29,7 @@ AVERAGED = {
 """The metrics that are averaged over the last rounds, each with the metric for its mean."""
 VALIDATED = (
     *(MEAN_ACCURACY, LAST_ROUNDS, "accuracy/worst_domain", "accuracy/domain_spread", "accuracy/domain/"),
+    *("accuracy/clients/", "accuracy/client/"),
     LAST_ROUNDS_LOSS,
 )
 """The metrics of test images whose names on validation images only begin with `VALIDATION` in addition.
@@ -151,7 +152,7 @@ def on_validation(metric: str) -> str | None:
 
     The result is None for other metrics, and for metrics of which there is no such version.
 
-    >>> on_validation("accuracy/mean"), on_validation("loss/test"), on_validation("accuracy/clients/mean")
+    >>> on_validation("accuracy/mean"), on_validation("loss/test"), on_validation("accuracy/out_of_domain_mean")
     ('validation/accuracy/mean', 'validation/loss', None)
     """
     if metric == TEST_LOSS:

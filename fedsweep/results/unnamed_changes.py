@@ -29,7 +29,7 @@ DERIVED = {
     COHORT_SHARE: DerivedValue("clients per round / number of clients", ("federation.clients_per_round",)),
     STEPS: DerivedValue("1000 * local.epochs / local.batch_size", ("local.epochs", "local.steps")),
     IMAGES: DerivedValue("local.steps * local.batch_size", ("local.steps",)),
-    TRAINED_SHARE: DerivedValue("after the shares for the server, test and validation", ()),
+    TRAINED_SHARE: DerivedValue("after the shares for the server, test, tuning and validation", ()),
 }
 """The derived values by name. `fedsweep.federation.derived_values` computes them from the configuration of a run."""
 

@@ -71,7 +71,8 @@ def changes_for(settings: Mapping[str, Any], clip: Path) -> dict[str, Json]:
     if needs.text:
         changes |= {"backbone": {"name": "clip", "model": str(clip)}, "lora.position": "mlp"}
     if needs.validation:
-        changes |= {"partition.validation_share": 0.02, "partition.test_share": 0.02}
+        shares = ("validation_share", "test_share", "tuning_share")
+        changes |= {f"partition.{share}": 0.02 for share in shares}
     return changes
 
 

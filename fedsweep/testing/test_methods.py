@@ -287,13 +287,14 @@ def test_metrics_are_numbers_under_the_listed_names(
     config = tiny.override({**chosen, **SOME}, "test")
     promised, clients = config.metrics(), config.client_domains()
     own = len([*OwnMetrics.of_method(config.method).metric_names(clients), *names_of(config.evaluation.metrics)])
-    of_clients = 3 + len(clients) if config.partition.test_share else 0
+    shares = (config.partition.test_share, config.partition.tuning_share)
+    of_clients = (3 + len(clients)) * sum(share > 0 for share in shares)
     of_ranks = int(config.federation.sets_ranks)
     untuned, *rounds = straight
     assert len(rounds) == 2
     assert len(promised) == len(set(promised)) == 5 + 3 + 1 + 5 + 4 + own + of_clients + of_ranks
     assert set(untuned.metrics) == {
-        metric for metric in promised if metric.startswith(("accuracy/", "loss/test", "evaluation/"))
+        metric for metric in promised if metric.startswith(("accuracy/", "validation/", "loss/test", "evaluation/"))
     }
     for result in rounds:
         assert list(result.metrics) == promised

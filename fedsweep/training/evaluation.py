@@ -122,7 +122,11 @@ def evaluate(
 
 def validate(predict: Predict, domains: Sequence[Domain]) -> dict[str, float]:
     """Return the metrics of `evaluate` on the validation images of the domains; empty if there are none."""
-    found = evaluate(predict, sets) if (sets := of_validation(domains)) else {}
+    return validated(evaluate(predict, sets) if (sets := of_validation(domains)) else {})
+
+
+def validated(found: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics under their names on validation images, without those that have no such name."""
     return {name: value for metric, value in found.items() if (name := on_validation(metric)) is not None}
 
 

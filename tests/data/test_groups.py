@@ -21,7 +21,7 @@ from fedsweep.types import Domain, FederatedData, ImageSet
 from tests.data.grouped_sources import PREPARED, SOURCES, images, true_groups, videos
 from tests.data.test_partition import KINDS, divide, partition
 
-SHARES = ("proxy_share", "test_share", "validation_share")
+SHARES = ("proxy_share", "test_share", "validation_share", "tuning_share")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def sides(parts: Split, data: FederatedData) -> dict[str, set[int]]:
     """Return the groups of all images with the same use in a run, over all clients and domains."""
     of_clients = {
         use: set().union(*(true_groups(getattr(client, use), data) for client in parts.clients))
-        for use in ("train", "validation", "test")
+        for use in ("train", "validation", "test", "tuning")
     }
     return of_clients | {
         "proxy": set().union(*(true_groups(one, data) for one in parts.proxy.values())),
@@ -58,10 +58,10 @@ def traced(found: ImageSet | None) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["name"])
-@pytest.mark.parametrize("used", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 1, 1), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("used", [(0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 1), (0, 1, 1, 0), (1, 1, 1, 1)], ids=str)
 def test_no_group_is_on_two_sides_and_no_image_is_lost(load_source, source, kind, used):
     data = load_source(source)
-    shares = {name: share for name, share, on in zip(SHARES, (0.1, 0.2, 0.15), used, strict=True) if on}
+    shares = {name: share for name, share, on in zip(SHARES, (0.1, 0.2, 0.15, 0.15), used, strict=True) if on}
     for seed in (0, 3):
         parts = divide(partition(kind | shares), data, seed)
         for (one, groups), (other, others) in itertools.combinations(sides(parts, data).items(), 2):
@@ -69,7 +69,7 @@ def test_no_group_is_on_two_sides_and_no_image_is_lost(load_source, source, kind
         found = [
             image
             for client in parts.clients
-            for use in ("train", "validation", "test")
+            for use in ("train", "validation", "test", "tuning")
             for image in traced(getattr(client, use))
         ]
         found += [image for one in parts.proxy.values() for image in traced(one)]
@@ -129,7 +129,7 @@ def test_groups_without_copies_do_not_change_a_division():
             for one in (single, alike)
         ]
         for one, other in zip(*(parts.clients for parts in both), strict=True):
-            for use in ("train", "validation", "test"):
+            for use in ("train", "validation", "test", "tuning"):
                 assert traced(getattr(one, use)) == traced(getattr(other, use))
 
 

@@ -76,14 +76,31 @@ def test_all_partitions_are_tested():
     assert len(kinds) == 6
 
 
-@pytest.mark.parametrize("shares", [(0.0, 0.0), (0.1, 0.0), (0.0, 0.2), (0.1, 0.2)])
+@pytest.mark.parametrize(
+    "shares", [(0.0, 0.0, 0.0), (0.1, 0.0, 0.0), (0.0, 0.2, 0.0), (0.1, 0.2, 0.0), (0.1, 0.2, 0.1)]
+)
 def test_every_image_is_assigned_exactly_once(kind, shares):
-    parts = divide(kind(proxy_share=shares[0], validation_share=shares[1]), numbered_data())
+    proxies, validated, tuned = shares
+    whole = kind(proxy_share=proxies, validation_share=validated, tuning_share=tuned)
+    parts = divide(whole, numbered_data())
     held = [number for client in parts.clients for number in numbers(client.train)]
-    back = [number for client in parts.clients if client.validation for number in numbers(client.validation)]
+    back, tuning = (
+        [number for client in parts.clients if getattr(client, use) for number in numbers(getattr(client, use))]
+        for use in ("validation", "tuning")
+    )
     proxy = [number for images in parts.proxy.values() for number in numbers(images)]
-    assert sorted(held + back + proxy) == list(range(150))
-    assert [bool(proxy), bool(back)] == [share > 0 for share in shares]
+    assert sorted(held + back + tuning + proxy) == list(range(150))
+    assert [bool(proxy), bool(back), bool(tuning)] == [share > 0 for share in shares]
+
+
+def test_tuning_images_are_taken_from_the_images_that_are_left_after_the_test_images(kind):
+    without, ours = (divide(kind(test_share=0.2, tuning_share=share), numbered_data()).clients for share in (0.0, 0.3))
+    for one, other in zip(without, ours, strict=True):
+        assert numbers(one.test) == numbers(other.test)
+        assert sorted(numbers(other.train) + numbers(other.tuning)) == sorted(numbers(one.train))
+        assert one.tuning is None
+    tuned = sum(len(one.tuning) for one in ours)
+    assert tuned / (tuned + sum(len(one.train) for one in ours)) == pytest.approx(0.3, abs=0.05)
 
 
 def test_images_keep_their_labels(kind):

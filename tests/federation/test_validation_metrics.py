@@ -69,3 +69,30 @@ def test_a_mean_over_rounds_needs_more_than_one_evaluated_round(tiny):
     assert tiny.override({"evaluation.last_rounds": 3, "federation.evaluate_every": 2}, "test")
     with pytest.raises(UserError, match=r"`evaluation.last_rounds` must be larger than .* 3, .* but it is 3"):
         tiny.override({"evaluation.last_rounds": 3, "federation.evaluate_every": 3}, "test")
+
+
+SHARES = {"federation.rounds": 3, "partition.test_share": 0.1, "partition.tuning_share": 0.2}
+
+
+def test_validation_metrics_of_clients_are_the_test_metrics_of_their_tuning_images(federation):
+    ours = federation(SHARES)
+    swapped = federation(SHARES)
+    swapped = replace(swapped, clients=[replace(one, test=one.tuning, tuning=one.test) for one in swapped.clients])
+    for one, other in zip(federate(ours), federate(swapped), strict=True):
+        found = {name: value for name, value in one.metrics.items() if name.startswith("validation/")}
+        assert found == {name: other.metrics[on_test(name)] for name in found}
+        assert {on_test(name) for name in found} == {name for name in one.metrics if name.startswith("accuracy/client")}
+        assert len(found) == 3 + len(ours.clients)
+    assert {len(one.tuning) for one in ours.clients} != {len(one.test) for one in ours.clients}
+
+
+@pytest.mark.parametrize("more", [{}, {"data.validation_fraction": 0.3}])
+def test_tuning_images_are_measured_in_all_rounds(federation, tiny, more):
+    ends = federation({**SHARES, **more, "evaluation.test_rounds": "last"})
+    for one in federate(ends):
+        inside = one.round in (1, 2)
+        assert ("accuracy/clients/mean" in one.metrics) != inside
+        assert ("accuracy/mean" in one.metrics) != inside
+        assert "validation/accuracy/clients/mean" in one.metrics
+        assert ("validation/accuracy/mean" in one.metrics) == bool(more)
+    assert set(tiny.override({**SHARES, **more}, "test").metrics()) == set(one.metrics)

@@ -62,7 +62,7 @@ def test_fedms(federation, clip_run, base, weights):
     """Round 1 trains the global expert; rounds 2 and 3 train local experts, with a stall after every round."""
     gate = {"trunk": {"name": "digits_resnet"}, "hidden": 4, "weights": weights}
     method = {"name": "fedms", "global_rounds": 1, "sal": {"queue": 1, "threshold": 0.9}, "gate": gate}
-    shares = {"partition.validation_share": 0.05, "partition.test_share": 0.05}
+    shares = {f"partition.{use}_share": 0.05 for use in ("validation", "test", "tuning")}
     changes = {"method": method, "base_optimizer": {"name": base, **BASES[base]}, "lora.position": "mlp"}
     small = doubled(federation({**clip_run, **shares, **changes}))
     played = reference.FedMS(
@@ -74,8 +74,9 @@ def test_fedms(federation, clip_run, base, weights):
     assert last.state.active == played.active
     assert max(played.active.values()) == 2
     for one in small.clients:
-        expected = played.own_accuracy(last.state.adapter, one.id, party(one.test))
-        assert last.metrics[f"accuracy/client/{one.id}"] == pytest.approx(expected)
+        for start, images in (("", one.test), ("validation/", one.tuning)):
+            expected = played.own_accuracy(last.state.adapter, one.id, party(images))
+            assert last.metrics[f"{start}accuracy/client/{one.id}"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("update", "base"), [("joint", "fedprox"), ("alternating", "fedavg")])

@@ -77,11 +77,15 @@ def _wrong_tuning(resolved: ResolvedSpace) -> Iterator[str]:
     elif on_validation(metric) is None:
         rule = "`tune_each` needs an objective that is also measured on validation images"
         yield f"{rule}, but `objective.metric` is {metric}."
-    elif not resolved.base.data.validation_fraction:
-        yield (
-            "`tune_each` chooses by validation images, but `data.validation_fraction` is 0; set it to 0.2 in `fixed`, "
-            "for example."
-        )
+    elif (setting := _lacking(resolved, metric)) is not None:
+        yield f"`tune_each` chooses by validation images, but `{setting}` is 0; set it to 0.2 in `fixed`, for example."
+
+
+def _lacking(resolved: ResolvedSpace, metric: str) -> str | None:
+    """Return the setting that holds out the validation images of a metric if it is 0, or else None."""
+    if on_test(metric).startswith("accuracy/client"):
+        return None if resolved.base.partition.tuning_share else "partition.tuning_share"
+    return None if resolved.base.data.validation_fraction else "data.validation_fraction"
 
 
 def _wrong_metrics(
@@ -108,11 +112,11 @@ def _wrong_metrics(
     metrics = list(dict.fromkeys(name for _, reported in of_arms for name in reported))
     for entry, metric, others in [*objectives, *declared, *printed]:
         known = list(dict.fromkeys([*metrics, *others]))
-        lacking_images = not resolved.base.data.validation_fraction and on_validation(on_test(metric)) == metric
-        if metric not in known and lacking_images and on_test(metric) in known:
+        setting = _lacking(resolved, metric) if on_validation(on_test(metric)) == metric else None
+        if metric not in known and setting is not None and on_test(metric) in known:
             set_test = f", or set `{entry}` to {on_test(metric)}, which uses the test images"
             yield (
-                f"`{entry}` {metric} needs validation images, but `data.validation_fraction` is 0; "
+                f"`{entry}` {metric} needs validation images, but `{setting}` is 0; "
                 f"set it to 0.2, for example{set_test}."
             )
         elif metric not in known and metric in AVERAGED.values():

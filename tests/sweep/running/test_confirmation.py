@@ -78,12 +78,17 @@ def _reached(trial):
     return trial.history[-1].metrics["validation/accuracy/mean"] if finished else -1.0
 
 
-def test_a_search_needs_validation_images_or_says_that_it_chooses_by_the_test_images(tmp_path):
-    write_space(tmp_path, "search", {**SEARCH, "fixed": SMALL})
+@pytest.mark.parametrize(
+    ("metric", "setting"),
+    [("accuracy/mean", "data.validation_fraction"), ("accuracy/clients/mean", "partition.tuning_share")],
+)
+def test_a_search_needs_validation_images_or_says_that_it_chooses_by_the_test_images(tmp_path, metric, setting):
+    changes = {"fixed": {**SMALL, "partition.test_share": 0.1}, "objective": {"metric": f"validation/{metric}"}}
+    write_space(tmp_path, "search", {**SEARCH, **changes})
     done = fedsweep(tmp_path, "tune", "search", code=2, trains=False)
     assert PLACE.sub("", done.stderr.splitlines()[-1].removeprefix("fedsweep: ")) == (
-        "`objective.metric` validation/accuracy/mean needs validation images, "
-        "but `data.validation_fraction` is 0; set it to 0.2, for example, or set `objective.metric` to accuracy/mean, "
+        f"`objective.metric` validation/{metric} needs validation images, "
+        f"but `{setting}` is 0; set it to 0.2, for example, or set `objective.metric` to {metric}, "
         "which uses the test images."
     )
     assert not (tmp_path / "mlruns").exists()

@@ -144,6 +144,10 @@ WRONG = {
         {"fixed": {**FIXED, "data.validation_fraction": 0.0}},
         "`tune_each` chooses by validation images, but `data.validation_fraction` is 0",
     ),
+    "no tuning images": (
+        {"objective": {"metric": "accuracy/clients/mean", "mode": "max"}},
+        "`tune_each` chooses by validation images, but `partition.tuning_share` is 0",
+    ),
     "no validation metric": (
         {"objective": {"metric": "loss/train", "mode": "min"}},
         "`tune_each` needs an objective that is also measured on validation images, but `objective.metric` is",
