@@ -12,7 +12,7 @@ from fedsweep.results import Store, SweepStore, TrialRecord, TrialStore
 from fedsweep.results.arm_names import SEED, select
 from fedsweep.results.arms import distinct_labels, identity
 from fedsweep.results.folders import is_hidden
-from fedsweep.results.history import last
+from fedsweep.results.history import last, uses_test_images
 
 GRAMMAR = (
     "a trial's key, SPACE[@SWEEP][:ARM] such as `ablations/lora_rank:lora.rank=4,seed=0`, or an experiment that was run"
@@ -31,6 +31,8 @@ class Named:
     """None for a single run."""
     why: str
     """The reason for choosing this trial among several; empty if only one matched."""
+    by_test: bool = False
+    """True if the trial was chosen among several by its results on test images."""
 
 
 def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
@@ -142,7 +144,10 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], arm: str | None, unf
     kind = "" if unfinished else "finished "
     by = manifest.chosen_by or manifest.metric
     why = f"the best of {len(pool)} {kind}trials by {by}{_of_its_arm(chosen, trials, manifest.metric)}"
-    return Named(trial, chosen, manifest.name, sweep, why if len(pool) > 1 else "")
+    several = len(pool) > 1
+    return Named(
+        trial, chosen, manifest.name, sweep, why if several else "", several and uses_test_images(manifest.metric)
+    )
 
 
 def _of_its_arm(chosen: TrialRecord, trials: Sequence[TrialRecord], metric: str) -> str:

@@ -112,7 +112,15 @@ def write(
         images=_image_card(config, model),
         method=config.method.name,
         seed=config.seed,
-        origin=Origin(name=named.name, sweep=sweep, key=plan.key, arm=plan.arm, client=client, chosen=named.why),
+        origin=Origin(
+            name=named.name,
+            sweep=sweep,
+            key=plan.key,
+            arm=plan.arm,
+            client=client,
+            chosen=named.why,
+            chosen_by_test=named.by_test,
+        ),
         outcome=outcome.outcome if outcome else "running",
         round=last.round,
         metrics={  # for a client's own model, without the metrics of the global model and of all clients

@@ -87,6 +87,8 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
     }
     contents = {name: text.encode() for name, text in texts.items() if text is not None}
     contents["table.parquet"] = data_frame.parquet(table)
+    for name in texts.keys() - contents.keys():  # of an earlier report with fewer seeds or arms
+        (folder / name).unlink(missing_ok=True)
     for name, content in contents.items():
         (folder / name).write_bytes(content)
     pictures = (path for figure in figures for path in (figure.png, figure.svg))

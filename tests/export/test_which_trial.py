@@ -81,7 +81,22 @@ BY_MEAN = "finished trials by accuracy/mean"
 def test_a_name_selects_a_trial(store: Store, text: str, key: str, why: str):
     found = find_trial(store, text)
     assert (found.record.plan.key, found.why) == (key, why)
+    assert found.by_test == why.startswith("the best")
     assert found.trial.checkpoint.exists()
+
+
+@pytest.mark.parametrize(
+    ("metric", "by_test"), [("accuracy/mean", True), ("validation/accuracy/mean", False), ("loss/train", False)]
+)
+def test_only_a_choice_by_test_images_makes_the_results_optimistic(tmp_path: Path, metric: str, by_test: bool):
+    home = Store(tmp_path / "mlruns")
+    sweep = home.sweep("search", "s1")
+    sweep.create(MANIFEST.model_copy(update={"id": "s1", "name": "search", "metric": metric}), {})
+    for number, value in enumerate((0.3, 0.4)):
+        planned(sweep, number, {"lora.rank": number}, 0, value, "finished")
+    found = find_trial(home, "search")
+    assert found.why.startswith("the best of 2 finished trials by ")
+    assert found.by_test == by_test
 
 
 def test_a_key_in_several_sweeps_selects_the_newest_sweep(store: Store):

@@ -292,6 +292,7 @@ def test_a_file_has_the_differences_by_domain_in_full_precision(
     without = [replace(one, right=None) for one in sweep.records]
     again = write_report(manifest(), without, tmp_path / "report")
     assert tmp_path / "report" / "by_domain.csv" not in again.paths
+    assert not (tmp_path / "report" / "by_domain.csv").exists()
 
 
 def one_group(sweep: Sweep) -> None:
