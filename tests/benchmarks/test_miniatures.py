@@ -44,7 +44,7 @@ SCRIPTS = {
     "engine": "--cohorts 2 --rounds 1 --turns 1",
     "hot_paths": "",
     "paper_times": "--train 1000 --test 400",
-    "optimism": "--searches 2 --samples 2 --rounds 1 --seeds 1 --processes 1",
+    "optimism": "--searches 1 --samples 2 --rounds 1 --seeds 2",
     "sequential": "--repetitions 4 --adastop 0 --cells 3",
     "sweep": "--trials 2 --rounds 1",
     "gpu": "agreement throughput sharing --device cpu --quick",
