@@ -105,11 +105,21 @@ def command(work: Path, name: str, *words: str) -> None:
     """Run a command of fedsweep in the folder, resume its sweep, or do nothing if the sweep is finished."""
     if sweep := newest(work, name):
         manifest, trials = sweep.manifest(), sweep.trials()
+        if not manifest.name.startswith("confirm/"):
+            check_same(work, sweep)
         if len(trials) == manifest.trials and all(one.outcome for one in trials):
             return
         words = ("tune", manifest.name, "--resume")
     print(*words, file=sys.stderr)
     subprocess.run([sys.executable, "-m", "fedsweep", *words], cwd=work, check=True, stdout=sys.stderr)
+
+
+def check_same(work: Path, sweep: SweepStore) -> None:
+    """Raise an error if a sweep in the work folder had other settings than this call."""
+    name = sweep.manifest().name
+    asked = (work / "search_spaces" / f"{name}.yaml").read_text(encoding="utf-8")
+    if asked != (sweep.folder / "search_space.yaml").read_text(encoding="utf-8"):
+        raise RuntimeError(f"{work} has a sweep of {name} with other settings; choose another folder")
 
 
 def newest(work: Path, name: str) -> SweepStore | None:
@@ -138,7 +148,8 @@ def tables(found: dict[str, list[Search]]) -> str:
     """Return the table of the two choices, and that of the parts of the optimism on the test images.
 
     The luck of the images is a mean over the two choices: the amount by which an arm is better on the images that chose
-    it. The same difference of difficulty between the images has opposite signs in the two choices and cancels.
+    it. The same difference of difficulty between the images has opposite signs in the two choices and cancels. The
+    intervals are over the seeds of the search only: all searches train with the same seed and on the same images.
     """
     rows = []
     for by, searches in found.items():

@@ -247,7 +247,7 @@ def _shares(right: np.ndarray, tested: Sequence[np.ndarray]) -> np.ndarray:
     *before, last = right
     parts = {str(place): bits for place, bits in enumerate(np.split(last, len(tested)))}
     samples = [packed_bits([bits[np.concatenate(tested)]]) for bits in before]
-    return RightImages.of_domains("", parts, (), [None] * len(tested), samples, tested).shares_of_rounds()
+    return RightImages.of_domains("", parts, (), [None] * len(tested), samples, tested).values_of_rounds()
 
 
 def until_decided(population: Population, images: int, repetitions: int) -> dict[str, Any]:

@@ -24,14 +24,15 @@ class RoundTable:
     def __init__(self, config: RunConfig, as_json: bool) -> None:
         """Choose the columns of the table.
 
-        If the clients hold out images for it, include the mean and the worst accuracy of the clients' own models.
+        If the clients hold out test images, include the mean and the worst accuracy of the clients' own models. If they
+        hold out tuning images, include the mean on these.
         """
         self.as_json = as_json
         self.shown: dict[str, str] = {}
         if config.partition.test_share > 0:
             self.shown |= {"clients": "accuracy/clients/mean", "worst client": "accuracy/clients/worst"}
         if config.partition.tuning_share > 0:
-            self.shown |= {"clients, validation": "validation/accuracy/clients/mean"}
+            self.shown |= {"clients, tuning": "validation/accuracy/clients/mean"}
         self.shown |= {"validation": "validation/accuracy/mean"} if config.data.validation_fraction else {}
         self.shown |= {"mean": "accuracy/mean", "worst": "accuracy/worst_domain"}
         self.shown |= {one: f"accuracy/domain/{one}" for one in config.data.training_domains}

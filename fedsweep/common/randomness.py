@@ -34,7 +34,7 @@ class StreamGroup(NamedTuple):
 STREAMS: Final[dict[StreamName, StreamGroup]] = {
     "partition": StreamGroup(
         "the split of the images among clients and server, and the choice of malicious clients",
-        frozenset({"dirichlet", "iid", "proxy", "test", "validation", "malicious"}),
+        frozenset({"dirichlet", "iid", "proxy", "test", "tuning", "validation", "malicious"}),
     ),
     "cohort": StreamGroup("the cohorts, and dynamic depths and ranks", frozenset({"cohort", "depth", "rank"})),
     "allocation": StreamGroup("the blocks that each client trains", frozenset({"allocation"})),

@@ -54,8 +54,8 @@ class Partition(Config, ABC):
         0.0,
         ge=0,
         lt=1,
-        description="share of each client's non-test images that is held out for the validation metrics of the "
-        "client's own model, by which a search can choose",
+        description="share of each client's non-test images that is held out for tuning: the validation metrics of the "
+        "clients' own models are measured on them",
     )
     test_share: float = Field(
         0.0, ge=0, lt=1, description="share of each client's images that is held out to test the client's own model"

@@ -47,8 +47,8 @@ class Origin(_Entry):
     arm: Arm
     client: str | None = Field(description="the client whose own model was exported; null for the global model")
     chosen: str = Field(description="the reason for choosing this trial among several; empty if only one matched")
-    chosen_by_test: bool = Field(
-        False, description="whether the trial was chosen by its results on test images, which are therefore optimistic"
+    chosen_by_test: bool | None = Field(
+        None, description="whether the trial was chosen by results on test images; null in exports of older versions"
     )
 
 

@@ -32,7 +32,7 @@ class Named:
     why: str
     """The reason for choosing this trial among several; empty if only one matched."""
     by_test: bool = False
-    """True if the trial was chosen among several by its results on test images."""
+    """True if test images decided which trials ran to their ends, or which of several was chosen."""
 
 
 def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
@@ -145,9 +145,8 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], arm: str | None, unf
     by = manifest.chosen_by or manifest.metric
     why = f"the best of {len(pool)} {kind}trials by {by}{_of_its_arm(chosen, trials, manifest.metric)}"
     several = len(pool) > 1
-    return Named(
-        trial, chosen, manifest.name, sweep, why if several else "", several and uses_test_images(manifest.metric)
-    )
+    by_test = manifest.choice_by_test_images is not None or (several and uses_test_images(manifest.metric))
+    return Named(trial, chosen, manifest.name, sweep, why if several else "", by_test)
 
 
 def _of_its_arm(chosen: TrialRecord, trials: Sequence[TrialRecord], metric: str) -> str:

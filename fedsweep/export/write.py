@@ -34,7 +34,7 @@ from fedsweep.models.names import FOLDED, is_folded, layer_of, names_within
 from fedsweep.models.weights_file import digest
 from fedsweep.results.checkpoint import Checkpoint
 from fedsweep.results.checkpoint import load as load_checkpoint
-from fedsweep.results.history import RoundRecord
+from fedsweep.results.history import RoundRecord, on_test
 from fedsweep.results.records import TrialPlan
 from fedsweep.types import ImageSet
 
@@ -124,7 +124,9 @@ def write(
         outcome=outcome.outcome if outcome else "running",
         round=last.round,
         metrics={  # for a client's own model, without the metrics of the global model and of all clients
-            name: value for name, value in last.metrics.items() if not client or name == f"accuracy/client/{client}"
+            name: value
+            for name, value in last.metrics.items()
+            if not client or on_test(name) == f"accuracy/client/{client}"
         },
         left_out=(*sorted(added), *([f"blocks above the first {len(layers)}"] if skipped else [])),
         hyperparameters=flat(config),

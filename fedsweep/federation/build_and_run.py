@@ -270,13 +270,13 @@ def last_files(federation: Federation, result: RoundResult, earlier: Mapping[int
         None if domain.test.groups is None else domain.test.groups.numpy()
         for domain in (*federation.domains, *federation.held_out)
     ]
-    tested = _tested_before_last(federation)
-    of_images = RightImages.of_domains(federation.data_digest, right, held_out, groups, recorded, tested)
+    sample = _sample_before_last(federation)
+    of_images = RightImages.of_domains(federation.data_digest, right, held_out, groups, recorded, sample)
     embedding = federation.embed(result.state)
     return {RIGHT: of_images.content(), **({} if embedding is None else files(embedding))}
 
 
-def _tested_before_last(federation: Federation) -> list[np.ndarray] | None:
+def _sample_before_last(federation: Federation) -> list[np.ndarray] | None:
     """Return for each domain which test images the rounds before the last test, bool (n,); None if they test all."""
     domains, count = (*federation.domains, *federation.held_out), federation.evaluation.images_per_domain
     if count is None or max(len(domain.test) for domain in domains) <= count:

@@ -160,7 +160,8 @@ class RunConfig(Config):
         if self.evaluation.test_rounds == "last" and not held_out:
             raise ValueError(
                 "`evaluation.test_rounds` last measures only the validation images between round 0 and the last round "
-                "and needs a `data.validation_fraction` above 0 or `listed`, but it is 0"
+                "and needs a `data.validation_fraction` above 0 or `listed`, or a `partition.tuning_share` above 0, "
+                "but both are 0"
             )
         if self.method.needs.validation and not self.partition.validation_share:
             raise ValueError(

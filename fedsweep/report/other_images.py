@@ -112,11 +112,13 @@ def why_no_images(metric: str, found: Sequence[Comparison], trials: Sequence[tup
 
 
 def why_no_images_with_baseline(metric: str, arms: Sequence[ArmStatistics]) -> str | None:
-    """Return the reason why no comparison with the baseline has an interval over seeds and images; see above."""
-    by_key = {one.key: one.arm.finished(metric) for one in arms}
-    compared = [one for one in arms if one.counterpart is not None and one.comparison is not None]
-    trials = [(by_key[one.key], by_key[one.counterpart or ""]) for one in compared]
-    return why_no_images(metric, [one.comparison for one in compared if one.comparison is not None], trials)
+    """Return the result of `why_no_images` for the comparisons of all arms with their baselines."""
+    by_key, found, trials = {one.key: one.arm.finished(metric) for one in arms}, [], []
+    for one in arms:
+        if one.comparison is not None and one.counterpart is not None:
+            found.append(one.comparison)
+            trials.append((by_key[one.key], by_key[one.counterpart]))
+    return why_no_images(metric, found, trials)
 
 
 def _with_images(found: Comparison, over_images: Crossed | None) -> Comparison:
@@ -136,7 +138,7 @@ def of_trials(metric: str, seeds: Sequence[int], arm: Finished, baseline: Finish
     """Return the difference between two arms over `seeds`, with its variance over seeds and over groups of images.
 
     An image counts as 1 if its class is predicted correctly and as 0 otherwise. For the metric accuracy/last_rounds, an
-    image counts as the share of the averaged rounds in which its class is predicted correctly.
+    image counts as in `RightImages.values_of_rounds`.
 
     Return None if `metric` is no accuracy on the test images of domains, if a trial has no file with the correctly
     predicted images (of all averaged rounds), if the trials were tested on different images, or if no interval can be
@@ -146,7 +148,7 @@ def of_trials(metric: str, seeds: Sequence[int], arm: Finished, baseline: Finish
     if found is None or isinstance(found, str):
         return None
     known, places, groups = found
-    counts = _share_of_rounds if metric == LAST_ROUNDS else _of_last_round
+    counts = _over_rounds if metric == LAST_ROUNDS else _of_last_round
     pairs = zip(known[::2], known[1::2], strict=True)
     differences = np.stack([counts(one, places) - counts(other, places) for one, other in pairs])
     return crossed(differences, [known[0].domains[place].images for place in places], groups)
@@ -199,8 +201,8 @@ def crossed(differences: np.ndarray, sizes: Sequence[int], groups: np.ndarray) -
 
     Args:
         differences: Arm minus baseline for each seed and image: 1 if only the arm predicts the class correctly, -1 if
-            only the baseline does, and 0 otherwise, (seeds, n). With several rounds, it is the mean of these values
-            over the rounds.
+            only the baseline does, and 0 otherwise, (seeds, n). With several rounds, the values of an image are those
+            of `RightImages.values_of_rounds`.
         sizes: The number of images of each domain. The images are those of the first domain, then the second, etc.
         groups: The group of each image, from 0, (n,).
 
@@ -261,9 +263,9 @@ def _of_last_round(trial: RightImages, places: Sequence[int]) -> np.ndarray:
     return np.concatenate([trial.of_domain(place) for place in places]).astype(np.int8)
 
 
-def _share_of_rounds(trial: RightImages, places: Sequence[int]) -> np.ndarray:
-    """Return for each image of some domains the share of rounds in which its class is predicted correctly, (n,)."""
-    starts, whole = trial.starts, trial.shares_of_rounds()
+def _over_rounds(trial: RightImages, places: Sequence[int]) -> np.ndarray:
+    """Return the values of the images of some domains over the averaged rounds, float64 (n,)."""
+    starts, whole = trial.starts, trial.values_of_rounds()
     return np.concatenate([whole[starts[place] : starts[place + 1]] for place in places])
 
 

@@ -55,10 +55,10 @@ class RightImages(StoredRecord):
         "the bits that differ from those of the next averaged round, compressed by zlib, in base64; None if the run "
         "has no such metric",
     )
-    sampled: str | None = Field(
+    sample: str | None = Field(
         None,
-        description="one bit per image, 1 if the earlier rounds tested it, compressed by zlib, in base64; None if they "
-        "tested all images",
+        description="one bit per image, 1 if the earlier rounds tested it, compressed by zlib, in base64; the other "
+        "images have the bits of the last round in `earlier`; None if the earlier rounds tested all images",
     )
 
     @classmethod
@@ -69,7 +69,7 @@ class RightImages(StoredRecord):
         held_out: Collection[str],
         groups: Sequence[np.ndarray | None],
         earlier: Sequence[np.ndarray] | None = None,
-        tested: Sequence[np.ndarray] | None = None,
+        in_sample: Sequence[np.ndarray] | None = None,
     ) -> RightImages:
         """Return the record of a trial.
 
@@ -80,25 +80,25 @@ class RightImages(StoredRecord):
             groups: For each domain, the group of each image, int64 (n,), or None if each image is its own group.
             earlier: For each earlier round that accuracy/last_rounds averages, oldest first, the `packed_bits` of its
                 tested images, or None if they are not known.
-            tested: For each domain, which images the earlier rounds tested, bool (n,), or None if they tested all.
+            in_sample: For each domain, which images the earlier rounds tested, bool (n,), or None if they tested all.
         """
         domains = [TestedDomain(name=name, images=len(one), held_out=name in held_out) for name, one in right.items()]
         bits = packed_bits(right.values())
         steps = np.diff(numbered(groups, [len(one) for one in right.values()]), prepend=0).astype("<i4")
-        sampled = None if tested is None or not earlier else np.concatenate(tested)
-        if earlier is not None and sampled is not None:
-            earlier = [_filled_up(one, sampled, bits) for one in earlier]
+        tested = None if in_sample is None or not earlier else np.concatenate(in_sample)
+        if earlier is not None and tested is not None:
+            earlier = [_filled_up(one, tested, bits) for one in earlier]
         return cls(
             data=data,
             domains=tuple(domains),
             right=_base64(bits.tobytes()),
             groups=_compressed(steps),
             earlier=None if earlier is None else _changes([*earlier, bits]),
-            sampled=None if sampled is None else _compressed(np.packbits(sampled)),
+            sample=None if tested is None else _compressed(np.packbits(tested)),
         )
 
     def content(self) -> bytes:
-        """Return the content of the file. It does not contain `earlier` and `sampled` if they are None."""
+        """Return the content of the file. It does not contain `earlier` and `sample` if they are None."""
         return self.model_dump_json(indent=2, exclude_none=True).encode()
 
     @property
@@ -111,34 +111,36 @@ class RightImages(StoredRecord):
         bits = np.unpackbits(self._last)
         return bits[self.starts[place] : self.starts[place + 1]].view(bool)
 
-    def shares_of_rounds(self) -> np.ndarray:
-        """Return for each image the share of the averaged rounds in which its class is predicted correctly.
+    def values_of_rounds(self) -> np.ndarray:
+        """Return for each image a value whose mean over a domain is the accuracy, averaged over several rounds.
 
-        The averaged rounds are the last round and the rounds in `earlier`. The mean of the shares of a domain is its
-        accuracy, averaged over these rounds. If a round tested n of the N images of a domain, with the accuracy a, an
-        image that it did not test counts as a in this round. A tested image counts as a + (1 - a) N / n or, if the
-        prediction is wrong, as a - a N / n. These are the values whose variance is that of the accuracy.
+        The rounds are the last round and the rounds in `earlier`. If they tested all images, the value is the share of
+        these rounds in which the class of the image is predicted correctly.
+
+        If a round tested n of the N images of a domain, with the accuracy a, an image that it did not test counts as a
+        in this round. A tested image counts as a + (1 - a) N / n or, if the prediction is wrong, as a - a N / n. The
+        mean of these values over all N images is a, and their spread over images gives the variance of a.
 
         Returns:
-            The shares of the images of all domains, float64 (n,).
+            The values of the images of all domains, float64 (n,).
         """
-        packed, images, changes = self._last, int(self.starts[-1]), self.earlier or ()
-        right = np.unpackbits(packed, count=images).astype(np.float64)
+        packed, images, changes, tested = self._last, int(self.starts[-1]), self.earlier or (), self.in_sample
+        values = np.unpackbits(packed, count=images).astype(np.float64)
         for change in reversed(changes):
             packed = packed ^ _decompressed(change)
-            right += self._of_all_images(np.unpackbits(packed, count=images))
-        return right / (len(changes) + 1)
+            right = np.unpackbits(packed, count=images)
+            values += right if tested is None else self._of_all_images(right, tested)
+        return values / (len(changes) + 1)
 
-    def _of_all_images(self, right: np.ndarray) -> np.ndarray:
-        """Return the values of all images in an earlier round, given 1 for each correctly predicted image."""
-        if (tested := self.tested_earlier) is None:
-            return right
+    def _of_all_images(self, right: np.ndarray, tested: np.ndarray) -> np.ndarray:
+        """Return the values of all images in a round that tested only some of them (`tested`)."""
         values = np.empty(len(right))
         for start, end in pairwise(self.starts):
-            chosen = tested[start:end]
-            mean = right[start:end][chosen].mean() if chosen.any() else 0.0
-            scale = (end - start) / max(int(chosen.sum()), 1)
-            values[start:end] = mean + np.where(chosen, scale * (right[start:end] - mean), 0.0)
+            if start < end:
+                chosen = tested[start:end]
+                mean = right[start:end][chosen].mean()
+                scale = (end - start) / chosen.sum()
+                values[start:end] = mean + np.where(chosen, scale * (right[start:end] - mean), 0.0)
         return values
 
     @property
@@ -147,10 +149,10 @@ class RightImages(StoredRecord):
         return np.frombuffer(base64.b64decode(self.right), np.uint8)
 
     @property
-    def tested_earlier(self) -> np.ndarray | None:
+    def in_sample(self) -> np.ndarray | None:
         """A mask of the images that the earlier averaged rounds tested, bool (n,); None if they tested all images."""
         images = int(self.starts[-1])
-        return None if self.sampled is None else np.unpackbits(_decompressed(self.sampled), count=images).view(bool)
+        return None if self.sample is None else np.unpackbits(_decompressed(self.sample), count=images).view(bool)
 
     @property
     def group_numbers(self) -> np.ndarray:
@@ -160,13 +162,21 @@ class RightImages(StoredRecord):
     def check(self, where: str) -> None:
         """Raise UserError if the bits or the groups are damaged. The error message begins with `where`."""
         try:
-            rounds = [self._last, *map(_decompressed, (*(self.earlier or ()), *filter(None, [self.sampled])))]
+            rounds = [self._last, *map(_decompressed, self.earlier or ())]
+            sample = [] if self.sample is None else [_decompressed(self.sample)]
             groups, images = self.group_numbers, int(self.starts[-1])
         except (binascii.Error, zlib.error, ValueError):
-            rounds, groups, images = [], np.array([]), -1
-        sizes = {len(bits) for bits in rounds}
-        if sizes != {-(-images // 8)} or len(groups) != images or (images and groups.min() < 0):
+            rounds, sample, groups, images = [], [], np.array([]), -1
+        sizes = {len(bits) for bits in (*rounds, *sample)}
+        wrong = sizes != {-(-images // 8)} or len(groups) != images or (images and groups.min() < 0)
+        if wrong or not self._sample_fits():
             raise UserError(f"{where} is damaged: its bits and groups do not fit its numbers of images.")
+
+    def _sample_fits(self) -> bool:
+        tested = self.in_sample
+        if tested is None or not self.earlier:
+            return tested is None
+        return all(part.any() for part in np.split(tested, self.starts[1:-1]) if len(part))
 
 
 def _filled_up(packed: np.ndarray, tested: np.ndarray, last: np.ndarray) -> np.ndarray:

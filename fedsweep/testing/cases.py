@@ -12,7 +12,7 @@ from fedsweep.common.yaml_values import Json, parse_overrides
 from fedsweep.data.data_config import data_sources
 from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.methods import ALL, FederatedMethod, MethodConfig
-from fedsweep.methods.capabilities import UnequalRanks
+from fedsweep.methods.capabilities import PersonalModels, UnequalRanks
 from fedsweep.training.aggregation_rules import aggregation_rules
 from fedsweep.training.round_metrics import BUILT_IN, round_metrics
 
@@ -63,7 +63,8 @@ def changes_for(settings: Mapping[str, Any], clip: Path) -> dict[str, Json]:
     """
     if "server" in settings:
         settings = {**settings, "clip": {"name": "clip", "model": str(clip)}}
-    needs, changes = method_of(settings).needs, dict[str, Json]({"method": dict(settings)})
+    method, changes = method_of(settings), dict[str, Json]({"method": dict(settings)})
+    needs = method.needs
     if needs.proxy or needs.synthetic:
         changes["partition.proxy_share"] = 0.2
     if needs.synthetic:
@@ -71,8 +72,9 @@ def changes_for(settings: Mapping[str, Any], clip: Path) -> dict[str, Json]:
     if needs.text:
         changes |= {"backbone": {"name": "clip", "model": str(clip)}, "lora.position": "mlp"}
     if needs.validation:
-        shares = ("validation_share", "test_share", "tuning_share")
-        changes |= {f"partition.{share}": 0.02 for share in shares}
+        changes["partition.validation_share"] = 0.02
+    if isinstance(method, PersonalModels):
+        changes |= {"partition.test_share": 0.02, "partition.tuning_share": 0.02}
     return changes
 
 

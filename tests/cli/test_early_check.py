@@ -68,6 +68,7 @@ def test_values_and_default_values_equal_those_of_the_full_configuration():
         (["data.held_out_domains=[plain, thick]", "federation.depths=[12, 10, 8, 6]"], True),
         (["method=depthfl"], True),
         (["partition.test_share=0.2"], False),
+        (["partition.tuning_share=0.2"], False),
         (["evaluation.metrics=[drift]"], False),
     ],
 )

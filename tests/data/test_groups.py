@@ -76,7 +76,7 @@ def test_no_group_is_on_two_sides_and_no_image_is_lost(load_source, source, kind
         assert sorted(found) == sorted(image for one in data.domains for image in traced(one.train))
         for client in parts.clients:
             assert len(client.train) > 0
-            assert [bool(client.test), bool(client.validation)] == [bool(used[1]), bool(used[2])]
+            assert [bool(getattr(client, use)) for use in ("test", "validation", "tuning")] == [*map(bool, used[1:])]
 
 
 @pytest.mark.parametrize("source", PREPARED)

@@ -106,11 +106,15 @@ def test_the_card_describes_the_export(run: Named, exported: Path):
 
 
 @pytest.mark.parametrize("by_test", [True, False])
-def test_the_readme_calls_results_optimistic_if_test_images_chose_the_trial(run: Named, tmp_path: Path, by_test: bool):
-    export(replace(run, why="the best of 4 finished trials", by_test=by_test), tmp_path / "out")
+@pytest.mark.parametrize("why", ["", "the best of 4 finished trials"])
+def test_the_readme_calls_results_optimistic_if_test_images_chose_the_trial(
+    run: Named, tmp_path: Path, by_test: bool, why: str
+):
+    export(replace(run, why=why, by_test=by_test), tmp_path / "out")
     text = " ".join((tmp_path / "out" / "README.md").read_text().split())
-    assert "the best of 4 finished trials" in text
-    assert ("this choice makes the results above optimistic" in text) == by_test
+    assert why in text
+    assert ("(optimistic, because the trial was chosen by results on test images) |" in text) == by_test
+    assert read_card(tmp_path / "out").origin.chosen_by_test == by_test
 
 
 def test_repeated_exports_are_bit_identical_and_readable_by_other_users(run: Named, exported: Path, tmp_path: Path):

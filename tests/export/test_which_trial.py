@@ -99,6 +99,19 @@ def test_only_a_choice_by_test_images_makes_the_results_optimistic(tmp_path: Pat
     assert found.by_test == by_test
 
 
+@pytest.mark.parametrize(("scheduler", "by_test"), [("none", False), ("asha", True)])
+def test_pruning_by_test_images_makes_the_results_of_the_only_trial_optimistic(
+    tmp_path: Path, scheduler: str, by_test: bool
+):
+    home = Store(tmp_path / "mlruns")
+    sweep = home.sweep("search", "s1")
+    about = {"id": "s1", "name": "search", "metric": "accuracy/mean", "scheduler": scheduler, "search": "grid"}
+    sweep.create(MANIFEST.model_copy(update=about), {})
+    planned(sweep, 0, {"lora.rank": 4}, 0, 0.4, "finished")
+    planned(sweep, 1, {"lora.rank": 8}, 0, 0.3, "pruned")
+    assert find_trial(home, "search").by_test == by_test
+
+
 def test_a_key_in_several_sweeps_selects_the_newest_sweep(store: Store):
     found = find_trial(store, "ab00000000000000")
     assert found.sweep is not None

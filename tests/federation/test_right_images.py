@@ -95,21 +95,21 @@ def test_the_mean_over_the_last_rounds_is_that_of_the_shares(tiny, tmp_path, sam
     records = list(run_resumably(config, tmp_path / PATH))
     found = read_right(tmp_path / RIGHT)
     assert len(found.earlier) == 2
-    shares = np.split(found.shares_of_rounds(), found.starts[1:-1])
+    shares = np.split(found.values_of_rounds(), found.starts[1:-1])
     for share, domain in zip(shares, found.domains, strict=True):
         metric = f"accuracy/{'out_of_domain' if domain.held_out else 'domain'}/{domain.name}"
         averaged = [records[round].metrics[metric] for round in (2, 4, 5)]
         assert share.mean() == pytest.approx(np.mean(averaged), abs=1e-12)
     inside = [share.mean() for share, domain in zip(shares, found.domains, strict=True) if not domain.held_out]
     assert records[-1].metrics["accuracy/last_rounds"] == pytest.approx(np.mean(inside), abs=1e-12)
-    assert len(np.unique(found.shares_of_rounds())) > 2  # some predictions change from round to round
+    assert len(np.unique(found.values_of_rounds())) > 2  # some predictions change from round to round
 
 
 def test_the_file_says_which_images_the_earlier_rounds_tested(tiny, tmp_path):
     config = tiny.override({**AVERAGED, "evaluation.images_per_domain": 4}, "test")
     list(run_resumably(config, tmp_path / PATH))
     found, federation = read_right(tmp_path / RIGHT), build(config)
-    parts = np.split(found.tested_earlier, found.starts[1:-1])
+    parts = np.split(found.in_sample, found.starts[1:-1])
     whole, samples = ([one for sets in federation.tested(round) for one in sets] for round in (0, 1))
     assert [int(tested.sum()) for tested in parts] == [4, 4, 4]
     for tested, domain, sample in zip(parts, whole, samples, strict=True):

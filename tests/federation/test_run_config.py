@@ -140,6 +140,7 @@ SYNTHETIC = {
         ({"local": {"batch_size": 16, "steps": "epoch", "epochs": 2}}, STEPS, 125.0),
         ({"local": {"batch_size": 16, "steps": "epoch", "epochs": 2}}, IMAGES, None),
         ({"partition.proxy_share": 0.5, "partition.test_share": 0.2}, TRAINED_SHARE, 0.4),
+        ({"partition.test_share": 0.2, "partition.tuning_share": 0.5}, TRAINED_SHARE, 0.4),
     ],
 )
 def test_values_that_a_run_derives_from_its_settings(tiny, changes, name, value):
@@ -183,7 +184,8 @@ def drawn(config: RunConfig) -> dict[StreamName, list[object]]:
 
 
 def test_a_seed_determines_only_the_streams_that_are_named(tiny):
-    partition = {"name": "iid", "clients": 3}
+    shares = {f"{use}_share": 0.1 for use in ("test", "tuning", "validation")}
+    partition = {"name": "iid", "clients": 3, **shares}
     changes = {"partition": partition, "federation.clients_per_round": 1, "data.domains": ["plain"]}
     config = tiny.override({**changes, "evaluation.images_per_domain": 9}, "test")
     first, used = drawn(config), {*STREAMS} - {"synthetic"}

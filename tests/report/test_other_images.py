@@ -609,7 +609,7 @@ def test_if_each_seed_tests_its_own_sample_before_the_last_round_the_mean_over_r
             *before, last = [rng.random(80) < easy + 0.1 * (rank == 4) for _ in range(3)]
             sweep.add(rank, seed, last, earlier=before, tested=tested)
             kept = RightImages.model_validate_json((tmp_path / str(len(sweep.records) - 1) / RIGHT).read_bytes())
-            values[seed, place] = kept.shares_of_rounds()
+            values[seed, place] = kept.values_of_rounds()
     comparison = summarise(manifest(metric="accuracy/last_rounds"), sweep.records)[0].comparison
     assert comparison is not None
     assert comparison.images is not None

@@ -60,7 +60,7 @@ def test_the_shares_are_the_means_over_the_rounds(images: int, earlier: int, ran
     assert found == kept
     assert found.earlier is not None
     assert len(found.earlier) == earlier
-    assert found.shares_of_rounds().tolist() == rounds.mean(axis=0).tolist()
+    assert found.values_of_rounds().tolist() == rounds.mean(axis=0).tolist()
     assert np.concatenate([found.of_domain(0), found.of_domain(1)]).tolist() == rounds[-1].tolist()
 
 
@@ -77,9 +77,9 @@ def test_the_shares_of_sampled_images_have_the_means_of_the_samples(
     kept = RightImages.of_domains("d", last, (), [None] * len(sizes), samples, tested)
     found = RightImages.model_validate_json(kept.content())
     found.check("file")
-    assert found.tested_earlier is not None
-    assert found.tested_earlier.tolist() == np.concatenate(tested).tolist()
-    for place, share in enumerate(np.split(found.shares_of_rounds(), found.starts[1:-1])):
+    assert found.in_sample is not None
+    assert found.in_sample.tolist() == np.concatenate(tested).tolist()
+    for place, share in enumerate(np.split(found.values_of_rounds(), found.starts[1:-1])):
         means = [of[place][tested[place]].mean() for of in rounds[:-1]]
         assert share.mean() == pytest.approx(np.mean([*means, rounds[-1][place].mean()]), abs=1e-12)
         for image, is_tested in enumerate(tested[place]):
@@ -90,6 +90,17 @@ def test_the_shares_of_sampled_images_have_the_means_of_the_samples(
             assert share[image] == pytest.approx(np.mean(of_rounds), abs=1e-12)
 
 
+def test_an_image_that_was_not_tested_counts_as_the_accuracy_of_the_sample() -> None:
+    """The earlier round tested the first, the second and the fourth of five images, with an accuracy of two thirds."""
+    last, tested = np.array([True, False, True, True, False]), np.array([True, True, False, True, False])
+    kept = RightImages.of_domains("d", {"a": last}, (), [None], [np.packbits([True, False, True])], [tested])
+    right, wrong = 2 / 3 + 5 / 3 * (1 - 2 / 3), 2 / 3 - 5 / 3 * 2 / 3
+    earlier = [right, wrong, 2 / 3, right, 2 / 3]
+    expected = [(one + after) / 2 for one, after in zip(earlier, (1, 0, 1, 1, 0), strict=True)]
+    assert kept.values_of_rounds() == pytest.approx(expected, abs=1e-12)
+    assert np.mean(expected) == pytest.approx((3 / 5 + 2 / 3) / 2)
+
+
 def test_a_sample_of_all_images_changes_nothing() -> None:
     rng = np.random.default_rng(0)
     *before, last = ({"a": rng.random(9) < 0.5, "b": rng.random(4) < 0.5} for _ in range(3))
@@ -97,7 +108,7 @@ def test_a_sample_of_all_images_changes_nothing() -> None:
     whole = RightImages.of_domains("d", last, (), [None, None], packed)
     sampled = RightImages.of_domains("d", last, (), [None, None], packed, [np.full(9, True), np.full(4, True)])
     assert sampled.earlier == whole.earlier
-    assert sampled.shares_of_rounds() == pytest.approx(whole.shares_of_rounds(), abs=1e-15)
+    assert sampled.values_of_rounds() == pytest.approx(whole.values_of_rounds(), abs=1e-15)
 
 
 def test_a_file_without_earlier_rounds_is_as_before() -> None:
@@ -105,7 +116,7 @@ def test_a_file_without_earlier_rounds_is_as_before() -> None:
     assert whole.earlier is None
     assert set(json.loads(whole.content())) == {"data", "domains", "right", "groups"}
     assert RightImages.model_validate_json(whole.content()) == whole
-    assert whole.shares_of_rounds().tolist() == [1, 0, 1]
+    assert whole.values_of_rounds().tolist() == [1, 0, 1]
 
 
 def test_the_number_of_a_group_does_not_depend_on_its_name() -> None:
@@ -135,9 +146,11 @@ def test_the_file_is_short() -> None:
         {"earlier": ["eJwDAAAAAAE="]},
         {"earlier": ["!"]},
         {"earlier": ["AAAA"]},
-        {"sampled": "eJwDAAAAAAE="},
-        {"sampled": "!"},
-        {"sampled": "AAAA"},
+        {"sample": "eJwDAAAAAAE="},
+        {"sample": "!"},
+        {"sample": "AAAA"},
+        {"sample": "eNr73wAAAoABgA=="},  # without earlier rounds
+        {"sample": "eNpjYAAAAAIAAQ==", "earlier": ["eNpjYAAAAAIAAQ=="]},  # of no image
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, change: dict[str, str]) -> None:

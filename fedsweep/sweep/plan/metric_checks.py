@@ -113,11 +113,17 @@ def _wrong_metrics(
     for entry, metric, others in [*objectives, *declared, *printed]:
         known = list(dict.fromkeys([*metrics, *others]))
         setting = _lacking(resolved, metric) if on_validation(on_test(metric)) == metric else None
-        if metric not in known and setting is not None and on_test(metric) in known:
+        own_models = on_test(metric).startswith("accuracy/client")
+        if metric not in known and setting is not None and (on_test(metric) in known or own_models):
             set_test = f", or set `{entry}` to {on_test(metric)}, which uses the test images"
             yield (
                 f"`{entry}` {metric} needs validation images, but `{setting}` is 0; "
-                f"set it to 0.2, for example{set_test}."
+                f"set it to 0.2, for example{set_test if on_test(metric) in known else ''}."
+            )
+        elif own_models and on_test(metric) not in known and not resolved.base.partition.test_share:
+            yield (
+                f"`{entry}` {metric} needs test images of the clients, but `partition.test_share` is 0; "
+                "set it to 0.2, for example."
             )
         elif metric not in known and metric in AVERAGED.values():
             yield f"`{entry}` {metric} needs a number of rounds in `evaluation.last_rounds`, but it is null."

@@ -14,7 +14,7 @@ from fedsweep.common.progress import loading
 from fedsweep.common.yaml_values import Json
 from fedsweep.results import SweepManifest, SweepStore
 from fedsweep.results.arms import NAMED
-from fedsweep.results.history import on_test
+from fedsweep.results.history import VALIDATION, on_test
 from fedsweep.results.tuned_arms import space_name
 from fedsweep.sweep.space.search_space import SearchSpace
 
@@ -87,7 +87,7 @@ def write_confirmation(sweep: SweepStore, top: int, seeds: int, console: Console
         raise UserError(f"{file} exists with other arms; run it with `fedsweep tune {name}`, or delete the file first.")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.encode())
-    if warned := _same_images(manifest):
+    if warned := images_that_chose(manifest):
         console.print(warned, style="yellow", soft_wrap=True)
     return Confirmation(name, path, not exists)
 
@@ -107,10 +107,16 @@ def _check_repeatable(manifest: SweepManifest) -> None:
         )
 
 
-def _same_images(manifest: SweepManifest) -> str | None:
-    """Return a warning if the sweep chose by the test images, on which its best arms are confirmed."""
+def images_that_chose(manifest: SweepManifest) -> str | None:
+    """Return a warning if the sweep chose by images on which its best arms are confirmed."""
     if manifest.choice_by_test_images is None:
-        return None
+        own_models = manifest.metric.startswith(f"{VALIDATION}accuracy/client")
+        return (
+            "The clients' test images depend on the seed, so some of them are tuning images of the search, by which "
+            f"{manifest.name} chose its best arms."
+            if own_models
+            else None
+        )
     return (
         f"The best arms of {manifest.name} were chosen by the test images, on which they are now compared again. New "
         "seeds remove the luck of the seed, but not that of the images."
@@ -125,7 +131,7 @@ def _yaml(
     fixed = {**space.fixed, "evaluation.test_rounds": "all"}
     lines = [
         f"# Are the best arms of {manifest.name} better than the baseline with fresh seeds, on the test images?",
-        *([f"# {warned}"] if (warned := _same_images(manifest)) else []),
+        *([f"# {warned}"] if (warned := images_that_chose(manifest)) else []),
         "#",
         f"#   fedsweep tune {name}",
         "",

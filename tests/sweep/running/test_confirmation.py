@@ -9,7 +9,7 @@ import yaml
 from fedsweep.common.errors import UserError
 from fedsweep.common.progress import silent_console
 from fedsweep.results.tuned_arms import STAGE
-from fedsweep.sweep.running.confirmation import write_confirmation
+from fedsweep.sweep.running.confirmation import images_that_chose, write_confirmation
 from tests.places import PLACE
 from tests.report.conftest import make_manifest
 from tests.report.helpers import rows_of
@@ -73,6 +73,20 @@ def test_a_sweep_whose_arms_cannot_be_repeated_is_not_confirmed(changes, reason)
         write_confirmation(sweep, 1, 5, silent_console())
 
 
+@pytest.mark.parametrize(
+    ("metric", "search", "said"),
+    [
+        ("validation/accuracy/mean", "tpe", None),
+        ("accuracy/mean", "tpe", "were chosen by the test images"),
+        ("validation/accuracy/clients/mean", "tpe", "some of them are tuning images of the search"),
+        ("accuracy/clients/mean", "grid", None),
+    ],
+)
+def test_a_confirmation_on_images_that_chose_the_arm_says_so(metric, search, said):
+    found = images_that_chose(make_manifest(metric=metric, search=search))
+    assert found is None if said is None else said in found
+
+
 def _reached(trial):
     finished = trial.outcome is not None and trial.outcome.outcome == "finished"
     return trial.history[-1].metrics["validation/accuracy/mean"] if finished else -1.0
@@ -92,6 +106,26 @@ def test_a_search_needs_validation_images_or_says_that_it_chooses_by_the_test_im
         "which uses the test images."
     )
     assert not (tmp_path / "mlruns").exists()
+
+
+@pytest.mark.parametrize(
+    ("metric", "share", "said"),
+    [
+        ("validation/accuracy/clients/mean", {}, "needs validation images, but `partition.tuning_share` is 0"),
+        (
+            "validation/accuracy/clients/mean",
+            {"partition.tuning_share": 0.1},
+            "needs test images of the clients, but `partition.test_share` is 0",
+        ),
+        ("accuracy/clients/mean", {}, "needs test images of the clients, but `partition.test_share` is 0"),
+    ],
+)
+def test_a_search_by_the_clients_own_models_needs_their_images(tmp_path, metric, share, said):
+    write_space(tmp_path, "search", {**SEARCH, "fixed": {**SMALL, **share}, "objective": {"metric": metric}})
+    done = fedsweep(tmp_path, "tune", "search", code=2, trains=False)
+    assert PLACE.sub("", done.stderr.splitlines()[-1].removeprefix("fedsweep: ")) == (
+        f"`objective.metric` {metric} {said}; set it to 0.2, for example."
+    )
 
 
 def test_a_scheduler_needs_the_test_images_in_all_rounds_if_it_compares_trials_by_them(tmp_path):
