@@ -47,7 +47,7 @@ def test_every_shipped_file_is_valid():
         name = schema_of(path)
         kinds[name] += 1
         assert [one.message for one in VALIDATORS[name].iter_errors(read_yaml(path))] == [], path
-    assert kinds == {"experiment": 20, "pretrain": 2, "search_space": 190}  # a new file changes these counts
+    assert kinds == {"experiment": 20, "pretrain": 2, "search_space": 191}  # a new file changes these counts
 
 
 MISTAKES = {

@@ -169,7 +169,7 @@ def test_flat_maps_every_dotted_name_to_its_value(experiment):
     assert values["federation.clients_per_round"] is None
     assert values["method.name"] == "fedra"
     assert values["optimizer.weight_decay"] == 1e-5
-    assert len(values) == 53
+    assert len(values) == 54
     assert json.loads(json.dumps(values)) == values
 
 
