@@ -109,7 +109,7 @@ def clean_process(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest
             patch.delenv(name)
         # By default, Ray gives its workers a low priority, so that they wait for all tests that run at the same time.
         patch.setenv("RAY_worker_niceness", "0")
-        # Ray reads the mode only once in a process. If a later test changed it, a start of Ray would wait for 2 minutes.
+        # Ray reads the mode once in a process. If a later test changed it, a start of Ray would wait for two minutes.
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("FEDSWEEP_CACHE", str(tmp_path_factory.mktemp("activations")))
         yield
