@@ -24,7 +24,7 @@ from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
 from fedsweep.common.rules import domains_fit, known_domains_fit, one_scale, sets_ranks, sizes_given
 from fedsweep.common.yaml_values import Json, read_yaml
-from fedsweep.results.history import LAST_ROUNDS, LAST_ROUNDS_LOSS, SIMULATED, TEST_LOSS, TESTED, on_validation
+from fedsweep.results.history import LAST_ROUNDS, LAST_ROUNDS_LOSS, SIMULATED, TEST_LOSS, TESTED, validation_names
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
@@ -143,7 +143,7 @@ def metrics(config: RunConfig) -> list[str] | None:
     averaged = config.evaluation.last_rounds is not None
     means = ("accuracy/mean", "accuracy/worst_domain", "accuracy/domain_spread", *[LAST_ROUNDS] * averaged)
     losses = (TEST_LOSS, *[LAST_ROUNDS_LOSS] * averaged)
-    validated = filter(None, map(on_validation, (*means, *trained, *losses)) if data.validation_fraction else ())
+    validated = validation_names((*means, *trained, *losses)) if data.validation_fraction else ()
     absent = () if sets_ranks(config.federation) else stored["metrics_of_ranks"]
     simulated = [] if config.devices == "none" else [SIMULATED]
     always = ["loss/train", *(name for name in stored["metrics"] if name not in absent), *simulated]

@@ -40,8 +40,8 @@ from fedsweep.training.evaluation import (
     in_one_pass,
     of_validation,
     stratified,
+    under_validation_names,
     validate,
-    validated,
 )
 from fedsweep.training.local_training import CohortTrainer
 from fedsweep.training.precision import Precision, arithmetic
@@ -176,7 +176,7 @@ class Federation:
         tuning = {one.id: one.tuning for one in self.clients if one.tuning is not None}
         of_all = (*(one.test for one in sets), *own.values(), *tuning.values())
         self.trainer.reader.listener.testing(sum(map(len, of_all)))
-        of_clients = self._evaluate_clients(state, own) | validated(self._evaluate_clients(state, tuning))
+        of_clients = self._evaluate_clients(state, own) | under_validation_names(self._evaluate_clients(state, tuning))
         self.model.load_adapter(state.adapter)
         predict: Predict = partial(predicted, self.method, state, self.trainer.reader)
         frozen = FrozenBlocks.of_method(self.method).num_frozen_blocks(state)

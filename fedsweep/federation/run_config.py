@@ -20,7 +20,7 @@ from fedsweep.federation.run_checks import check_backbone, check_shared_model, c
 from fedsweep.methods import MethodConfig
 from fedsweep.methods.capabilities import OwnMetrics, SeparateModels, StandIns
 from fedsweep.models import BackboneConfig, LoraConfig
-from fedsweep.results.history import ENERGY, SIMULATED, on_validation
+from fedsweep.results.history import ENERGY, SIMULATED, validation_names
 from fedsweep.results.records import PLUGINS, SYNTHETIC
 from fedsweep.training.attacks import malicious_clients
 from fedsweep.training.base_optimizers import BaseOptimizerConfig, FedAvg
@@ -314,7 +314,7 @@ class RunConfig(Config):
         bias = bias_metrics(StandIns.of_method(self.method).has_stand_ins) if "structural_bias" in asked else []
         clients = list(self.client_domains())
         names = client_metric_names(clients)
-        tuned = filter(None, map(on_validation, names)) if self.partition.tuning_share else ()
+        tuned = validation_names(names) if self.partition.tuning_share else ()
         of_clients = [*(names if self.partition.test_share else ()), *tuned]
         validated = bool(self.data.validation_fraction)
         averaged = self.evaluation.last_rounds is not None

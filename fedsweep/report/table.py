@@ -43,7 +43,7 @@ from fedsweep.report.units_and_labels import (
 from fedsweep.report.untuned_model import about_untuned_model
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import is_accuracy
-from fedsweep.results.history import MEAN_ACCURACY, on_test
+from fedsweep.results.history import MEAN_ACCURACY, is_of_clients
 from fedsweep.results.table_columns import COLUMNS, TARGETS, Column
 
 OF_CHOSEN = ("on test", "optimism")
@@ -172,7 +172,7 @@ class AblationTable:
 
     def _usual(self, one: ArmStatistics) -> dict[str, str]:
         row = {name: PERCENT.value(one.accuracies.get(metric)) for name, metric in self.means.items()}
-        if on_test(self.manifest.metric).startswith("accuracy/client"):  # a metric of the clients' own models
+        if is_of_clients(self.manifest.metric):  # a metric of the clients' own models
             row["worst client"] = self._cell(one, COLUMNS["worst_client"])
         elif not by_validation(self.manifest):
             row["worst domain"] = self._cell(one, COLUMNS["worst_domain"])

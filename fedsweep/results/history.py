@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 MEASURED = ("memory", "system")  # fields of a record that are not written if they were not measured
@@ -160,6 +160,11 @@ def on_validation(metric: str) -> str | None:
     return f"{VALIDATION}{metric}" if metric.startswith(VALIDATED) else None
 
 
+def validation_names(metrics: Iterable[str]) -> list[str]:
+    """Return the names on validation images of metrics of test images, without metrics that have no such name."""
+    return [name for name in map(on_validation, metrics) if name is not None]
+
+
 def on_test(metric: str) -> str:
     """Return the name of a metric if it is measured on test images.
 
@@ -172,6 +177,19 @@ def on_test(metric: str) -> str:
 def uses_test_images(metric: str) -> bool:
     """Return whether a metric compares predictions with the labels of test images."""
     return metric.startswith("accuracy/") or metric in (TEST_LOSS, LAST_ROUNDS_LOSS)
+
+
+def is_of_clients(metric: str) -> bool:
+    """Return whether a metric is an accuracy of the clients' own models, on test images or on validation images.
+
+    >>> (
+    ...     is_of_clients("accuracy/clients/worst"),
+    ...     is_of_clients("validation/accuracy/client/a"),
+    ...     is_of_clients("loss/test"),
+    ... )
+    (True, True, False)
+    """
+    return on_test(metric).startswith(("accuracy/clients/", "accuracy/client/"))
 
 
 def is_loss(metric: str) -> bool:

@@ -16,7 +16,7 @@ from fedsweep.common.config import Config
 from fedsweep.common.randomness import stream
 from fedsweep.data.image_sets import pool
 from fedsweep.models.layered import LayeredModel, Walk
-from fedsweep.results.history import LAST_ROUNDS, LAST_ROUNDS_LOSS, TESTED, on_validation
+from fedsweep.results.history import LAST_ROUNDS, LAST_ROUNDS_LOSS, TESTED, on_validation, validation_names
 from fedsweep.types import ClientId, Domain, ImageSet
 
 OF_CLIENTS, OF_WORST, OF_CLIENT = "accuracy/clients/mean", "accuracy/clients/worst", "accuracy/client"
@@ -122,10 +122,10 @@ def evaluate(
 
 def validate(predict: Predict, domains: Sequence[Domain]) -> dict[str, float]:
     """Return the metrics of `evaluate` on the validation images of the domains; empty if there are none."""
-    return validated(evaluate(predict, sets) if (sets := of_validation(domains)) else {})
+    return under_validation_names(evaluate(predict, sets) if (sets := of_validation(domains)) else {})
 
 
-def validated(found: Mapping[str, float]) -> dict[str, float]:
+def under_validation_names(found: Mapping[str, float]) -> dict[str, float]:
     """Return metrics under their names on validation images, without those that have no such name."""
     return {name: value for metric, value in found.items() if (name := on_validation(metric)) is not None}
 
@@ -232,4 +232,4 @@ def metric_names(
     own = [f"accuracy/domain/{name}" for name in domains]
     means = ["accuracy/mean", "accuracy/worst_domain", DOMAIN_SPREAD, *([LAST_ROUNDS] if averaged else []), *own]
     names = [*means, *others, "loss/test", *([LAST_ROUNDS_LOSS] if averaged else []), TESTED]
-    return [*names, *(filter(None, map(on_validation, names)) if validated else ())]
+    return [*names, *(validation_names(names) if validated else ())]

@@ -15,6 +15,7 @@ from fedsweep.results.history import (
     ENERGY,
     SIMULATED,
     VALIDATION,
+    is_of_clients,
     on_test,
     on_validation,
     uses_test_images,
@@ -83,7 +84,7 @@ def _wrong_tuning(resolved: ResolvedSpace) -> Iterator[str]:
 
 def _lacking(resolved: ResolvedSpace, metric: str) -> str | None:
     """Return the setting that holds out the validation images of a metric if it is 0, or else None."""
-    if on_test(metric).startswith("accuracy/client"):
+    if is_of_clients(metric):
         return None if resolved.base.partition.tuning_share else "partition.tuning_share"
     return None if resolved.base.data.validation_fraction else "data.validation_fraction"
 
@@ -113,7 +114,7 @@ def _wrong_metrics(
     for entry, metric, others in [*objectives, *declared, *printed]:
         known = list(dict.fromkeys([*metrics, *others]))
         setting = _lacking(resolved, metric) if on_validation(on_test(metric)) == metric else None
-        own_models = on_test(metric).startswith("accuracy/client")
+        own_models = is_of_clients(metric)
         if metric not in known and setting is not None and (on_test(metric) in known or own_models):
             set_test = f", or set `{entry}` to {on_test(metric)}, which uses the test images"
             yield (

@@ -14,7 +14,7 @@ from fedsweep.common.progress import loading
 from fedsweep.common.yaml_values import Json
 from fedsweep.results import SweepManifest, SweepStore
 from fedsweep.results.arms import NAMED
-from fedsweep.results.history import VALIDATION, on_test
+from fedsweep.results.history import VALIDATION, is_of_clients, on_test
 from fedsweep.results.tuned_arms import space_name
 from fedsweep.sweep.space.search_space import SearchSpace
 
@@ -110,7 +110,7 @@ def _check_repeatable(manifest: SweepManifest) -> None:
 def images_that_chose(manifest: SweepManifest) -> str | None:
     """Return a warning if the sweep chose by images on which its best arms are confirmed."""
     if manifest.choice_by_test_images is None:
-        own_models = manifest.metric.startswith(f"{VALIDATION}accuracy/client")
+        own_models = is_of_clients(manifest.metric) and manifest.metric.startswith(VALIDATION)
         return (
             "The clients' test images depend on the seed, so some of them are tuning images of the search, by which "
             f"{manifest.name} chose its best arms."
