@@ -155,15 +155,16 @@ def skew(clients: "Sequence[Client]", num_classes: int) -> float:
 
 
 def missing_classes(clients: "Sequence[Client]", class_names: Sequence[str]) -> list[str]:
-    """Return a sentence for the classes without training images and for those without test images on any client.
+    """Return a sentence for the classes of which no client has a training, test or tuning image.
 
-    Classes of which the clients have no images at all are not mentioned, nor are test images if none are held out.
+    Classes of which the clients have no images at all are not mentioned, nor is a kind of images if none are held out.
     """
     uses = {
         "training": [client.train for client in clients],
         "test": [client.test for client in clients if client.test is not None],
+        "tuning": [client.tuning for client in clients if client.tuning is not None],
     }
-    held = [one for client in clients for one in (client.validation, client.tuning) if one is not None]
+    held = [client.validation for client in clients if client.validation is not None]
     labels = {use: {label for one in sets for label in one.labels.tolist()} for use, sets in uses.items()}
     known = set.union(*labels.values(), *({*one.labels.tolist()} for one in held))
     return [

@@ -49,7 +49,7 @@ def test_the_skew_is_the_total_variation_distance_from_the_domain():
     assert distances(clients, 3).tolist() == [0.25, 0.25]
 
 
-def test_classes_without_training_or_test_images_are_named():
+def test_classes_without_training_test_or_tuning_images_are_named():
     names = ("bus", "cat", "dog", "owl")
     clients = [client("a", "a", [0, 1]), client("b", "b", [0, 0])]
     assert missing_classes(clients, names) == []
@@ -62,6 +62,11 @@ def test_classes_without_training_or_test_images_are_named():
     assert missing_classes([replace(clients[1], test=tests, validation=validation)], names) == [
         f"No client has a training image of `cat`, `dog`, {reason}",
         f"No client has a test image of `cat`, {reason}",
+    ]
+    assert missing_classes([replace(clients[0], test=clients[0].train, tuning=tests), clients[1]], names) == [
+        f"No client has a training image of `dog`, {reason}",
+        f"No client has a test image of `dog`, {reason}",
+        f"No client has a tuning image of `cat`, {reason}",
     ]
 
 

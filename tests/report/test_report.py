@@ -26,12 +26,15 @@ def test_all_files_are_written_and_do_not_depend_on_the_order_of_trials(manifest
         assert one.read_bytes() == other.read_bytes()
 
 
-def test_the_t_sne_figure_is_written_if_trials_have_one(manifest, trials, tmp_path, tables):
+def test_the_t_sne_figure_is_written_if_trials_have_one_and_otherwise_deleted(manifest, trials, tmp_path, tables):
     trials.arms({4: [0.5], 8: [0.6]})
     made = write_report(manifest(), tables(trials.records), tmp_path)
     assert made.figures[-1].name == "tsne"
     assert made.paths[-2:] == (tmp_path / "tsne.png", tmp_path / "tsne.svg")
     assert set(tmp_path.iterdir()) == {*made.paths, tmp_path / "tsne.csv"}
+    again = write_report(manifest(), trials.records, tmp_path)
+    assert made.paths == (*again.paths, tmp_path / "tsne.png", tmp_path / "tsne.svg")
+    assert set(tmp_path.iterdir()) == {*again.paths, tmp_path / "tsne.csv"}
 
 
 def test_without_any_round_the_error_is_one_sentence_and_no_file_is_written(manifest, trials, tmp_path):

@@ -23,7 +23,7 @@ STYLE = f"{__name__}.look"
 
 
 def write_figures(table: AblationTable, trials: Sequence[TrialRecord], folder: Path) -> tuple[Figure, ...]:
-    """Draw all figures for which there is data, and save them in `folder`."""
+    """Draw all figures for which there is data, save them in `folder`, and delete those of an earlier report."""
     from matplotlib import style
 
     manifest, arms = table.manifest, table.arms
@@ -44,6 +44,9 @@ def write_figures(table: AblationTable, trials: Sequence[TrialRecord], folder: P
             "metrics": panels.draw_metrics(manifest, arms),
             "tsne": panels.draw_tsne(manifest, arms),
         }
+        for name in (name for name, one in drawn.items() if one is None):
+            for suffix in (".png", ".svg"):
+                (folder / name).with_suffix(suffix).unlink(missing_ok=True)
         return tuple(canvas.save(one, folder, name) for name, one in drawn.items() if one is not None)
 
 
