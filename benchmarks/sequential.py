@@ -24,12 +24,12 @@ import numpy as np
 from scipy import stats
 
 from benchmarks import sequential_rivals as rivals
-from benchmarks.sequential_page import page
+from benchmarks.sequential_page import mean, one_design, page
 from fedsweep.report.sequential_tests import AT_THE_LIMIT, HIGHER, LOWER, OUT_OF_REACH, WITHIN, SequentialRule, replay
 
 RESULTS = Path(__file__).parent / "results"
 STORED = RESULTS / "sequential.json"
-PARTS = ("grid", "choice", "adastop")
+PARTS = ("grid", "choice", "looks", "adastop")
 Array = np.ndarray
 ARMS = (1, 3, 7)
 EQUAL = (0.0, 0.5, 1.0, 2.0, 3.0)
@@ -40,9 +40,13 @@ SPREADS = (0.5, 1.0, 2.0)
 NOISES = ("normal", "unequal", "skewed", "very skewed")
 MOST = 40
 """The largest number of seeds of a fixed design."""
+LIMITS = (15, 30, 40)
+"""The limits, besides 20 seeds, with which fedsweep's rule is also measured."""
 RULE = SequentialRule(smallest_effect=1.0)
 CUTS = (6, 10)
 """The numbers of seeds at which sweeps are also interrupted."""
+COVERAGES = (0.93, 0.95, 0.97, 0.99, 0.992)
+"""The coverages at every single look for which the coverage at all looks is simulated."""
 CHOICE, REPORT = 11, 23
 """The seeds of the simulations with which the rule was chosen, and of those that are reported."""
 
@@ -174,9 +178,10 @@ def candidates(arms: int) -> dict[str, Callable[[Array], tuple[Array, Array]]]:
         tables = rivals.spending_tables(arms, first, different, equivalent)
         found[name] = partial(rivals.stopped, tables=tables)
 
-    def ours(give_up: float) -> Callable[[Array], tuple[Array, Array]]:
+    def ours(give_up: float, at_most: int = rivals.AT_MOST) -> Callable[[Array], tuple[Array, Array]]:
         def run(values: Array) -> tuple[Array, Array]:
-            one = replay(values, SequentialRule(smallest_effect=1.0, give_up=give_up))
+            rule = SequentialRule(smallest_effect=1.0, give_up=give_up, at_most=at_most)
+            one = replay(values[:, :, :at_most], rule)
             return one.conclusions, one.seeds
 
         return run
@@ -189,9 +194,11 @@ def candidates(arms: int) -> dict[str, Callable[[Array], tuple[Array, Array]]]:
     spending("Hwang-Shih-DeCani, gamma -4", rivals.hwang(-4.0), rivals.hwang(-4.0))
     spending("exponents 1 and 1", power(1), power(1))
     spending("exponents 2 and 2", power(2), power(2))
+    spending("exponents 2 and 3", power(2), power(3))
     spending("exponents 1 and 3, first look at 3 seeds", power(1), power(3), 3)
     spending("exponents 1 and 3", power(1), power(3))
     found |= {f"exponents 1 and 3, give up below {share:g}": ours(share) for share in (0.05, 0.1, 0.2)}
+    found |= {f"fedsweep's rule, at most {most} seeds": ours(RULE.give_up, most) for most in LIMITS}
     return found
 
 
@@ -200,24 +207,39 @@ def choice(repetitions: int) -> list[dict[str, Any]]:
     found = []
     for arms in ARMS:
         rules = candidates(arms)
-        shares: list[dict[int, float]] = []
-        measured: dict[str, list[tuple[float, float, float]]] = {name: [] for name in rules}
-        for number, (_, _, _, truth, spread) in enumerate(one for one in cells(["normal"]) if one[1] == arms):
+        rows: dict[str, list[dict[str, Any]]] = {name: [] for name in rules}
+        for number, (_, _, case, truth, spread) in enumerate(one for one in cells(["normal"]) if one[1] == arms):
             trials = draw(np.random.default_rng((CHOICE, arms, number)), repetitions, truth, spread, "normal")
             values = trials[:, 1:] - trials[:, :1]
-            shares.append(fixed_shares(values, truth))
+            shares = fixed_shares(values, truth)
             for name, rule in rules.items():
-                conclusions, seeds = rule(values[:, :, : rivals.AT_MOST])
-                cost, wanted = per_arm(seeds), right(conclusions, truth)
-                measured[name].append((cost, wanted, cost / rivals.same_power(shares[-1], wanted)))
-        for name, rows in measured.items():
-            cost, wanted, ratio = np.mean(rows, axis=0)
-            pooled = rivals.same_power({n: float(np.mean([one[n] for one in shares])) for n in shares[0]}, wanted)
-            found.append({"arms": arms, "rule": name, "seeds": float(cost), "right": float(wanted),
-                          "ratio": float(ratio), "one_fixed_number": pooled,
-                          "ratio_to_one_fixed_number": float(cost / pooled)})  # fmt: skip
+                conclusions, seeds = rule(values)
+                cost, wanted, false = per_arm(seeds), right(conclusions, truth), errors(conclusions, truth)
+                rows[name].append({"truth": case, "seeds": cost, "right": wanted, "fixed_right": shares,
+                                   "ratio": cost / rivals.same_power(shares, wanted), "false": false})  # fmt: skip
+        for name, measured in rows.items():
+            fixed_seeds, ratio, decisive = one_design(measured)
+            found.append({"arms": arms, "rule": name,
+                          **{key: mean(measured, key) for key in ("seeds", "right", "ratio")},
+                          "one_fixed_number": fixed_seeds, "ratio_to_one_fixed_number": ratio, "decisive": decisive,
+                          "false_sign": max(row["false"][0] for row in measured),
+                          "false_within": max(row["false"][1] for row in measured)})  # fmt: skip
             print(found[-1], flush=True)
     return found
+
+
+def looks(repetitions: int) -> list[dict[str, float]]:
+    """Measure how often t intervals with the same coverage at every look contain the truth at all looks.
+
+    The looks are those of the rule, after 4, 5, ..., 20 seeds of one comparison with normal noise.
+    """
+    mean_differences, standard_errors = rivals.moments(
+        np.random.default_rng((REPORT, 2)).normal(size=(repetitions, rivals.AT_MOST))
+    )
+    seeds = np.arange(RULE.first_look, rivals.AT_MOST + 1)
+    statistics = np.abs(mean_differences[:, seeds - 1] / standard_errors[:, seeds - 1])
+    return [{"each": share, "all": float((statistics <= stats.t.isf((1 - share) / 2, seeds - 1)).all(axis=1).mean())}
+            for share in COVERAGES]  # fmt: skip
 
 
 def against_adastop(repetitions: int, processes: int) -> list[dict[str, Any]]:
@@ -292,6 +314,8 @@ def main() -> None:
         measured["grid"] = grid(asked.repetitions, asked.cells)
     if "choice" in asked.parts:
         measured["choice"] = choice(max(asked.repetitions // 2, 2))
+    if "looks" in asked.parts:
+        measured["looks"] = looks(100 * asked.repetitions)
     if "adastop" in asked.parts:
         measured["adastop"] = against_adastop(asked.adastop, asked.processes)
     if asked.write:

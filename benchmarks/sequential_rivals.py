@@ -110,7 +110,7 @@ def decide(
 
 def stopped(values: Array, tables: tuple[Array, Array]) -> tuple[Array, Array]:
     """Return the conclusions and the numbers of seeds of a rule with the given boundaries."""
-    means, errors = moments(values)
+    means, errors = moments(values[:, :, :AT_MOST])
     conclusions = np.zeros(values.shape[:2], np.int64)
     seeds = np.full(values.shape[:2], AT_MOST)
     for n in range(2, AT_MOST + 1):
