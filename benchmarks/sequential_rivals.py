@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -146,12 +147,43 @@ def same_power(shares: dict[int, float], wanted: float) -> int:
 
 
 def adastop_class() -> Any:
-    """Return AdaStop's class of comparisons, or None if the package is not installed."""
+    """Return AdaStop's class of comparisons, with faster permutations, or None if the package is not installed."""
     try:
         from adastop import MultipleAgentsComparator
     except ImportError:
         return None
-    return MultipleAgentsComparator
+
+    class AtOnce(MultipleAgentsComparator):  # type: ignore[misc]
+        """AdaStop with arrays instead of loops over permutations.
+
+        The package enumerates all 252 permutations of the first look at two times 5 seeds. At later looks, it keeps the
+        permutations within the last boundary, and permutes the new seeds at random for all of them but the first. So
+        does this class, with other random numbers.
+        """
+
+        def drawn(self, count: int, n: int) -> Array:
+            """Return for each of `count` permutations which n of 2 n results belong to the first arm."""
+            return np.asarray(self.rng.random_sample((count, 2 * n)).argsort(axis=1)[:, :n])
+
+        def compute_mean_diffs(self, k: int, Z: Any) -> Any:  # noqa: N803, the package's name
+            """Return the differences of the means for each pair and permutation, summed over k + 1 looks."""
+            n = int(self.n[0])
+            every = np.array([*combinations(range(2 * n), n)])
+            kept = np.ones(len(every), bool)
+            if k:
+                kept = np.abs([*self.mean_diffs.values()]).max(axis=0) <= self.boundary[-1][1]
+            self.normalization = len(every)
+            for pair in self.current_comparisons:
+                before = np.asarray(self.mean_diffs[str(pair)])[kept] if k else 0.0
+                chosen = np.concatenate([[np.arange(n)], self.drawn(kept.sum() - 1, n)]) if k else every
+                first = np.zeros((len(chosen), 2 * n), bool)
+                np.put_along_axis(first, chosen, True, axis=1)
+                values = np.concatenate([Z[arm][k * n : (k + 1) * n] for arm in pair])
+                one, other = (np.broadcast_to(values, first.shape)[side].reshape(-1, n) for side in (first, ~first))
+                self.mean_diffs[str(pair)] = (before + one.mean(axis=1) - other.mean(axis=1)).tolist()
+            return self.mean_diffs
+
+    return AtOnce
 
 
 def adastop(
