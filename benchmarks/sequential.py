@@ -1,11 +1,11 @@
 """Measure the errors and the cost of "seeds until decided" on simulated sweeps, whose true differences are known.
 
-    python -m benchmarks.sequential [--repetitions 2000] [--adastop 40] [--cells 0] [--parts grid] [--write | --page]
+    python -m benchmarks.sequential [--repetitions 2000] [--adastop 2000] [--cells 0] [--parts grid] [--write | --page]
 
 Each simulated sweep has a baseline and 1, 3 or 7 arms, whose true differences from the baseline are multiples of the
 smallest effect. The script compares fedsweep's rule with fixed numbers of seeds, with other sequential rules and, if
-the package `adastop` is installed, with AdaStop. With `--write`, the script writes `results/sequential.json` and
-`results/sequential.md`.
+the package `adastop` is installed, with AdaStop (about an hour on two cores). With `--write`, the script writes
+`results/sequential.json` and `results/sequential.md`.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ def main() -> None:
     """Run the simulations and, with `--write`, write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=2000, help="simulated sweeps for each cell")
-    parser.add_argument("--adastop", type=int, default=40, help="simulated sweeps for each cell with AdaStop")
+    parser.add_argument("--adastop", type=int, default=2000, help="simulated sweeps for each cell with AdaStop")
     parser.add_argument("--processes", type=int, default=2, help="processes that run AdaStop")
     parser.add_argument("--cells", type=int, default=0, help="number of cells of the grid; 0 for all")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="the tables to compute")

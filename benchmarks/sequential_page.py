@@ -78,9 +78,9 @@ ADASTOP = """## AdaStop
 
 AdaStop 0.1.3 (`pip install adastop==0.1.3`) has four looks, after 5, 10, 15 and 20 seeds. With `B=1000`, it uses the
 252 permutations of the first look. The script computes them with arrays, because the package's loops take several
-times as long. All rules judge the same {repetitions:,} sweeps in each cell of the grid. AdaStop does not pair seeds. In these
-sweeps, pairing gains nothing, because arms and baseline vary independently. AdaStop has no verdict `within`, so equal
-arms run to the last look.
+times as long. All rules judge the same {repetitions:,} sweeps in each cell of the grid. AdaStop does not pair seeds. In
+these sweeps, pairing gains nothing, because arms and baseline vary independently. AdaStop has no verdict `within`, so
+equal arms run to the last look.
 
 AdaStop runs at the level 0.05, and also at the level 0.025. In version 0.1.3, `partial_compare` compares the largest
 absolute difference with a boundary from the largest *signed* difference of each permutation. For one arm, the error of
