@@ -155,7 +155,7 @@ def skew(clients: "Sequence[Client]", num_classes: int) -> float:
 
 
 def missing_classes(clients: "Sequence[Client]", class_names: Sequence[str]) -> list[str]:
-    """Return a sentence for the classes of which no client has a training, test or tuning image.
+    """Return a sentence for each of training, test and tuning images that names the classes without such an image.
 
     Classes of which the clients have no images at all are not mentioned, nor is a kind of images if none are held out.
     """
