@@ -14,7 +14,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from multiprocessing import get_context
@@ -28,16 +28,7 @@ from scipy import stats
 from benchmarks import sequential_rivals as rivals
 from benchmarks.sequential_page import mean, one_design, page
 from fedsweep.report import sequential_tests
-from fedsweep.report.sequential_tests import (
-    AT_THE_LIMIT,
-    DIFFERENCE_EXPONENT,
-    HIGHER,
-    LOWER,
-    OUT_OF_REACH,
-    WITHIN,
-    SequentialRule,
-    replay,
-)
+from fedsweep.report.sequential_tests import AT_THE_LIMIT, HIGHER, LOWER, OUT_OF_REACH, WITHIN, SequentialRule, replay
 
 RESULTS = Path(__file__).parent / "results"
 STORED = RESULTS / "sequential.json"
@@ -183,18 +174,6 @@ def grid(repetitions: int, first_cells: int) -> list[dict[str, Any]]:
     return found
 
 
-@contextmanager
-def spending_exponent(exponent: float) -> Iterator[None]:
-    """Give the tests for a difference another exponent of their error spending."""
-    if exponent == DIFFERENCE_EXPONENT:
-        yield
-        return
-    with patch.object(sequential_tests, "DIFFERENCE_EXPONENT", exponent):
-        sequential_tests._boundaries.cache_clear()
-        yield
-    sequential_tests._boundaries.cache_clear()
-
-
 def candidates(arms: int) -> dict[str, Callable[[Array], tuple[Array, Array]]]:
     """Return the rules among which fedsweep's was chosen, as functions of the differences."""
     power = rivals.power_family
@@ -204,16 +183,17 @@ def candidates(arms: int) -> dict[str, Callable[[Array], tuple[Array, Array]]]:
         tables = rivals.spending_tables(arms, first, different, equivalent)
         found[name] = partial(rivals.stopped, tables=tables)
 
-    def ours(
-        give_up: float, at_most: int = rivals.AT_MOST, exponent: float = DIFFERENCE_EXPONENT
-    ) -> Callable[[Array], tuple[Array, Array]]:
+    def ours(give_up: float, at_most: int = rivals.AT_MOST) -> Callable[[Array], tuple[Array, Array]]:
         def run(values: Array) -> tuple[Array, Array]:
-            rule = SequentialRule(smallest_effect=1.0, give_up=give_up, at_most=at_most)
-            with spending_exponent(exponent):
-                one = replay(values[:, :, :at_most], rule)
+            one = replay(values[:, :, :at_most], replace(RULE, give_up=give_up, at_most=at_most))
             return one.conclusions, one.seeds
 
         return run
+
+    def with_other_boundaries(give_up: float, values: Array) -> tuple[Array, Array]:
+        tables = rivals.spending_tables(arms, RULE.first_look, power(2), power(3))
+        with patch.object(sequential_tests, "_boundaries", return_value=tables):
+            return ours(give_up)(values)
 
     for variance in (0.25, 1.0, 4.0):
         tables = rivals.anytime_tables(arms, variance)
@@ -227,7 +207,8 @@ def candidates(arms: int) -> dict[str, Callable[[Array], tuple[Array, Array]]]:
     spending("exponents 1 and 3, first look at 3 seeds", power(1), power(3), 3)
     spending("exponents 1 and 3", power(1), power(3))
     found |= {f"exponents 1 and 3, give up below {share:g}": ours(share) for share in (0.05, 0.1, 0.2)}
-    found |= {f"exponents 2 and 3, give up below {share:g}": ours(share, exponent=2.0) for share in (0.05, 0.1)}
+    found |= {f"exponents 2 and 3, give up below {share:g}": partial(with_other_boundaries, share)
+              for share in (0.05, 0.1)}  # fmt: skip
     found |= {f"fedsweep's rule, at most {most} seeds": ours(RULE.give_up, most) for most in LIMITS}
     return found
 

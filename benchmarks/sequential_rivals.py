@@ -168,14 +168,17 @@ def adastop_class() -> Any:
         def compute_mean_diffs(self, k: int, Z: Any) -> Any:  # noqa: N803, the package's name
             """Return the differences of the means for each pair and permutation, summed over k + 1 looks."""
             n = int(self.n[0])
-            every = np.array([*combinations(range(2 * n), n)])
-            kept = np.ones(len(every), bool)
-            if k:
+            if k == 0:
+                every = np.array([*combinations(range(2 * n), n)])
+                self.normalization = len(every)
+            else:
                 kept = np.abs([*self.mean_diffs.values()]).max(axis=0) <= self.boundary[-1][1]
-            self.normalization = len(every)
             for pair in self.current_comparisons:
-                before = np.asarray(self.mean_diffs[str(pair)])[kept] if k else 0.0
-                chosen = np.concatenate([[np.arange(n)], self.drawn(kept.sum() - 1, n)]) if k else every
+                if k == 0:
+                    before, chosen = 0.0, every
+                else:
+                    before = np.asarray(self.mean_diffs[str(pair)])[kept]
+                    chosen = np.concatenate([[np.arange(n)], self.drawn(len(before) - 1, n)])
                 first = np.zeros((len(chosen), 2 * n), bool)
                 np.put_along_axis(first, chosen, True, axis=1)
                 values = np.concatenate([Z[arm][k * n : (k + 1) * n] for arm in pair])

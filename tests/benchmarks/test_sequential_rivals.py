@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks import sequential, sequential_rivals
 
-adastop = pytest.importorskip("adastop")
+adastop = pytest.importorskip("adastop", reason="needs AdaStop, to which only a benchmark compares fedsweep")
 
 
 @pytest.mark.parametrize("noise", ["normal", "very skewed"])

@@ -44,9 +44,10 @@ def write_figures(table: AblationTable, trials: Sequence[TrialRecord], folder: P
             "metrics": panels.draw_metrics(manifest, arms),
             "tsne": panels.draw_tsne(manifest, arms),
         }
-        for name in (name for name, one in drawn.items() if one is None):
-            for suffix in (".png", ".svg"):
-                (folder / name).with_suffix(suffix).unlink(missing_ok=True)
+        for name, one in drawn.items():
+            if one is None:
+                (folder / f"{name}.png").unlink(missing_ok=True)
+                (folder / f"{name}.svg").unlink(missing_ok=True)
         return tuple(canvas.save(one, folder, name) for name, one in drawn.items() if one is not None)
 
 
